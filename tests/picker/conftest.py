@@ -14,8 +14,6 @@ Routing = Callable[[RawRequest], Awaitable[RouteDecision]]
 
 @dataclass
 class RecordingExchange:
-    """Routes with `routing` and records its calls; more than one finish fails."""
-
     routing: Routing
     evict: Callable[[DropReason], None] | None = None  # stops it while it is under way
     requests: list[RawRequest] = field(default_factory=list)
@@ -26,11 +24,9 @@ class RecordingExchange:
     finish_calls: int = 0
 
     def decides_at_once(self, raw: RawRequest) -> bool:
-        """Only what is known not to wait."""
         return self.routing is route_at_once
 
     async def route(self, raw: RawRequest) -> RouteDecision:
-        """Record the request and route it."""
         self.requests.append(raw)
         try:
             return await self.routing(raw)
@@ -47,8 +43,6 @@ class RecordingExchange:
 
 @dataclass
 class RecordingDirector:
-    """Opens recording exchanges that all route with `routing`."""
-
     routing: Routing
     exchanges: list[RecordingExchange] = field(default_factory=list)
     opened: asyncio.Event = field(default_factory=asyncio.Event)
@@ -61,19 +55,15 @@ class RecordingDirector:
 
 
 async def route_at_once(raw: RawRequest) -> RouteDecision:
-    """Always the same endpoint."""
     return RouteDecision("10.0.0.1:8000")
 
 
 class HeldRouting:
-    """A routing that starts, says so, and waits until `release` is set."""
-
     def __init__(self) -> None:
         self.started = asyncio.Event()
         self.release = asyncio.Event()
 
     async def __call__(self, raw: RawRequest) -> RouteDecision:
-        """Wait, then route."""
         self.started.set()
         await self.release.wait()
         return RouteDecision("10.0.0.1:8000")
@@ -81,8 +71,6 @@ class HeldRouting:
 
 @pytest.fixture
 def director() -> Callable[..., RecordingDirector]:
-    """Makes directors; without an argument they route at once."""
-
     def make(routing: Routing = route_at_once) -> RecordingDirector:
         return RecordingDirector(routing)
 
@@ -91,5 +79,4 @@ def director() -> Callable[..., RecordingDirector]:
 
 @pytest.fixture
 def held_routing() -> Callable[[], HeldRouting]:
-    """Makes routings that wait to be released."""
     return HeldRouting

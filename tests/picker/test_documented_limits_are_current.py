@@ -63,7 +63,6 @@ NO_LIMITS = {
 
 @cache
 def documented() -> dict[str, str]:
-    """The limits of the table, by their places in the code."""
     page = (ROOT / "docs/protocol.md").read_text()
     section = page.partition("\n## Every limit\n")[2].partition("\n## ")[0]
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in section.splitlines() if "`" in line]
@@ -73,7 +72,6 @@ def documented() -> dict[str, str]:
 
 
 def constants() -> Iterator[str]:
-    """The places of all that is named as a limit in the sources of the picker and of `base`."""
     for file in sorted([*(ROOT / "picker").rglob("*.py"), *(ROOT / "base").rglob("*.py")]):
         dotted = ".".join(file.relative_to(ROOT).with_suffix("").parts)
         module = dotted.removeprefix("picker.")
@@ -82,7 +80,6 @@ def constants() -> Iterator[str]:
 
 
 def value_at(place: str) -> float:
-    """Return the value of a module's constant, or the default of a field of its class."""
     path, name = place.rsplit(".", 1)
     path, _, holder = path.rpartition(".") if path.split(".")[-1][0].isupper() else (path, "", "")
     module = import_module(path if path.startswith("base.") else f"picker.{path}")
@@ -94,7 +91,6 @@ def value_at(place: str) -> float:
 
 @pytest.mark.parametrize("place", documented())
 def test_a_documented_limit_is_that_of_the_code(place: str) -> None:
-    """In the unit of the table, or as a power of two."""
     found = NUMBER.match(documented()[place])
     assert found is not None
     number = float(found[2].replace(",", ""))
@@ -102,7 +98,6 @@ def test_a_documented_limit_is_that_of_the_code(place: str) -> None:
 
 
 def test_every_limit_of_the_code_is_documented() -> None:
-    """Or it is none, and listed here as such."""
     known = set(constants())
     assert known >= NO_LIMITS
     assert known - NO_LIMITS <= documented().keys()

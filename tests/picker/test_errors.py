@@ -22,14 +22,12 @@ PROTOCOL = Path(__file__).parents[2] / "docs" / "protocol.md"
 
 
 def test_every_code_has_a_status_of_its_own() -> None:
-    """Clients can distinguish them, and each is a status of HTTP."""
     assert set(HTTP_STATUS) == set(Code)
     assert len(set(HTTP_STATUS.values())) == len(Code)
     assert all(HTTPStatus(status) >= 400 for status in HTTP_STATUS.values())
 
 
 def test_a_refusal_has_the_words_of_the_reference_for_conformance() -> None:
-    """Code and message in the body, the reason in a header, where there is one."""
     refusal = no_endpoints()
     body, headers = refusal.answer(ErrorForm.REFERENCE)
     assert (refusal.status, body) == (
@@ -56,7 +54,6 @@ def test_a_refusal_has_the_words_of_the_reference_for_conformance() -> None:
     ],
 )
 def test_the_form_is_that_of_the_api(path: str, content_type: str, form: ErrorForm) -> None:
-    """By the end of the path; gRPC has a form of its own."""
     assert form_of(path, content_type) is form
 
 
@@ -77,7 +74,7 @@ TYPES = {
 
 @pytest.mark.parametrize("code", list(Code), ids=lambda code: code.value)
 def test_every_code_has_a_type_in_either_api(code: Code) -> None:
-    """OpenAI's as the worker has them, whose answers come through the same proxy."""
+    """OpenAI's types are those of the worker, whose answers come through the same proxy."""
     refusal = RefusedError(code, "a \ud800 is wrong", param="p")
     openai, anthropic = (
         json.loads(refusal.answer(form)[0]) for form in (ErrorForm.OPENAI, ErrorForm.ANTHROPIC)
@@ -90,7 +87,6 @@ def test_every_code_has_a_type_in_either_api(code: Code) -> None:
 
 @pytest.mark.parametrize("code", list(Code), ids=lambda code: code.value)
 def test_the_protocols_page_lists_every_code_with_its_status(code: Code) -> None:
-    """In one row, which may hold several."""
     table = PROTOCOL.read_text().partition("## Errors")[2].partition("## The port")[0]
     row = next(line for line in table.splitlines() if f"`{code.value}`" in line)
     codes = re.findall(r"`(\w+)`", row.split("|")[1])
@@ -100,5 +96,4 @@ def test_the_protocols_page_lists_every_code_with_its_status(code: Code) -> None
 
 @pytest.mark.parametrize("reason", list(DropReason), ids=lambda reason: reason.value)
 def test_the_protocols_page_lists_every_reason(reason: DropReason) -> None:
-    """The page includes the reasons of queueing and eviction."""
     assert f"`{reason.value}`" in PROTOCOL.read_text()

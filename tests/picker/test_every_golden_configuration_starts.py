@@ -38,7 +38,6 @@ PATIENCE_SECONDS = 120.0
 
 
 def options(folder: Path, case: str, meaning: Mapping[str, Any]) -> Options:
-    """Free ports, the case's configuration, and endpoints where it names none."""
     endpoints = folder / "endpoints.yaml"
     endpoints.write_text(json.dumps(ENDPOINTS))
     text = (FOLDER / f"{case}.in.yaml").read_text()
@@ -58,7 +57,6 @@ def options(folder: Path, case: str, meaning: Mapping[str, Any]) -> Options:
 
 
 def placed(text: str, path: str) -> str:
-    """The configuration with `path` as the file of its discovery."""
     config = yaml.safe_load(text)
     for plugin in config["plugins"]:
         if plugin["type"].endswith("file-discovery"):
@@ -73,7 +71,6 @@ async def routed(port: int, path: str, body: bytes) -> str:
 
 @pytest.mark.parametrize("case", GOOD)
 async def test_a_good_configuration_starts_and_ends_in_order(tmp_path: Path, case: str) -> None:
-    """With the plugins of its golden twin; a published one routes a request."""
     meaning = GOOD[case]
     picker = compose(options(tmp_path, case, meaning))
     listed = {meaning["handler"], *meaning["producers"], *meaning["hooks"], *meaning["sources"]}
@@ -96,7 +93,6 @@ async def test_a_good_configuration_starts_and_ends_in_order(tmp_path: Path, cas
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_bad_configuration_starts_nothing(tmp_path: Path, case: str) -> None:
-    """Everything that its golden twin lists is said."""
     with pytest.raises(ConfigError) as refusal:
         compose(options(tmp_path, case, REFUSED[case]))
     said = str(refusal.value)
@@ -105,7 +101,6 @@ def test_a_bad_configuration_starts_nothing(tmp_path: Path, case: str) -> None:
 
 
 def test_published_configurations_have_what_they_need_created() -> None:
-    """The reference's own test of them demands the same."""
     for case in ("published_optimized_baseline", "published_pd_disaggregation"):
         assert {"approx-prefix-cache-producer", "token-producer"} <= set(GOOD[case]["producers"])
     assert len(PUBLISHED) > 30

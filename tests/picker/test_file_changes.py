@@ -14,7 +14,7 @@ from picker.file_changes import moments_to_look
 async def test_without_watches_there_is_still_a_moment_every_second(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A machine has a limited number of watches; the picker serves without them too."""
+    """A machine has a limited number of watches; the picker serves without them, too."""
 
     async def no_watches(*_paths: Path, **_how: object) -> AsyncIterator[object]:
         for _ in range(len(_paths)):
@@ -28,7 +28,6 @@ async def test_without_watches_there_is_still_a_moment_every_second(
 
 
 async def test_the_watch_is_ended_with_the_looking(tmp_path: Path) -> None:
-    """Otherwise its thread would continue."""
     stops: list[asyncio.Event] = []
 
     async def watch(*_paths: Path, stop_event: asyncio.Event, **_how: object) -> AsyncIterator[int]:
@@ -43,7 +42,6 @@ async def test_the_watch_is_ended_with_the_looking(tmp_path: Path) -> None:
 
 
 async def test_only_changes_of_the_file_and_of_volumes_count(tmp_path: Path) -> None:
-    """Not those of its neighbours."""
     seen: dict[str, bool] = {}
 
     async def watch(folder: Path, **how: object) -> AsyncIterator[int]:

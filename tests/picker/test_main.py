@@ -13,7 +13,6 @@ from picker.__main__ import main
 def test_a_picker_that_cannot_start_says_why_and_exits_with_1(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """One sentence, no traceback."""
     assert main(["--endpoints-file", "/nowhere/e.yaml"]) == 1
     assert caplog.records[-1].message.startswith("/nowhere/e.yaml: cannot read the endpoints file")
     assert caplog.records[-1].exc_info is None
@@ -21,7 +20,6 @@ def test_a_picker_that_cannot_start_says_why_and_exits_with_1(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_drains_and_exits_with_0(tmp_path: Path, number: signal.Signals) -> None:
-    """One line says when it is ready."""
     path = tmp_path / "e.yaml"
     path.write_text("endpoints: []")
     ports = ["--grpc-port=0", "--grpc-health-port=0", "--metrics-port=0"]

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_documented_plugin_types_are_those_there_are() -> None:
-    """Names, summaries, parameters; `scripts/document_plugins.py --write` repairs it."""
+    """`scripts/document_plugins.py --write` repairs a difference."""
     script = ROOT / "scripts" / "document_plugins.py"
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr

@@ -30,29 +30,23 @@ MAX_CALLS, MAX_FILES, MAX_ROOM_CHANGES = 318, 52, 92
 
 @dataclass
 class Trace:
-    """The calls of Python functions of the picker and of `base`, in order: file and name."""
-
     calls: list[tuple[str, str]]
 
     @property
     def files(self) -> Counter[str]:
-        """The number of calls in each file."""
         return Counter(file for file, _ in self.calls)
 
     @property
     def room_changes(self) -> int:
-        """The number of calls in another room than the call before."""
         rooms = [file.partition("/")[0] for file, _ in self.calls]
         return sum(one != other for one, other in pairwise(rooms))
 
     def listed(self) -> str:
-        """Return all calls, a line each."""
         return "\n".join(f"{file}: {name}" for file, name in self.calls)
 
 
 @pytest.fixture
 def endpoints(tmp_path: Path) -> Path:
-    """A file with ten endpoints."""
     rows = [f"{{name: w{n}, address: 10.0.0.{n + 1}, port: '8000'}}" for n in range(10)]
     path = tmp_path / "endpoints.yaml"
     path.write_text(f"endpoints: [{', '.join(rows)}]")
@@ -67,7 +61,6 @@ async def serve(connection: Any, pieces: Sequence[bytes]) -> None:
 
 
 async def traced(path: Path) -> Trace:
-    """Send many requests through a default picker; return the shortest of the last traces."""
     pool = next(iter(compose(Options(endpoints_file=path)).pools.values()))
     pool.load()
     for candidate in pool.datastore.snapshot().candidates:
@@ -102,7 +95,6 @@ async def traced(path: Path) -> Trace:
 
 
 async def test_a_request_takes_few_calls_through_few_files(endpoints: Path) -> None:
-    """Headers, buffered body, response headers, end; flow control and tracing are off."""
     found = await traced(endpoints)
     files, rooms = found.files, {file.partition("/")[0] for file in found.files}
     assert "flowcontrol" not in rooms

@@ -65,7 +65,6 @@ def test_loopback_is_127_8_and_1() -> None:
     ],
 )
 async def test_only_health_needs_no_token(path: str, header: str | None, status: int) -> None:
-    """Everything else needs a right in the cluster."""
     checked: list[str] = []
 
     async def authorize(token: str, path: str) -> tuple[int, str] | None:

@@ -9,7 +9,6 @@ from tests.depth import examples
 
 
 def view_of(history: History, count: int) -> HistoryView:
-    """Return the last samples as a view."""
     last, keys, taken = history.cut(count)
     return HistoryView(last, endpoints=dict(zip(keys, taken, strict=True)))
 
@@ -24,7 +23,6 @@ def test_a_new_history_is_empty() -> None:
 
 
 def test_a_young_endpoint_has_fewer_samples_and_the_newest_is_last() -> None:
-    """All series of a view end at the same sample."""
     history = History(3)
     for number in range(5):
         samples = {"a": EndpointSample(running=number)}
@@ -67,7 +65,6 @@ def test_a_ring_is_the_end_of_a_list(values: list[float | None], size: int, coun
 
 
 def test_a_view_of_many_endpoints_is_bounded() -> None:
-    """With thousands of endpoints it has fewer samples of each."""
     history = History(4)
     samples = {str(number): EndpointSample(running=number) for number in range(MAX_SAMPLES // 2)}
     for _ in range(3):
@@ -76,7 +73,9 @@ def test_a_view_of_many_endpoints_is_bounded() -> None:
 
 
 def test_samples_that_are_added_meanwhile_do_not_show() -> None:
-    """A view of thousands is made in turns: the ring wraps, endpoints leave and join meanwhile."""
+    """A view of thousands takes several turns of the loop: the ring wraps, and endpoints leave and
+    join meanwhile.
+    """
     history = History(4)
     for number in range(3):
         history.record({"a": EndpointSample(running=number), "gone": EndpointSample(running=9.0)})

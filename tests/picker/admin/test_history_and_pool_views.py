@@ -31,7 +31,6 @@ def test_a_sample_has_the_scraped_load_and_the_counted_requests() -> None:
 
 
 def test_a_sample_of_the_pool_has_the_workers_first_tokens_and_tokens() -> None:
-    """They are those of the interval between two samples."""
     scene = Scene()
     scene.pool("a", "b")
     scene.load("a", running=1, waiting=2, cache=0.25, served=ServedTotals(0, 0, (0.1,), (0, 0)))
@@ -47,7 +46,6 @@ def test_a_sample_of_the_pool_has_the_workers_first_tokens_and_tokens() -> None:
 
 
 def test_the_pools_time_to_first_token_includes_the_wait_in_the_picker() -> None:
-    """Unlike the endpoint's."""
     scene = Scene()
     scene.pool("a")
     scene.load("a", running=1, waiting=2, cache=0.25, served=ServedTotals(0, 0, (0.1,), (0, 0)))
@@ -68,7 +66,6 @@ def test_the_pools_time_to_first_token_includes_the_wait_in_the_picker() -> None
 async def test_numbers_beside_a_history_are_those_of_its_last_sample(
     query: str, expected: tuple[int, ...]
 ) -> None:
-    """Loads, requests in flight and queues are of one sample; without history they are current."""
     scene = Scene()
     scene.pool("a")
     scene.load("a", running=4, waiting=2, cache=0.25)
@@ -101,7 +98,6 @@ async def test_a_minute_is_sixty_samples() -> None:
 
 
 async def test_a_view_of_a_thousand_endpoints_yields_to_other_tasks() -> None:
-    """It is still of one moment, although samples are taken meanwhile."""
     scene = Scene()
     history = scene.pages.history
     names = [f"worker-{number}" for number in range(1000)]

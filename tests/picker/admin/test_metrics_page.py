@@ -42,8 +42,6 @@ ODD = (
 
 
 class _Computed:
-    """A gauge that is computed for each page."""
-
     def __init__(self, value: str) -> None:
         self._value = value
 
@@ -53,7 +51,6 @@ class _Computed:
 
 
 def _busy(model: str, pool: str, count: int = 1) -> PickerMetrics:
-    """Make a pool with values in series of every kind."""
     metrics = PickerMetrics()
     metrics.labels.add_served([model])
     labels = metrics.labels.of(model, model, "tenant", 1)
@@ -88,7 +85,6 @@ def _with_label(samples: list[Sample], key: str) -> list[Sample]:
 
 
 def _check_form(page: bytes) -> None:
-    """Check the rules of the format that the parser does not."""
     text = page.decode()
     assert text.endswith("\n")
     family, declared, finished = "", Counter[str](), set()
@@ -109,7 +105,6 @@ def _check_form(page: bytes) -> None:
 
 
 def _check_histograms(page: bytes) -> None:
-    """Check that the buckets of a label set are adjacent, ascending, and end with the count."""
     lines: dict[tuple[str, frozenset[tuple[str, str]]], list[tuple[float, float]]] = {}
     counts = {}
     previous = None
@@ -134,7 +129,6 @@ def _check_histograms(page: bytes) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("model", ODD)
 def test_names_of_clients_affect_only_their_label(model: str) -> None:
-    """Each sample of a pool is that of the pool's own page with one more label."""
     pools = {key: _busy(model, key) for key in KEYS}
     page = _page(PickerMetrics(), pools)
     _check_form(page)
@@ -162,7 +156,6 @@ MODELS = st.one_of(
 def test_the_page_has_exactly_the_samples_of_the_single_pages(
     counted: dict[str, tuple[str, int]], refused: int
 ) -> None:
-    """Samples of the process appear once, those of each pool with its name."""
     process = PickerMetrics()
     process.unknown_pool_total.inc(refused)
     pools = {key: _busy(model, key, count) for key, (model, count) in counted.items()}
@@ -189,7 +182,7 @@ def test_series_of_the_process_appear_once_and_without_a_pool() -> None:
 
 
 def test_a_series_with_a_pool_label_gets_no_other() -> None:
-    """Series of flow control have it; a second one would make the page invalid."""
+    """Flow control labels its series itself; a second label would make the page invalid."""
     page = _page(PickerMetrics(), {"llama": _busy("m", "as-it-was")}).decode()
     (line,) = [one for one in page.splitlines() if one.startswith("llm_d_epp_flow_control_pool_s")]
     assert (
@@ -209,7 +202,6 @@ def test_samples_without_labels_get_one_and_empty_series_have_only_a_type() -> N
 
 @asynccontextmanager
 async def other_task() -> AsyncIterator[list[None]]:
-    """Run another task meanwhile; yield a list with an entry for each of its turns."""
     turns: list[None] = []
 
     async def count() -> None:
@@ -223,7 +215,6 @@ async def other_task() -> AsyncIterator[list[None]]:
 
 
 async def test_the_page_yields_to_other_tasks_after_each_pool() -> None:
-    """It is made in the thread that routes requests."""
     pools = {str(number): PickerMetrics() for number in range(8)}
     async with other_task() as turns:
         await merged(PickerMetrics(), pools, Turns())
@@ -231,7 +222,6 @@ async def test_the_page_yields_to_other_tasks_after_each_pool() -> None:
 
 
 async def test_the_page_of_a_whole_picker_is_the_sum_of_its_pools_pages(tmp_path: Path) -> None:
-    """Including plugins and collectors, with requests in two of the pools."""
     pools = {"here/qwen": {"one": 1}, "there/qwen": {"two": 2}, "here/llama": {"three": 3}}
     async with whole_pools(tmp_path, pools) as whole:
         for number, key in enumerate(("here/qwen", "there/qwen", "there/qwen")):
@@ -257,8 +247,6 @@ async def test_the_page_of_a_whole_picker_is_the_sum_of_its_pools_pages(tmp_path
 
 
 class Counting:
-    """Counts its calls."""
-
     def __init__(self) -> None:
         self.asked = 0
 
@@ -287,9 +275,6 @@ def test_gauges_are_cached_for_the_interval(
 
 
 async def test_invented_names_neither_grow_the_page_nor_delay_requests() -> None:
-    """Every request has a new model, tenant, objective and header; the page is made in pieces, with
-    other tasks in between.
-    """
     house = routing("plugins: [{type: active-request-scorer}, {type: prefix-cache-scorer}]\n")
     for number in range(by_depth(400, 100_000)):
         body = {"model": f"model-{number // 4}" if number % 2 else "m", "prompt": f"{number}"}

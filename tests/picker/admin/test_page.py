@@ -32,7 +32,6 @@ async def window() -> AsyncIterator[Browser]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def scene() -> AsyncIterator[Scene]:
-    """Serve ten endpoints, two minutes of samples, forty requests."""
     async with serving(await busy_scene(), port=free_port()) as one:
         yield one
 
@@ -84,7 +83,6 @@ async def test_the_page_shows_endpoints_queues_requests_and_configuration(
 
 
 async def test_a_request_is_explained(window: Browser, scene: Scene) -> None:
-    """At an address of its own: filters, scores, the tie, ages."""
     await _open(window, scene, "#/decisions/chosen")
     text = await window.read("#explanation")
     for words in (
@@ -110,7 +108,6 @@ async def test_a_request_is_explained(window: Browser, scene: Scene) -> None:
 
 
 async def test_a_refusal_is_explained(window: Browser, scene: Scene) -> None:
-    """With its status, its reason and the time of a retry."""
     await _open(window, scene, f"#/decisions/{summary(34).request_id}")
     text = await window.read("#explanation")
     assert "The picker refused it: 429 ResourceExhausted" in text
@@ -131,7 +128,6 @@ async def test_an_unknown_request_has_a_notice(window: Browser, scene: Scene) ->
 async def test_the_page_is_accessible(
     window: Browser, scene: Scene, width: int, scheme: str
 ) -> None:
-    """axe-core has no findings, including contrast, and no text needs horizontal scrolling."""
     await window.look(width, scheme=scheme)
     for fragment in ("", "#/decisions/chosen", "#/endpoints/default%2Fworker-1"):
         await window.open(f"{scene.url}/{fragment}")
@@ -145,7 +141,6 @@ async def test_the_page_is_accessible(
 async def test_curves_have_their_colours_in_both_schemes(
     window: Browser, scene: Scene, width: int, scheme: str
 ) -> None:
-    """By the pixels of a screenshot; on a desktop every endpoint has curves."""
     await window.look(width, scheme=scheme)
     await window.open(scene.url)
     await window.until(LIVE)
@@ -171,7 +166,6 @@ async def test_curves_have_their_colours_in_both_schemes(
 
 
 def _near(colours: Mapping[tuple[int, int, int], int], wanted: list[int], within: int) -> int:
-    """Count pixels of about this colour: edges are smooth, and cards have shadows."""
     return sum(many for colour, many in colours.items() if _distance(colour, wanted) < within)
 
 
@@ -180,7 +174,6 @@ def _distance(one: tuple[int, int, int], other: list[int]) -> int:
 
 
 async def test_rows_are_cards_on_a_phone(window: Browser, scene: Scene) -> None:
-    """Each is as wide as the screen; wide tables scroll on their own."""
     await _open(window, scene, "", PHONE)
     cards = await window.run(
         "[...document.querySelectorAll('#endpoints-rows > tr')].map((one) => {"
@@ -196,7 +189,6 @@ async def test_rows_are_cards_on_a_phone(window: Browser, scene: Scene) -> None:
 
 
 async def test_the_page_works_with_the_keyboard(window: Browser, scene: Scene) -> None:
-    """Tab moves through visible focus; Enter explains a request, Escape returns."""
     await _open(window, scene)
     await window.press("Tab")
     assert await window.run("document.activeElement.textContent") == "Skip to the content"
@@ -222,7 +214,6 @@ async def test_a_click_anywhere_on_a_row_explains_it(window: Browser, scene: Sce
 
 
 async def test_new_requests_do_not_move_the_focus(window: Browser, scene: Scene) -> None:
-    """The list grows at its top, unless it is paused."""
     await _open(window, scene)
     await window.run("document.querySelector('#requests-rows a[href$=chosen]').focus()")
     scene.source.remember(summary(41, request_id="new"))
@@ -247,7 +238,6 @@ async def test_a_request_under_way_is_explained_again_when_it_is_over(
 
 
 async def test_texts_of_clients_are_not_markup(window: Browser, scene: Scene) -> None:
-    """Ids, models, fairness ids, reasons, names of endpoints, the configuration."""
     scene.pool(CANARY)
     scene.source.health_views = {f"default/{CANARY}": HealthView(CANARY)}
     scene.source.remember(
@@ -277,7 +267,6 @@ async def test_texts_of_clients_are_not_markup(window: Browser, scene: Scene) ->
 
 
 async def test_the_page_survives_a_restart_of_the_picker(window: Browser, scene: Scene) -> None:
-    """Meanwhile the last data remains, marked as such."""
     await _open(window, scene)
     port = int(scene.url.rsplit(":", 1)[1])
     await scene.server.stop()
@@ -293,8 +282,6 @@ async def test_the_page_survives_a_restart_of_the_picker(window: Browser, scene:
 
 
 async def test_a_failed_section_does_not_hide_the_others(window: Browser, scene: Scene) -> None:
-    """It is empty, and the page names it."""
-
     def fail(limit: int) -> Sequence[RecordSummary]:
         raise RuntimeError("a bug")
 
@@ -310,7 +297,6 @@ async def test_a_failed_section_does_not_hide_the_others(window: Browser, scene:
 
 
 async def test_a_hidden_page_sends_no_requests(window: Browser, scene: Scene) -> None:
-    """It updates at once when it is visible again."""
     await _open(window, scene)
     await window.run(
         "(() => { window.looks = 0; window.hide = true; window.asked = 0;"
@@ -333,7 +319,6 @@ async def test_a_hidden_page_sends_no_requests(window: Browser, scene: Scene) ->
 async def test_a_thousand_endpoints_are_truncated_and_searchable(
     window: Browser, scene: Scene
 ) -> None:
-    """The worst first; a line counts the others."""
     scene.pool(*(f"pod-{number}" for number in range(1000)))
     scene.source.health_views = {"default/pod-777": HealthView("ejected", 5)}
     await _open(window, scene)
@@ -349,7 +334,6 @@ async def test_a_thousand_endpoints_are_truncated_and_searchable(
 
 
 async def test_an_empty_picker_says_so(window: Browser, scene: Scene) -> None:
-    """No endpoints, no flow control, no requests."""
     scene.pool()
     scene.source.records.clear()
     scene.source.queues_view = QueuesView()
@@ -370,7 +354,6 @@ async def test_reduced_motion_is_respected(window: Browser, scene: Scene) -> Non
 
 
 def _refuse(scene: Scene) -> None:
-    """Refuse seven of ten requests; all endpoints are healthy."""
     scene.source.health_views = {}
     for number in range(10):
         one = decision("worker-1", 64, None)
@@ -383,7 +366,6 @@ def _refuse(scene: Scene) -> None:
 
 
 def _lose(scene: Scene) -> None:
-    """Make an endpoint one that has never answered."""
     scene.source.health_views = {"default/worker-3": UNKNOWN}
 
 
@@ -404,7 +386,6 @@ async def test_trouble_is_on_the_first_screen(
     trouble: Callable[[Scene], None] | None,
     words: str,
 ) -> None:
-    """At the top, in the colour of trouble; an unreachable picker also after scrolling."""
     scene = await busy_scene()
     for _ in range(10):  # drop the traffic of the scene's construction
         scene.pages.sample()
@@ -445,7 +426,6 @@ async def test_a_healthy_pool_has_no_trouble(window: Browser, scene: Scene) -> N
 async def test_charts_have_axes_and_show_the_values_at_the_pointer(
     window: Browser, scene: Scene
 ) -> None:
-    """The charts are rates, times to the first token, queues and errors."""
     await _open(window, scene)
     titles = await window.read_all("#charts strong")
     assert titles == [
@@ -480,7 +460,6 @@ async def test_charts_have_axes_and_show_the_values_at_the_pointer(
 async def test_no_text_of_a_chart_is_cut_or_covered(
     window: Browser, width: int, highest: int
 ) -> None:
-    """For small and large numbers; ticks are integers in a legible size."""
     scene = Scene()
     scene.pool("a", "b")
     for second in range(9):
@@ -508,7 +487,6 @@ async def test_no_text_of_a_chart_is_cut_or_covered(
 
 
 async def test_columns_without_values_are_hidden(window: Browser, scene: Scene) -> None:
-    """Such as priority, wait and first token of requests, and failures of endpoints."""
     shown = (
         "[...document.querySelectorAll('#{}-table thead th')]"
         ".filter((one) => !one.hidden).map((one) => one.firstChild.textContent.trim())"
@@ -550,7 +528,6 @@ async def test_columns_without_values_are_hidden(window: Browser, scene: Scene) 
 async def test_a_bar_shows_the_limit_that_binds(
     window: Browser, scene: Scene, limits: dict[str, int], width: str, words: str
 ) -> None:
-    """The limit of the band or of the whole queue."""
     band = BandView(0, 4, 4_000, 10, 200_000, 1.0, (FlowView("x", 4, 4_000, 1.0),))
     view = QueuesView(
         is_on=True,
@@ -572,7 +549,6 @@ async def test_a_bar_shows_the_limit_that_binds(
 
 
 async def test_the_head_identifies_the_picker(window: Browser, scene: Scene) -> None:
-    """With its pool, its version, its uptime, and a link to the documentation."""
     started = "Date.now() / 1000 - 7260"
     scene.source.started_unix_seconds = await window.run(started)
     await _open(window, scene)
@@ -582,7 +558,6 @@ async def test_the_head_identifies_the_picker(window: Browser, scene: Scene) -> 
 
 
 async def test_all_numbers_are_of_one_moment(window: Browser, scene: Scene) -> None:
-    """Figures, charts and tables agree although the load changes after the sample."""
     for name in ("worker-1", "worker-2"):
         scene.load(name, 40, 30, 0.9)
         scene.inflight.acquire(f"default/{name}")
@@ -613,7 +588,6 @@ async def test_all_numbers_are_of_one_moment(window: Browser, scene: Scene) -> N
 
 
 async def test_an_endpoint_has_a_page_of_its_own(window: Browser, scene: Scene) -> None:
-    """A click on its name shows numbers, charts, and its requests; Escape returns."""
     await _open(window, scene)
     await window.run("document.querySelector('#endpoints-rows a[href$=worker-1]').click()")
     await window.until(EXPLAINED)
@@ -640,7 +614,6 @@ async def test_an_endpoint_has_a_page_of_its_own(window: Browser, scene: Scene) 
 
 
 async def test_a_request_is_found_by_its_id(window: Browser, scene: Scene) -> None:
-    """A part of it filters the list; Enter looks the exact id up, listed or not."""
     await _open(window, scene)
     field = "document.querySelector('#requests-text')"
     await window.run(f"{field}.value = 'chos', {field}.dispatchEvent(new Event('input'))")

@@ -32,7 +32,6 @@ async def window() -> AsyncIterator[Browser]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def port() -> AsyncIterator[PoolsPort]:
-    """Serve a busy pool, one that is not ready, and one with a long name."""
     empty, long = Scene(), Scene()
     empty.source.said_problem = (
         "the API server at https://10.0.0.1:443 is silent for 31 s: timed out"
@@ -50,7 +49,6 @@ async def _open(window: Browser, url: str, width: int = DESKTOP) -> None:
 
 
 async def test_every_pool_is_listed_with_its_state(window: Browser, port: PoolsPort) -> None:
-    """Readiness, numbers and trouble, all current."""
     await _open(window, port.url)
     assert await window.run(TEXTS) == [
         ["llama", "✓ ready", "10", "15", "none"],
@@ -74,7 +72,6 @@ async def test_every_pool_is_listed_with_its_state(window: Browser, port: PoolsP
 
 
 async def test_the_list_leads_to_each_pool_and_back(window: Browser, port: PoolsPort) -> None:
-    """By the keyboard; each page names and shows its pool."""
     for key, endpoints in (("llama", 10), (LONG, 1)):
         await _open(window, port.url)
         await window.run(
@@ -95,7 +92,6 @@ async def test_the_list_leads_to_each_pool_and_back(window: Browser, port: Pools
 
 
 async def test_the_page_of_a_pool_is_live(window: Browser, port: PoolsPort) -> None:
-    """It shows its own requests and their explanations, with the name of the pool."""
     await _open(window, f"{port.url}/pools/llama/")
     port.pools["llama"].source.remember(summary(41, request_id="new"))
     port.pools[LONG].source.remember(summary(42, request_id="of another"))
@@ -114,7 +110,6 @@ async def test_the_page_of_a_pool_is_live(window: Browser, port: PoolsPort) -> N
 async def test_the_pages_are_accessible(
     window: Browser, port: PoolsPort, width: int, scheme: str
 ) -> None:
-    """axe-core has no findings, including contrast, and no text needs horizontal scrolling."""
     await window.look(width, scheme=scheme)
     for path in ("/", "/pools/llama/", f"/pools/{LONG}/"):
         await window.open(f"{port.url}{path}")
@@ -123,7 +118,6 @@ async def test_the_pages_are_accessible(
 
 
 async def test_every_pool_is_a_card_on_a_phone(window: Browser, port: PoolsPort) -> None:
-    """Within the window, with names for its numbers."""
     await _open(window, port.url, PHONE)
     cards = await window.run(
         "[...document.querySelectorAll('#pools-rows > tr')].map((one) => {"
@@ -143,7 +137,6 @@ async def test_every_pool_is_a_card_on_a_phone(window: Browser, port: PoolsPort)
 
 
 async def test_the_list_survives_a_restart_of_the_picker(window: Browser, port: PoolsPort) -> None:
-    """Meanwhile the last data remains, marked as such."""
     await _open(window, port.url)
     number = int(port.url.rsplit(":", 1)[1])
     await port.server.stop()
@@ -173,7 +166,6 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 async def test_the_pages_work_behind_a_proxy_that_adds_to_the_path(
     window: Browser, port: PoolsPort
 ) -> None:
-    """Every link is relative: to the list, to a pool, and back."""
     async with ClientSession() as http:
 
         async def forward(request: web.Request) -> web.Response:

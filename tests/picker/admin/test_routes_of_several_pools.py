@@ -27,7 +27,6 @@ def _scene(key: str) -> Scene:
 
 @pytest.fixture
 async def port() -> AsyncIterator[PoolsPort]:
-    """Serve three pools, two of them with the same name."""
     async with serving_pools({key: _scene(key) for key in KEYS}) as one:
         yield one
 
@@ -35,7 +34,6 @@ async def port() -> AsyncIterator[PoolsPort]:
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("page", PAGES)
 async def test_every_pool_has_every_page(port: PoolsPort, key: str, page: str) -> None:
-    """With security headers, and read-only."""
     path = f"/pools/{key}{page}"
     answer = await asked(port.url, path)
     assert answer.status == 200
@@ -65,7 +63,6 @@ async def test_every_pool_has_its_own_endpoints_decisions_and_readiness(
 
 @pytest.mark.parametrize("key", KEYS)
 async def test_an_address_without_its_last_slash_is_redirected(port: PoolsPort, key: str) -> None:
-    """To a relative address, so that a proxy may add to the path."""
     answer = await asked(port.url, f"/pools/{key}")
     name = key.rpartition("/")[2]
     assert (answer.status, answer.headers["Location"]) == (308, f"{name}/")
@@ -73,7 +70,6 @@ async def test_an_address_without_its_last_slash_is_redirected(port: PoolsPort, 
 
 
 async def test_the_pools_are_listed_as_json(port: PoolsPort) -> None:
-    """With the state of each; the paths exist."""
     port.away.add("llama")
     port.pools["llama"].source.said_problem = "the API server is silent"
     port.pools["llama"].inflight.acquire("default/llama-1")
@@ -174,8 +170,6 @@ async def test_a_long_path_is_truncated_in_the_response(port: PoolsPort) -> None
 
 
 class _Cluster:
-    """Allows a token to read some paths."""
-
     def __init__(self, *readable: str) -> None:
         self.asked: list[str] = []
         self._readable = readable
@@ -199,7 +193,6 @@ async def _statuses(
 
 
 async def test_a_right_to_a_page_is_valid_for_all_pools() -> None:
-    """A scraper that may read /metrics reads those of the process and of each pool."""
     metrics = ["/metrics", *(f"/pools/{key}/metrics" for key in KEYS)]
     cluster = _Cluster("/metrics")
     assert set((await _statuses(KEYS, cluster, *metrics)).values()) == {200}
@@ -232,7 +225,6 @@ async def test_probes_of_pools_need_no_token() -> None:
 
 @pytest.mark.parametrize("keys", [("a", "a/metrics", "b/metrics"), ("a/metrics", "b/metrics", "a")])
 async def test_a_pool_named_like_a_page_hides_nothing(keys: tuple[str, ...]) -> None:
-    """In any order of the pools, each page needs its own right."""
     cluster = _Cluster("/metrics")
     paths = "/pools/a/metrics", "/pools/a/metrics/metrics"
     assert set((await _statuses(keys, cluster, *paths)).values()) == {200}

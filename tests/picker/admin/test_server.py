@@ -19,18 +19,14 @@ DATA = ("/", "/page/page.js", "/endpoints", "/queues", "/decisions", "/decisions
 
 @dataclass
 class Port:
-    """The port of a scene."""
-
     scene: Scene
 
     async def get(self, path: str, method: str = "GET", **headers: str) -> Answer:
-        """Request `path`, which is already escaped."""
         return await asked(self.scene.url, path, method, **headers)
 
 
 @pytest.fixture
 async def port() -> AsyncIterator[Port]:
-    """Serve two endpoints and three requests."""
     scene = Scene()
     scene.pool("a", "b")
     scene.load("a", 3, 2, 0.25)
@@ -62,7 +58,6 @@ async def test_stale_metrics_are_shown_as_the_last_known_ones(port: Port) -> Non
 
 
 async def test_history_is_shown_on_request(port: Port) -> None:
-    """The last samples of every endpoint, and its recent traffic."""
     for _ in range(3):
         port.scene.decide("a", 64, 32)
         port.scene.pages.sample()
@@ -89,7 +84,6 @@ async def test_queues_decisions_and_configuration_are_those_of_the_source(port: 
 
 
 async def test_lists_are_bounded(port: Port) -> None:
-    """Even if the source returns more than the limit."""
     assert len((await port.get("/decisions?limit=2")).json["decisions"]) == 2
     assert port.scene.source.asked == [2]
 
@@ -111,7 +105,6 @@ async def test_lists_are_bounded(port: Port) -> None:
     ],
 )
 async def test_an_invalid_number_is_refused_with_its_range(port: Port, query: str) -> None:
-    """And with the name of the parameter."""
     answer = await port.get(f"/{query}")
     assert answer.status == 400
     error = answer.json["error"]
@@ -122,7 +115,6 @@ async def test_an_invalid_number_is_refused_with_its_range(port: Port, query: st
 
 @pytest.mark.parametrize("request_id", ["a/b", "ü µ", "50%", "a?b#c", "<script>", "%2F", "a\x1b[m"])
 async def test_an_id_may_be_any_text(port: Port, request_id: str) -> None:
-    """Escaped as one part of the path."""
     port.scene.source.remember(summary(7, request_id=request_id))
     escaped = "".join(f"%{byte:02X}" for byte in request_id.encode())
     one = (await port.get(f"/decisions/{escaped}")).json
@@ -130,7 +122,6 @@ async def test_an_id_may_be_any_text(port: Port, request_id: str) -> None:
 
 
 async def test_an_unknown_request_or_page_is_a_404_in_json(port: Port) -> None:
-    """A long id is truncated."""
     answer = await port.get("/decisions/unknown")
     assert answer.status == 404
     assert "'unknown'" in answer.json["error"]
@@ -145,7 +136,6 @@ async def test_an_unknown_request_or_page_is_a_404_in_json(port: Port) -> None:
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 async def test_the_port_is_read_only(port: Port, method: str) -> None:
-    """And allows no other origin."""
     answer = await port.get("/decisions", method, Origin="http://evil.example")
     assert answer.status == 405
     assert answer.headers["Allow"] == "GET,HEAD"
@@ -155,7 +145,6 @@ async def test_the_port_is_read_only(port: Port, method: str) -> None:
 
 @pytest.mark.parametrize("path", [*DATA, "/metrics", "/healthz", "/nothing", "/decisions?limit=x"])
 async def test_every_response_has_security_headers(port: Port, path: str) -> None:
-    """Errors too: no foreign scripts, no guessing of types, no other origins, no caching."""
     headers = (await port.get(path)).headers
     policy = headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy
@@ -167,7 +156,7 @@ async def test_every_response_has_security_headers(port: Port, path: str) -> Non
 
 
 async def test_only_monitoring_may_use_a_foreign_host_name(port: Port) -> None:
-    """A foreign page could let its own name resolve to 127.0.0.1, and read everything."""
+    """A foreign page could let its own name resolve to 127.0.0.1 and then read everything."""
     answer = await port.get("/decisions", Host="evil.example")
     assert answer.status == 403
     assert "localhost" in answer.json["error"]
@@ -186,7 +175,6 @@ async def test_the_page_is_small_and_loads_nothing_from_elsewhere() -> None:
 
 
 async def test_the_page_and_its_files_have_their_types(port: Port) -> None:
-    """Browsers require them of scripts."""
     for path, kind in (("/", "html"), ("/page/style.css", "css"), ("/page/page.js", "javascript")):
         answer = await port.get(path)
         assert answer.status == 200
@@ -196,8 +184,6 @@ async def test_the_page_and_its_files_have_their_types(port: Port) -> None:
 async def test_an_unexpected_error_is_a_500_counted_and_logged(
     port: Port, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Only the log has the reason; texts of clients in the path are nowhere."""
-
     def fail(_: object) -> None:
         raise RuntimeError("a secret")
 

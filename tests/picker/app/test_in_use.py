@@ -33,7 +33,6 @@ def plugin(used: ConfigInUse, name: str) -> object:
 
 
 def test_plugins_with_unchanged_entries_are_reused() -> None:
-    """Auto-created ones and defaults too; one with other parameters is created anew."""
     used = in_use(config("- {type: prefix-cache-scorer}\n- {type: max-score-picker}\n"))
     index, picker = plugin(used, "approx-prefix-cache-producer"), plugin(used, "max-score-picker")
     parsers = used.assembly.pipeline.parsers.parsers
@@ -47,7 +46,6 @@ def test_plugins_with_unchanged_entries_are_reused() -> None:
 
 
 def test_a_plugin_that_names_a_changed_one_is_created_anew() -> None:
-    """It would continue to use the old one."""
     used = in_use(config(DISAGGREGATED % 1))
     decider, handler = plugin(used, "worth-it"), plugin(used, "disagg-profile-handler")
     used.apply(config(DISAGGREGATED % 1, "# same\n"))
@@ -83,7 +81,6 @@ def test_listeners_are_notified_of_each_new_assembly() -> None:
     ],
 )
 def test_an_unusable_configuration_changes_nothing(plugins: str, more: str, reason: str) -> None:
-    """The error has the reason; the data layer cannot change while the picker runs."""
     used = in_use(config())
     before = used.assembly
     used.subscribe(lambda _: pytest.fail("a listener was notified"))

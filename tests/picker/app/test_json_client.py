@@ -11,8 +11,6 @@ from picker.framework.services import HttpError
 
 @pytest.fixture
 async def server() -> AsyncIterator[str]:
-    """A server that answers by path; yields its address."""
-
     async def echo(request: web.Request) -> web.Response:
         return web.json_response({"said": await request.json(), "by": request.headers.get("x-by")})
 
@@ -36,7 +34,6 @@ async def server() -> AsyncIterator[str]:
 
 
 async def test_the_answer_is_decoded_json(server: str) -> None:
-    """Headers are sent; an answer without a body is None."""
     async with JsonClient() as client:
         answer = await client.post_json(
             f"{server}/echo", {"a": [1]}, timeout_seconds=30, headers={"x-by": "me"}

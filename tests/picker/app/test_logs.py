@@ -19,7 +19,6 @@ def test_a_line_of_json_has_the_keys_of_the_reference() -> None:
 
 
 def test_a_traceback_is_a_member_of_the_object() -> None:
-    """Every line is an object."""
     one = record("failed")
     try:
         raise ValueError("why")

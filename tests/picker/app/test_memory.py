@@ -22,7 +22,7 @@ print(int(works), resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these thresholds")
 def test_freed_pages_are_used_again() -> None:
-    """Otherwise a hundred buffers of a megabyte would fault 25,000 pages, twice."""
+    """Without reuse, a hundred buffers of a megabyte would fault 25,000 pages twice."""
     clean = {name: value for name, value in os.environ.items() if "MALLOC" not in name}
     output = subprocess.check_output([sys.executable, "-c", FAULTS], text=True, env=clean)
     works, faults = map(int, output.split())

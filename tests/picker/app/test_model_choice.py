@@ -31,8 +31,6 @@ FORM = (
 
 @dataclass
 class Pool:
-    """A pool with one endpoint, which lists models once they are set."""
-
     key: str
     director: Any
     datastore: Datastore = field(default_factory=Datastore)
@@ -52,8 +50,6 @@ class Pool:
 
 @dataclass
 class Scene:
-    """The pools `a` and `b`, a clock, and the choice between them."""
-
     pools: Mapping[str, Pool]
     choice: ModelChoice
     metrics: PickerMetrics
@@ -97,7 +93,6 @@ def make(director: Callable[..., Any]) -> Callable[[], Scene]:
 
 @pytest.fixture
 def scene(make: Callable[[], Scene]) -> Scene:
-    """Pool a lists llama and its adapter sql, b lists qwen."""
     made = make()
     made.pools["a"].lists("llama", "sql")
     made.pools["b"].lists("qwen")
@@ -109,7 +104,6 @@ def rule(*models: str) -> RuleSet:
 
 
 def test_a_pool_is_chosen_by_its_listed_models(scene: Scene) -> None:
-    """Including LoRA adapters."""
     found = [scene.pool_of({"model": name}) for name in ("llama", "sql", "qwen")]
     assert found == ["a", "a", "b"]
 
@@ -124,7 +118,6 @@ def test_a_pool_is_chosen_by_running_adapters_and_rewrites(make: Callable[[], Sc
 def test_a_rewrite_takes_precedence_and_then_the_order_of_pools(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The conflict is logged once for each model."""
     scene.pools["b"].lists("qwen", "llama", "sql")
     scene.pools["b"].rules = rule("sql")
     for _ in range(3):
@@ -135,7 +128,6 @@ def test_a_rewrite_takes_precedence_and_then_the_order_of_pools(
 
 
 def test_the_lists_of_models_are_followed(scene: Scene) -> None:
-    """A new name is known sooner than an old one is forgotten."""
     assert scene.refusal(b'{"model":"new"}').status == 404
     scene.pools["b"].lists("qwen", "new")
     scene.later(MIN_AGE_SECONDS)
@@ -146,7 +138,6 @@ def test_the_lists_of_models_are_followed(scene: Scene) -> None:
 
 
 def test_a_pool_without_endpoints_retains_its_models(scene: Scene) -> None:
-    """It refuses their requests itself, with no 404."""
     assert scene.pool_of({"model": "qwen"}) == "b"
     scene.pools["b"].datastore.set_endpoints([])
     scene.later()
@@ -197,7 +188,6 @@ def test_a_body_without_a_readable_model_is_a_400_that_names_the_cause(
 
 
 def test_a_form_names_its_model(scene: Scene) -> None:
-    """Beside a file, such as audio for a transcription."""
     raw = RawRequest({":path": "/v1/audio/transcriptions", "content-type": FORM_TYPE}, FORM)
     assert scene.choice.choose(raw).key == "b"
 
@@ -206,7 +196,6 @@ def test_a_form_names_its_model(scene: Scene) -> None:
     "path", ["/v1/models/org%2Fsql", "/v1/models/org/sql", "/v1/realtime?a=b&model=org/sql"]
 )
 def test_the_path_of_a_request_without_a_body_names_its_model(scene: Scene, path: str) -> None:
-    """The entry of a model, and a WebSocket."""
     scene.pools["a"].lists("org/sql")
     assert scene.choice.choose(RawRequest({":path": path}, None)).key == "a"
     assert scene.refusal(None, path.replace("sql", "x")).status == 404
@@ -218,7 +207,6 @@ def test_a_lone_surrogate_does_not_hide_the_model(scene: Scene) -> None:
 
 
 def test_the_list_of_models_has_those_of_all_pools(make: Callable[[], Scene]) -> None:
-    """In the form of OpenAI's API; another request without a body is a 404."""
     scene = make()
     scene.pools["a"].lists("sql", parent="llama")
     scene.pools["b"].lists("qwen")
@@ -233,7 +221,6 @@ def test_the_list_of_models_has_those_of_all_pools(make: Callable[[], Scene]) ->
 
 
 async def test_the_chosen_pool_serves_the_exchange(scene: Scene) -> None:
-    """Its name is added to the request; the other pool has no exchange."""
     exchange = scene.choice.begin(lambda reason: None)
     raw = RawRequest(COMPLETIONS, b'{"model":"qwen"}')
     assert exchange.decides_at_once(raw) is False  # the answer of the fake director

@@ -30,7 +30,6 @@ LOOPBACK = {"bind_address": "127.0.0.1", "grpc_port": 0, "grpc_health_port": 0, 
 
 
 def options(folder: Path, **changes: Any) -> Options:
-    """Make options with free ports on loopback, and one silent endpoint."""
     path = folder / "endpoints.yaml"
     write_endpoints(path, [Pod("a", "127.0.0.1", None, port=1)])
     return Options(endpoints_file=path, **{**LOOPBACK, **changes})
@@ -38,7 +37,6 @@ def options(folder: Path, **changes: Any) -> Options:
 
 @asynccontextmanager
 async def opened(picker: WholePicker, prompt: str) -> AsyncIterator[str]:
-    """Open a request; yield its destination."""
     stream = GatewayStream(picker.channel)
     yield destination_of(await stream.ask(completion(prompt=prompt)))
     stream.call.cancel()
@@ -46,7 +44,6 @@ async def opened(picker: WholePicker, prompt: str) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def fleet(tmp_path: Path) -> AsyncIterator[WholePicker]:
-    """Run a picker with the built-in configuration in front of two scraped workers."""
     async with whole_picker(tmp_path, pods(page(kv=0.1), page(kv=0.1)), None) as picker:
         yield picker
 
@@ -64,7 +61,6 @@ async def test_readiness_health_and_metrics_are_served(fleet: WholePicker) -> No
 
 
 async def test_the_health_of_a_silent_endpoint_is_unknown(tmp_path: Path) -> None:
-    """The picker is still ready, since it may be the only endpoint."""
     async with whole_picker(tmp_path, pods(page(), page()), None) as picker:
         names = [pod.name for pod in picker.pods]
         assert (await picker.endpoints())[names[1]]["health"]["state"] == "healthy"
@@ -83,7 +79,6 @@ async def test_the_health_of_a_silent_endpoint_is_unknown(tmp_path: Path) -> Non
 
 
 async def test_a_drain_ends_readiness_and_waits_for_streams(tmp_path: Path) -> None:
-    """The picker exits after the request under way."""
     async with (
         started_picker(options(tmp_path)) as (picker, ports),
         grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel,
@@ -111,7 +106,6 @@ async def test_a_drain_ends_readiness_and_waits_for_streams(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("flag", ["metrics", "grpc", "grpc_health"])
 async def test_a_busy_port_is_an_error_with_address_and_flag(tmp_path: Path, flag: str) -> None:
-    """All other ports are closed."""
     async with started_picker(options(tmp_path)) as (_, ports):
         taken = {"metrics": ports.metrics, "grpc": ports.grpc, "grpc_health": ports.health}[flag]
         named = f"127.0.0.1:{taken} (--{flag.replace('_', '-')}-port)"
@@ -136,14 +130,12 @@ async def test_a_busy_port_is_an_error_with_address_and_flag(tmp_path: Path, fla
 async def test_unusable_options_are_refused(
     tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
-    """Before any port opens."""
     with pytest.raises(ConfigError) as error:
         compose(options(tmp_path, **changes))
     assert reason in str(error.value)
 
 
 async def test_endpoints_have_exactly_one_source(tmp_path: Path) -> None:
-    """A flag or the configuration; neither or both is an error."""
     text = (
         "{apiVersion: llm-d.ai/v1alpha1, kind: EndpointPickerConfig,"
         " plugins: [{type: file-discovery, parameters: {path: %s}}],"
@@ -160,7 +152,6 @@ async def test_endpoints_have_exactly_one_source(tmp_path: Path) -> None:
 
 
 def with_weights(queue: int, more: str = "") -> str:
-    """Make a configuration with this weight of the queue scorer."""
     return (
         "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
         "plugins:\n- {type: prefix-cache-scorer}\n- {type: queue-scorer}\n"
@@ -173,7 +164,6 @@ def with_weights(queue: int, more: str = "") -> str:
 async def test_a_valid_change_of_the_configuration_is_used_and_an_invalid_one_is_not(
     tmp_path: Path,
 ) -> None:
-    """The prefix index survives, since its entry has not changed; metrics show the result."""
     path = tmp_path / "config.yaml"
     path.write_text(with_weights(1))
     async with whole_picker(tmp_path, pods(page(), page()), None, config_file=path) as fleet:
@@ -205,7 +195,6 @@ async def test_a_valid_change_of_the_configuration_is_used_and_an_invalid_one_is
 
 
 async def test_the_http_port_can_use_tls(tmp_path: Path) -> None:
-    """With its own certificate, which is reloaded when it changes."""
     first, second = self_signed(), self_signed()
     show_pair(tmp_path, first)
     async with started_picker(options(tmp_path, metrics_tls=MetricsTls(tmp_path))) as (_, ports):
@@ -228,7 +217,6 @@ async def test_the_http_port_can_use_tls(tmp_path: Path) -> None:
 
 
 def show_pair(folder: Path, made: TlsMaterial) -> None:
-    """Write a certificate and its key with the file names that a picker expects."""
     (folder / "tls.crt").write_bytes(made.certificate_chain)
     (folder / "tls.key").write_bytes(made.private_key)
 

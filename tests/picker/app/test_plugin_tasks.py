@@ -18,8 +18,6 @@ from picker.types import Endpoint
 
 
 class Consumer:
-    """A consumer of KV events that engines connect to."""
-
     def __init__(self, address: str) -> None:
         self.kv_event_feed = KvEventFeed(address, "kv@")
         self.received: asyncio.Queue[bytes] = asyncio.Queue()
@@ -36,7 +34,6 @@ class Consumer:
 
 
 async def test_a_plugin_of_a_new_configuration_takes_over_the_address(tmp_path: Path) -> None:
-    """The engine reconnects; an unchanged plugin is not interrupted."""
     address = f"ipc://{tmp_path}/kv"
     datastore = Datastore()
     datastore.set_endpoints([Endpoint("a", "10.0.0.1", 8000)])
@@ -70,8 +67,6 @@ PATIENCE_SECONDS = 120.0
 
 
 class Flushed:
-    """Counts its flushes; the first one fails."""
-
     def __init__(self, interval_seconds: float = 0.001) -> None:
         self.flush_interval_seconds = interval_seconds
         self.times: list[tuple[float, float]] = []
@@ -90,7 +85,6 @@ async def flushed(plugin: Flushed) -> None:
 
 
 async def test_each_plugin_is_flushed_repeatedly(caplog: pytest.LogCaptureFixture) -> None:
-    """A failure is logged with its name and does not end the task."""
     one, other = Flushed(), Flushed()
     flushes = PluginTasks(flush)
     flushes.use({"one": one, "other": other})
@@ -107,7 +101,6 @@ async def test_each_plugin_is_flushed_repeatedly(caplog: pytest.LogCaptureFixtur
 
 @pytest.mark.looptime
 async def test_a_replaced_or_stopped_plugin_is_flushed_once_more() -> None:
-    """Although its interval is not over."""
     first, second, same = Flushed(3600), Flushed(3600), Flushed(3600)
     flushes = PluginTasks(flush)
     flushes.use({"a": first, "same": same})

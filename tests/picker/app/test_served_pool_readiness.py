@@ -13,8 +13,6 @@ from picker.types import Endpoint
 
 
 class Pool:
-    """The state of a pool, as `Serving` reads it."""
-
     def __init__(self) -> None:
         self.datastore, self.absent = Datastore(), False
         self.known = self
@@ -35,8 +33,6 @@ class Pool:
 
 
 class Scene:
-    """Three undiscovered pools, and a clock."""
-
     def __init__(self) -> None:
         self.now = 100.0
         self.a, self.b, self.c = Pool(), Pool(), Pool()
@@ -47,7 +43,6 @@ class Scene:
 
 
 def test_a_picker_is_ready_when_all_pools_are_known() -> None:
-    """A pool without endpoints is known, too."""
     scene = Scene()
     assert not scene.serving.is_ready()
     scene.a.learn("x")
@@ -59,7 +54,6 @@ def test_a_picker_is_ready_when_all_pools_are_known() -> None:
 
 
 def test_readiness_does_not_wait_for_an_absent_pool() -> None:
-    """But it needs one known pool."""
     scene = Scene()
     scene.a.absent = scene.b.absent = scene.c.absent = True
     scene.now += 100 * GRACE_SECONDS
@@ -69,7 +63,7 @@ def test_readiness_does_not_wait_for_an_absent_pool() -> None:
 
 
 def test_readiness_waits_for_an_undiscoverable_pool_only_for_the_grace() -> None:
-    """The Role of its namespace may be missing, say."""
+    """The Role of its namespace may be missing, for instance."""
     scene = Scene()
     scene.a.learn("x")
     scene.b.absent = True
@@ -80,7 +74,7 @@ def test_readiness_waits_for_an_undiscoverable_pool_only_for_the_grace() -> None
 
 
 def test_the_grace_begins_with_the_first_known_pool() -> None:
-    """A replica may wait long before it may follow any."""
+    """A replica may wait long before it may follow any pool."""
     scene = Scene()
     scene.now += 100 * GRACE_SECONDS
     assert not scene.serving.is_ready()
@@ -110,7 +104,6 @@ def test_a_ready_picker_remains_ready_while_any_pool_is_known() -> None:
 
 
 def test_a_draining_picker_is_not_ready() -> None:
-    """Neither as a whole nor for a pool."""
     scene = Scene()
     for pool in (scene.a, scene.b, scene.c):
         pool.learn("x")

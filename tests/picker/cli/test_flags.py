@@ -18,7 +18,6 @@ DEFAULTS = Options(tls=TlsFlags())  # a port that others can reach has TLS
 
 
 def test_without_flags_the_defaults_of_the_reference_apply() -> None:
-    """ext_proc has TLS with a self-signed certificate, and the HTTP port is on loopback."""
     assert parsed() == DEFAULTS
     ports = (parsed().grpc_port, parsed().grpc_health_port, parsed().metrics_port)
     assert ports == (9002, 9003, 9090)
@@ -26,7 +25,6 @@ def test_without_flags_the_defaults_of_the_reference_apply() -> None:
 
 
 def test_flags_are_read_in_the_spelling_of_the_reference() -> None:
-    """Durations as Go writes them, sizes as Kubernetes does, lists with commas."""
     suite = "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"
     chosen = parsed(
         *("--config-file", "c.yaml", "--endpoints-file", "e.yaml", "--grpc-port", "1"),
@@ -66,7 +64,6 @@ def test_flags_are_read_in_the_spelling_of_the_reference() -> None:
 
 
 def test_tls_is_on_with_a_certificate_or_when_asked_for() -> None:
-    """And off on request."""
     assert parsed("--secure-serving", "--bind-address=::1").tls == TlsFlags()
     followed = TlsFlags(Path("c"), reload=True)
     assert parsed("--secure-serving=true", "--cert-path", "c").tls == followed
@@ -90,7 +87,6 @@ def test_tls_is_on_with_a_certificate_or_when_asked_for() -> None:
     ],
 )
 def test_only_a_local_port_is_plain_text_by_default(address: str, is_plain: bool) -> None:
-    """Other ports have TLS with a self-signed certificate."""
     assert parsed("--bind-address", address).tls == (None if is_plain else TlsFlags())
 
 
@@ -104,7 +100,6 @@ def test_only_a_local_port_is_plain_text_by_default(address: str, is_plain: bool
     ],
 )
 def test_flags_that_would_have_no_effect_are_refused(argv: list[str]) -> None:
-    """The error names the missing flag."""
     with pytest.raises(ConfigError, match="--"):
         parsed(*argv)
 
@@ -143,7 +138,6 @@ def test_flags_that_would_have_no_effect_are_refused(argv: list[str]) -> None:
 def test_an_unsupported_flag_or_value_is_refused(
     argv: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With status 2, the flag's name and the reason."""
     with pytest.raises(SystemExit) as status:
         main(argv)
     assert status.value.code == 2
@@ -163,12 +157,12 @@ def test_an_unsupported_flag_or_value_is_refused(
     ],
 )
 def test_a_refused_flag_is_accepted_with_a_value_that_changes_nothing(flag: str) -> None:
-    """Manifests that contain defaults continue to work."""
+    """Manifests that contain defaults must continue to work."""
     assert parsed(flag) == DEFAULTS
 
 
 def test_an_empty_value_counts_as_absent_where_there_is_no_default() -> None:
-    """Templates render flags without a value; the reference's default is "" itself."""
+    """Templates render flags without a value."""
     names = ("--config-file", "--config-text", "--cert-path", "--endpoints-file")
     names += ("--metrics-cert-dir", "--metrics-client-ca-file", "--grpc-max-recv-msg-size")
     names += ("--grpc-max-send-msg-size", "--tls-min-version", "--tls-cipher-suites")
@@ -182,7 +176,6 @@ def test_messages_too_small_for_the_headers_of_a_request_are_refused(size: str) 
 
 
 def test_decisions_are_recorded_with_prompts_up_to_a_gibibyte() -> None:
-    """Only with the flag; an empty value counts as absent."""
     assert parsed("--record", "").record is None
     assert parsed("--record", "r").record == RecordFlags(Path("r"), 2**30, keeps_prompts=True)
     argv = ("--record=r", "--record-max-bytes=100Mi", "--no-record-prompts")
@@ -190,7 +183,6 @@ def test_decisions_are_recorded_with_prompts_up_to_a_gibibyte() -> None:
 
 
 def test_endpoints_are_published_on_loopback_under_the_name_of_the_pool() -> None:
-    """Only with a port; other flags replace address and name."""
     assert parsed("--xds-cluster-name", "x").xds is None
     named = parsed("--xds-port", "9004", "--pool-name", "llama").xds
     assert named == XdsFlags(9004, "127.0.0.1", "llama")

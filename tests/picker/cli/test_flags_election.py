@@ -24,7 +24,6 @@ def test_no_leader_is_elected_without_the_flag() -> None:
 def test_the_lease_has_the_name_that_the_reference_gives_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is in the pool's namespace; the holder is this process of the Pod."""
     monkeypatch.setenv("POD_NAME", "picker-abc-xyz")
     first, second = _parsed(*ELECTS).election, _parsed(*ELECTS).election
     assert str(first.lease) == "team/epp-team-pool.llm-d.ai"
@@ -36,7 +35,6 @@ def test_the_lease_has_the_name_that_the_reference_gives_it(
 def test_the_lease_of_selected_pods_has_the_name_of_the_deployment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All replicas share that name."""
     monkeypatch.setenv("POD_NAME", "picker-abc-xyz")
     pods = ("--endpoint-selector=app=x", "--endpoint-target-ports=8000", "--pool-namespace=team")
     election = _parsed(*pods, "--ha-enable-leader-election").election
@@ -68,6 +66,5 @@ def test_timings_are_durations() -> None:
     ],
 )
 def test_a_contradiction_is_refused(argv: list[str], reason: str) -> None:
-    """The error contains the fix."""
     with pytest.raises(ConfigError, match=re.escape(reason)):
         _parsed(*argv)

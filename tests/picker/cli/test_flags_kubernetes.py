@@ -14,26 +14,22 @@ SELECTED = ("--endpoint-selector", "app=vllm", "--endpoint-target-ports", "8000"
 
 
 def parsed(*argv: str, **environ: str) -> KubernetesFlags | None:
-    """The options of flags and of these environment variables alone."""
     return options_of(build_parser().parse_args(argv), environ).kubernetes
 
 
 def test_the_name_of_a_pool_is_enough() -> None:
-    """The namespace is `default`, and the group the one that is not deprecated."""
     assert parsed("--pool-name", "p") == KubernetesFlags(
         "p", "default", "inference.networking.k8s.io"
     )
 
 
 def test_no_cluster_is_followed_without_these_flags() -> None:
-    """The name of the pool is then `default`, in metric labels."""
     assert parsed() is None
     options = options_of(build_parser().parse_args([]))
     assert (options.kubernetes, options.pool_name) == (None, "default")
 
 
 def test_with_an_endpoints_file_the_name_is_a_label() -> None:
-    """The reference requires it there too; namespace and group may be given as well."""
     argv = ["--endpoints-file", "e.yaml", "--pool-name", "p", "--pool-namespace", "n"]
     options = options_of(build_parser().parse_args(argv))
     assert (options.kubernetes, options.pool_name) == (None, "p")
@@ -51,13 +47,11 @@ def test_each_flag_sets_its_field() -> None:
 
 
 def test_the_namespace_is_that_of_the_environment_unless_given() -> None:
-    """The charts set the variable; empty flags count as absent."""
     flags = parsed("--pool-name=p", "--pool-namespace=", "--kubeconfig=", NAMESPACE="team-a")
     assert (flags.pool_namespace, flags.kubeconfig) == ("team-a", None)
 
 
 def test_a_pool_of_selected_pods_has_the_name_of_the_pickers_deployment() -> None:
-    """The name of the picker's own Pod begins with it."""
     flags = parsed(
         "--endpoint-selector",
         "app in (a,b), !old",
@@ -104,7 +98,6 @@ def test_options_have_the_name_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_contradiction_is_refused(
     argv: tuple[str, ...], environ: dict[str, str], text: str
 ) -> None:
-    """The error names the flag and the fix."""
     with pytest.raises(ConfigError, match=text):
         parsed(*argv, **environ)
 
@@ -125,7 +118,6 @@ def test_a_contradiction_is_refused(
 def test_a_malformed_value_is_refused(
     argv: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The error names the flag."""
     with pytest.raises(SystemExit):
         build_parser().parse_args(argv)
     said = capsys.readouterr().err

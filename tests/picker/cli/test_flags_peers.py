@@ -16,13 +16,11 @@ def parsed(*argv: str) -> Options:
 
 
 def test_there_are_no_peers_without_flags() -> None:
-    """Templates may render empty values."""
     assert parsed().peers is None
     assert parsed("--peers=", "--peer-service=", "--peer-cert-path=").peers is None
 
 
 def test_peers_are_named_one_by_one_or_by_a_service() -> None:
-    """The default port of the service is that of this replica."""
     flags = parsed("--peers", "a:1, b:2", "--peer-service", "all.ns.svc", "--peer-port", "77").peers
     names = (PeerName("a", 1), PeerName("b", 2), PeerName("all.ns.svc", 77))
     assert flags == PeerFlags(names, 77, "127.0.0.1")
@@ -30,7 +28,7 @@ def test_peers_are_named_one_by_one_or_by_a_service() -> None:
 
 
 def test_the_port_is_open_to_others_only_with_certificates_or_on_request() -> None:
-    """Every client of the port is trusted."""
+    """The port trusts every client."""
     service = ("--peer-service", "all")
     with_certificates = parsed(*service, "--peer-cert-path", "certs").peers
     assert with_certificates.bind_address == "0.0.0.0"
@@ -57,7 +55,6 @@ def test_a_contradiction_is_refused(argv: list[str], reason: str) -> None:
 
 
 def test_a_secret_gives_a_seed(tmp_path: Path) -> None:
-    """A line feed at its end changes nothing; a short secret is refused."""
     secret = tmp_path / "secret"
     secret.write_text("sixteen characters and more")
     seed = hash_seed_of(secret)
@@ -74,7 +71,6 @@ def test_a_secret_gives_a_seed(tmp_path: Path) -> None:
 
 
 def test_the_slices_of_a_service_name_the_replicas() -> None:
-    """The default port is that of this replica."""
     flags = parsed("--peer-slices", "all").peers
     assert flags == PeerFlags((), slices=PeerName("all", 9005))
     given = parsed("--peer-slices", "all:77", "--peer-server-name", "replicas").peers
@@ -83,6 +79,5 @@ def test_the_slices_of_a_service_name_the_replicas() -> None:
 
 @pytest.mark.parametrize("flags", [("all,other",), ("All",), ("a.b",), ("all", "--peers", "a:1")])
 def test_slices_are_of_one_service_and_name_all(flags: tuple[str, ...]) -> None:
-    """The name becomes a part of a selector."""
     with pytest.raises(ConfigError, match="--peer-slices"):
         parsed("--peer-slices", *flags)

@@ -15,7 +15,6 @@ LEGACY = "inference.networking.x-k8s.io"
 
 @pytest.fixture(autouse=True)
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run outside any namespace."""
     monkeypatch.delenv("NAMESPACE", raising=False)
     monkeypatch.delenv("POD_NAME", raising=False)
 
@@ -29,7 +28,6 @@ def pools(*texts: str) -> tuple[PoolFlags, ...]:
 
 
 def parts(*argv: str) -> dict[str, OnePool]:
-    """Each pool with its options, by key."""
     found = split(options(*argv))
     assert len({one.key for one in found}) == len(found)
     return {one.key: one for one in found}
@@ -158,7 +156,6 @@ def test_the_most_pools_and_the_unused_port_of_peers_are_accepted() -> None:
 
 
 def test_without_the_flag_there_is_one_pool_with_the_given_options() -> None:
-    """Its key is empty, so that metrics and URLs do not name it."""
     given = options("--pool-name=p", "--config-text=x")
     (one,) = split(given)
     assert (one.key, one.names) == ("", ("p",))
@@ -166,7 +163,6 @@ def test_without_the_flag_there_is_one_pool_with_the_given_options() -> None:
 
 
 def test_namespace_and_group_default_to_those_of_the_picker() -> None:
-    """With a cluster and without one."""
     common = ("--pool-namespace=team", f"--pool-group={LEGACY}")
     found = options(*common, "--pool=a", "--pool=other/b", "--pool=name=c,endpoints-file=f").pools
     assert [one.namespace for one in found] == ["team", "other", "team"]
@@ -184,7 +180,6 @@ def test_the_namespace_is_the_pickers_own(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_key_has_a_namespace_only_where_names_are_equal() -> None:
-    """Such a pool has no shorter name, which would be ambiguous."""
     found = parts("--pool=a", "--pool=x/b", "--pool=y/b")
     assert {key: one.names for key, one in found.items()} == {
         "a": ("a", "default/a"),
@@ -197,7 +192,6 @@ def test_a_key_has_a_namespace_only_where_names_are_equal() -> None:
 
 
 def test_each_pool_is_followed_in_its_own_namespace_by_the_same_credentials() -> None:
-    """A pool of a file has the cluster too, where its replicas may be found."""
     found = parts(
         "--kubeconfig=k",
         "--kube-context=c",
@@ -217,7 +211,6 @@ def test_each_pool_is_followed_in_its_own_namespace_by_the_same_credentials() ->
 
 
 def test_pools_of_files_alone_need_no_cluster() -> None:
-    """A flag of the cluster is then refused."""
     found = parts("--pool=name=a,endpoints-file=a", "--pool=name=b,endpoints-file=b")
     assert [one.options.kubernetes for one in found.values()] == [None, None]
     with pytest.raises(ConfigError, match="--kubeconfig needs"):
@@ -226,7 +219,6 @@ def test_pools_of_files_alone_need_no_cluster() -> None:
 
 @pytest.mark.parametrize("common", [(), ("--config-file=all.yaml",), ("--config-text=all",)])
 def test_a_pools_own_configuration_wins(common: tuple[str, ...]) -> None:
-    """Over the common one, whether that is a file or a text."""
     found = parts(*common, "--pool=a", "--pool=name=b,config-file=b.yaml")
     given = options(*common, "--pool=a")
     a, b = found["a"].options, found["b"].options
@@ -235,7 +227,6 @@ def test_a_pools_own_configuration_wins(common: tuple[str, ...]) -> None:
 
 
 def test_each_pool_has_a_recording_and_a_cluster_of_its_own() -> None:
-    """Each has the pool's name; a slash in it becomes an underscore."""
     given = (
         "--xds-port=9008",
         "--record=/r/{pool}/x-{pool}-{pool}.jsonl",
@@ -254,7 +245,6 @@ def test_each_pool_has_a_recording_and_a_cluster_of_its_own() -> None:
 
 
 def test_replicas_are_those_of_the_picker_wherever_a_pool_is() -> None:
-    """Their Service is in the picker's namespace; among them a pool has its full name."""
     found = parts(
         "--pool-namespace=home",
         "--peer-slices=replicas",
@@ -271,7 +261,6 @@ def test_replicas_are_those_of_the_picker_wherever_a_pool_is() -> None:
 
 
 def test_the_lease_has_the_name_of_the_first_pool_of_the_cluster() -> None:
-    """It is in the picker's namespace, wherever that pool is."""
     given = options(
         "--ha-enable-leader-election",
         "--pool-namespace=home",

@@ -25,7 +25,6 @@ CASES = sorted(path.name.removesuffix(".in.yaml") for path in FOLDER.glob("*.in.
 
 
 def outcome(path: Path) -> dict[str, Any]:
-    """Return the meaning of a configuration, or its errors."""
     options = BuildOptions(allow_experimental="experimental_refused" not in path.name)
     try:
         loaded = load_config(path.read_bytes(), path.name)
@@ -44,7 +43,6 @@ def test_a_configuration_has_the_meaning_of_its_golden_file(case: str) -> None:
 
 
 def test_the_cases_have_every_plugin_type() -> None:
-    """By each of its names; unsupported types have no file."""
     text = "".join((FOLDER / f"{case}.in.yaml").read_text() for case in CASES)
     written = set(re.findall(r"type: ([a-z0-9-]+)", text))
     assert builtin_plugins().names - written == set()

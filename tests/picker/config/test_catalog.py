@@ -17,7 +17,6 @@ ONE = "PluginType('{}', Parameters, plain(object))"
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
-    """Create an empty package of plugins with a unique name."""
     name = f"plugins_{abs(hash(request.node.nodeid))}"
     folder = tmp_path / name / "kind"
     folder.mkdir(parents=True)
@@ -33,7 +32,6 @@ def names(package: str) -> list[str]:
 
 
 def test_a_file_defines_the_type_of_its_name_or_several(package: str) -> None:
-    """Names of helpers begin with an underscore."""
     Path("my_type.py").write_text(ROW.format(name="PLUGIN", rows=ONE.format("my-type")))
     several = f"({ONE.format('a')}, {ONE.format('b')})"
     Path("subject.py").write_text(ROW.format(name="PLUGINS", rows=several))

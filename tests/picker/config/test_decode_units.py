@@ -62,6 +62,5 @@ def test_a_quantity_is_read(text: str, size: int) -> None:
     "text", ["", "-1", "1K", "1Xi", "1 Mi", "MiB", " ", "1 ", "1e", "1e+", "9" * 400, "1e99", "8Ei"]
 )
 def test_an_invalid_quantity_is_refused_with_an_example(text: str) -> None:
-    """A capital K alone is no unit of Kubernetes."""
     with pytest.raises(ConfigError, match="4194304, 4Mi or 10MiB"):
         quantity_bytes(text)

@@ -40,7 +40,6 @@ def findings(document: Any) -> list[Finding]:
 
 
 def keys(node: Any) -> Iterator[tuple[Any, str]]:
-    """Yield every key in a document with its mapping."""
     for key, one in list(node.items()) if isinstance(node, dict) else enumerate(node):
         if isinstance(node, dict):
             yield node, key
@@ -49,7 +48,6 @@ def keys(node: Any) -> Iterator[tuple[Any, str]]:
 
 
 def misspelt(document: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the document with one misspelt key each."""
     for number, (_, key) in enumerate(keys(document)):
         changed = copy.deepcopy(document)
         node, _ = list(keys(changed))[number]
@@ -60,7 +58,6 @@ def misspelt(document: Any) -> Iterator[tuple[str, Any]]:
 
 
 def mistyped(document: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the document with one invalid parameter each."""
     for index, plugin in enumerate(document["plugins"]):
         for field in msgspec.structs.fields(REGISTRY.get(plugin["type"]).parameters):
             changed = copy.deepcopy(document)
@@ -72,7 +69,6 @@ def mistyped(document: Any) -> Iterator[tuple[str, Any]]:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("change", [misspelt, mistyped])
 def test_one_error_is_one_finding(case: str, change: Any) -> None:
-    """Without warnings that only follow from it."""
     document = yaml.safe_load((FOLDER / f"{case}.in.yaml").read_text())
     before = {one.message for one in findings(document)}
     for name, changed in change(document):

@@ -42,7 +42,6 @@ def test_bytes_that_are_not_text_are_refused(content: bytes) -> None:
 
 
 def test_the_built_in_configuration_has_the_reference_weights_and_a_load_term() -> None:
-    """Queue 2, KV cache 2, own requests 2, prefix 3."""
     assembly = build(default_config(), builtin_plugins(), PickerMetrics(), lambda: 0.0)
     scorers = assembly.profiles["default"].scorers
     assert [weighted.weight for weighted in scorers] == [2.0, 2.0, 2.0, 3.0]
@@ -70,7 +69,7 @@ def weight_of(text: str) -> float:
     "value", ["!!timestamp x", "!!bool x", "!!int ''", "!!float x", "!!int " + "9" * 5000]
 )
 def test_a_value_that_does_not_fit_its_tag_is_refused(value: str) -> None:
-    """It is no unexpected error, which would end a running picker."""
+    """An unexpected error would end a running picker."""
     with pytest.raises(ConfigError, match=r"f: not valid YAML: .+"):
         built(f"plugins: {value}\n")
 
@@ -78,7 +77,6 @@ def test_a_value_that_does_not_fit_its_tag_is_refused(value: str) -> None:
 @pytest.mark.parametrize("depth", [50, 100, 300, 950])
 @pytest.mark.parametrize("brackets", ["[]", "{}"])
 def test_deep_nesting_is_refused(depth: int, brackets: str) -> None:
-    """At any stage of the decoding."""
     opening = "[" if brackets == "[]" else "{a: "
     nested = opening * depth + "1" + brackets[1] * depth
     with pytest.raises(ConfigError, match="f:"):
@@ -93,7 +91,6 @@ def test_deep_nesting_is_refused(depth: int, brackets: str) -> None:
     ],
 )
 def test_numbers_are_those_of_the_reference(text: str, number: float) -> None:
-    """Including JSON's exponents without a dot."""
     assert weight_of(text) == number
 
 
@@ -105,14 +102,13 @@ def test_numbers_are_those_of_the_reference(text: str, number: float) -> None:
     ],
 )
 def test_a_text_that_resembles_a_number_is_refused(text: str, said: str) -> None:
-    """Quoted digits, and times of YAML 1.1."""
     with pytest.raises(ConfigError, match=f"weight: expected a number, got {said}"):
         weight_of(text)
 
 
 @pytest.mark.parametrize("text", [".nan", ".inf", "-.inf", "1e400", "9" * 400])
 def test_a_number_that_is_not_finite_is_refused_everywhere(text: str) -> None:
-    """The reference reads everything through JSON, which has none."""
+    """The reference reads everything through JSON, which has no such numbers."""
     with pytest.raises(ConfigError, match="weight: must be a finite number"):
         weight_of(text)
     picker = f"plugins: [{{type: session-id-producer, parameters: {{x: [1, {text}]}}}}]\n"
@@ -121,7 +117,6 @@ def test_a_number_that_is_not_finite_is_refused_everywhere(text: str) -> None:
 
 
 def test_an_integer_may_have_a_zero_fraction() -> None:
-    """1.0 becomes 1 in JSON; 1.5 and integers beyond 64 bits are refused."""
     text = "plugins: [{type: max-score-picker, parameters: {maxNumOfEndpoints: %s}}]\n"
     assert (
         built(text % "2.0").instances["max-score-picker"].parameters
@@ -139,21 +134,19 @@ def test_a_label_may_resemble_a_date_and_its_name_a_number() -> None:
 
 
 def test_a_label_without_a_value_is_refused() -> None:
-    """Without it the filter would admit endpoints that it must remove."""
+    """Without the label the filter would admit endpoints that it must remove."""
     text = "plugins: [{type: label-selector-filter, parameters: {matchLabels: {gpu: , a: b}}}]\n"
     with pytest.raises(ConfigError, match="matchLabels"):
         built(text)
 
 
 def test_an_unknown_key_without_a_value_is_refused() -> None:
-    """A known one is the same as no key."""
     assert built("plugins:\nschedulingProfiles:\n").warnings == ()
     with pytest.raises(ConfigError, match="pluginz: unknown key; did you mean 'plugins'"):
         built("pluginz:\n")
 
 
 def test_merged_keys_may_be_overridden() -> None:
-    """They are no duplicates; positions are those of the effective values."""
     text = "plugins:\n- &a {type: queue-scorer, name: q}\n- {<<: *a, name: q2}\n"
     assert {"q", "q2"} <= built(text).instances.keys()
     with pytest.raises(ConfigError, match=r"^f:5:22: plugins\[1\].type: unknown plugin type"):
@@ -171,14 +164,12 @@ def test_merged_keys_may_be_overridden() -> None:
     ],
 )
 def test_invalid_yaml_is_explained(text: str, said: str) -> None:
-    """With the expected token; a tab is named."""
     with pytest.raises(ConfigError, match=said):
         built(text)
 
 
 @pytest.mark.parametrize("gate", ["flowControl=", "haPopulateNonLeaderDatastore="])
 def test_a_gate_with_an_empty_value_is_refused(gate: str) -> None:
-    """Unlike the gate alone."""
     with pytest.raises(ConfigError, match="'' is neither true nor false"):
         built(f"featureGates: [{gate}]\n")
 
@@ -194,7 +185,6 @@ def test_findings_beyond_the_limit_are_counted_and_not_listed() -> None:
 
 
 def models_sources(text: str, lists_models: bool = True) -> list[tuple[str, list[str], str]]:
-    """Return the sources of model lists with their extractors and intervals."""
     loaded = load_config(text.encode(), "f")
     options = BuildOptions(lists_models=lists_models, allow_experimental=True)
     plan = build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0, options).data_layer
@@ -218,7 +208,6 @@ dataLayer:
 
 
 def test_endpoints_are_asked_for_their_models_on_demand() -> None:
-    """Once a second by default."""
     extractor = ["models-data-extractor"]
     assert models_sources(HEAD, lists_models=False) == []
     assert models_sources(HEAD) == [("models-data-source", extractor, "1s")]
@@ -226,7 +215,6 @@ def test_endpoints_are_asked_for_their_models_on_demand() -> None:
 
 
 def test_allowed_plugins_of_alpha_types_are_listed() -> None:
-    """By their names in the configuration."""
     plugins = "plugins: [{type: queue-scorer}, {type: topology-affinity-scorer, name: near}]\n"
     options = BuildOptions(allow_experimental=True)
     loaded = load_config(f"{HEAD}\n{plugins}".encode(), "f")

@@ -20,7 +20,6 @@ TARGETS = [{"modelRewrite": "t"}]
 
 
 def read(*documents: str | dict[str, Any]) -> PoolFile:
-    """Read a list of endpoints, followed by these documents."""
     texts = [one if isinstance(one, str) else yaml.safe_dump(one) for one in documents]
     return read_pool_file("---\n".join([ENDPOINTS, *texts]).encode(), "f", "pool")
 
@@ -40,7 +39,6 @@ def rewrite(*rules: dict[str, Any], name: str = "r", **metadata: Any) -> dict[st
 
 
 def rule(*models: str, targets: Sequence[dict[str, Any]] = TARGETS) -> dict[str, Any]:
-    """Make a rule for these models, or for all."""
     matches = [{"model": {"value": model}} for model in models]
     return {"matches": matches, "targets": list(targets)} if models else {"targets": list(targets)}
 
@@ -50,7 +48,6 @@ def lines_of(found: PoolFile, severity: Severity) -> list[str]:
 
 
 def test_a_file_may_have_documents_of_every_kind() -> None:
-    """In any order, including empty documents and lists of objects."""
     text = """\
 ---
 apiVersion: llm-d.ai/v1alpha2
@@ -145,7 +142,6 @@ endpoints: [{name: a, address: 10.0.0.1, port: 8000}]
     ],
 )
 def test_a_valid_object_is_accepted(document: dict[str, Any]) -> None:
-    """With the rules of an API server; a key without a value is no key."""
     found = read(document)
     assert found.findings == ()
     rules = found.contents.rules
@@ -213,7 +209,6 @@ def test_a_valid_object_is_accepted(document: dict[str, Any]) -> None:
     ],
 )
 def test_an_invalid_object_is_skipped_and_reported(document: dict[str, Any], error: str) -> None:
-    """With its position; the endpoints and the valid object count."""
     found = read(document, objective("good"))
     assert [one.name for one in found.contents.rules.objectives] == ["good"]
     assert found.contents.rules.rewrites == ()
@@ -277,7 +272,6 @@ spec:
 def test_a_doubtful_object_causes_a_warning(
     document: dict[str, Any], warning: str, counts: bool
 ) -> None:
-    """It is no error: an API server accepts it, or it is for another picker."""
     found = read(document)
     (line,) = lines_of(found, Severity.WARNING)
     assert warning in line
@@ -329,7 +323,6 @@ def test_only_the_invalid_items_of_a_list_are_skipped() -> None:
 
 
 def test_endpoints_with_one_address_cause_a_warning_with_both_names() -> None:
-    """Both count. Another port is another address, another spelling of an IP is not."""
     entries = "".join(
         f"- {{name: {name}, address: '{address}', port: {port}}}\n"
         for name, address, port in (
@@ -349,7 +342,6 @@ def test_endpoints_with_one_address_cause_a_warning_with_both_names() -> None:
 
 
 def test_a_duplicate_key_is_an_error() -> None:
-    """In YAML the last one would win silently."""
     text = f"apiVersion: {API}\nkind: InferenceObjective\nkind: InferenceObjective\n"
     found = read(text, objective("good"))
     (error,) = lines_of(found, Severity.ERROR)
@@ -375,7 +367,6 @@ def test_a_duplicate_key_is_an_error() -> None:
     ],
 )
 def test_an_unusable_file_is_refused(text: str, reason: str) -> None:
-    """A truncated file is no pool without endpoints."""
     with pytest.raises(ConfigError) as error:
         read_pool_file(text.encode(errors="surrogateescape"), "f", "pool")
     assert reason in str(error.value)
@@ -389,7 +380,6 @@ def test_aliases_cannot_expand_an_object_beyond_the_limit() -> None:
 
 
 def test_the_number_of_findings_is_limited() -> None:
-    """All skipped entries are counted."""
     text = f"endpoints: [{'5, ' * 300}]\n" + f"---\nkind: InferenceObjective\nx: {'y' * 900}\n" * 99
     found = read_pool_file(text.encode(), "f", "pool")
     assert found.contents.num_skipped == 399
@@ -399,7 +389,6 @@ def test_the_number_of_findings_is_limited() -> None:
 
 
 def test_a_file_of_policies_lists_no_endpoints() -> None:
-    """It will follow a list of endpoints."""
     text = yaml.safe_dump_all([objective("a"), rewrite(rule())])
     found = read_policies(text.encode(), "f", "pool")
     assert [one.name for one in found.contents.rules.objectives] == ["a"]

@@ -16,12 +16,10 @@ spec: {poolRef: {name: pool}}
 
 
 def errors(found: PoolFile) -> list[str]:
-    """Return the errors about skipped entries."""
     return [str(one) for one in found.findings if one.severity is Severity.ERROR]
 
 
 def test_an_endpoint_with_a_duplicate_key_is_skipped() -> None:
-    """Its address is ambiguous; the other endpoints count."""
     text = """\
 endpoints:
 - {name: a, address: 10.0.0.1, port: 80, address: 10.0.0.2}
@@ -39,7 +37,6 @@ endpoints:
 
 
 def test_a_second_list_in_one_document_is_refused() -> None:
-    """YAML would drop the first endpoints silently."""
     with pytest.raises(ConfigError, match="f:2:1: a second list of endpoints"):
         read_pool_file(2 * ENDPOINTS.encode(), "f", "pool")
 
@@ -56,7 +53,6 @@ def test_merged_keys_cannot_expand_an_endpoint_beyond_the_limit() -> None:
 
 
 def test_an_object_that_is_a_yaml_set_is_skipped() -> None:
-    """PyYAML makes a Python set of it, which is no mapping."""
     documents = (ENDPOINTS, "!!set {kind, metadata}\n", OBJECTIVE)
     found = read_pool_file("---\n".join(documents).encode(), "f", "pool")
     assert errors(found) == ["f:3:1: expected a mapping, got set"]

@@ -41,7 +41,6 @@ def assembled(content: bytes) -> tuple[LoadedConfig, Assembly]:
 
 
 def essence(assembly: Assembly) -> dict[str, Any]:
-    """Describe everything that decides about requests, with parameters and without warnings."""
     plugins = {
         name: (one.type_name, parameters_in_force(one.parameters))
         for name, one in assembly.instances.items()
@@ -58,7 +57,6 @@ def test_the_output_has_the_same_meaning(case: str) -> None:
 
 
 def test_every_value_has_its_origin() -> None:
-    """A line of the file, a default, or a plugin that another one needs."""
     loaded, assembly = assembled(SMALL)
     lines = {line.text.strip(" -"): line.origin for line in effective_lines(loaded, assembly)}
     assert lines["matchLengthWeight: 0.5"] == "c.yaml:4"
@@ -87,7 +85,6 @@ def test_every_value_has_its_origin() -> None:
     ],
 )
 def test_the_effective_value_is_shown(plugin: str, shown: str) -> None:
-    """Instead of one that is overridden; the output causes no warning."""
     head = "apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\nplugins: "
     loaded, assembly = assembled(f"{head}[{plugin}{_reader_of(plugin)}]".encode())
     lines = effective_lines(loaded, assembly)
@@ -97,7 +94,6 @@ def test_the_effective_value_is_shown(plugin: str, shown: str) -> None:
 
 
 def _reader_of(plugin: str) -> str:
-    """Return a scorer that reads the findings of a producer; "" for other plugins."""
     name = plugin.strip("{").partition(",")[0].partition("}")[0].removeprefix("type: ")
     if not name.endswith("-cache-producer"):
         return ""
@@ -134,7 +130,6 @@ def test_a_scorer_with_two_weights_is_shown_twice() -> None:
 
 
 def test_a_value_that_differs_from_the_file_is_a_default() -> None:
-    """The output has all defaults, so it turns their injection off."""
     more = b"featureGates: [flowControl=false]\ndataLayer: {injectDefaults: true}\n"
     loaded, assembly = assembled(SMALL + more)
     lines = {line.text.strip(" -"): line.origin for line in effective_lines(loaded, assembly)}

@@ -18,8 +18,6 @@ PATIENCE_SECONDS = 120.0
 
 
 class Recorder:
-    """Applies configurations, except those with a plugin named `refuse`."""
-
     def __init__(self) -> None:
         self.applied: list[LoadedConfig] = []
         self.happened = asyncio.Event()
@@ -86,7 +84,7 @@ async def test_a_file_replaced_by_renaming_is_applied(tmp_path: Path) -> None:
 
 
 async def test_a_volume_of_kubernetes_is_followed_through_its_links(tmp_path: Path) -> None:
-    """The file is a link to `..data/config.yaml`, and the link `..data` is replaced."""
+    """The file is a link to `..data/config.yaml`, and Kubernetes replaces the link `..data`."""
     for version, plugin in (("..1", "queue-scorer"), ("..2", "random-picker")):
         (tmp_path / version).mkdir()
         (tmp_path / version / "config.yaml").write_bytes(config(plugin))
@@ -102,7 +100,6 @@ async def test_a_volume_of_kubernetes_is_followed_through_its_links(tmp_path: Pa
 
 @pytest.fixture
 def watched(tmp_path: Path) -> tuple[Path, Recorder, PickerMetrics, ConfigWatch]:
-    """Create a watch for direct calls of `check`; its clock advances with each call."""
     path, recorder, metrics = tmp_path / "c.yaml", Recorder(), PickerMetrics()
     path.write_bytes(DEFAULT_CONFIG)
     times = iter(range(100, 200))
@@ -113,7 +110,6 @@ def watched(tmp_path: Path) -> tuple[Path, Recorder, PickerMetrics, ConfigWatch]
 async def test_an_invalid_change_is_reported_once_until_a_valid_one(
     watched: tuple[Path, Recorder, PickerMetrics, ConfigWatch], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In the log and in the metrics."""
     path, recorder, metrics, watch = watched
     assert (healthy(metrics), loaded_at(metrics)) == (1, 100)
     path.write_bytes(config("refuse"))
@@ -134,7 +130,6 @@ async def test_an_invalid_change_is_reported_once_until_a_valid_one(
 async def test_a_missing_file_is_reported_once(
     watched: tuple[Path, Recorder, PickerMetrics, ConfigWatch],
 ) -> None:
-    """When it returns, even its old content counts as a change."""
     path, recorder, metrics, watch = watched
     path.unlink()
     await watch.check()
@@ -148,7 +143,6 @@ async def test_a_missing_file_is_reported_once(
 async def test_unchanged_content_is_not_applied(
     watched: tuple[Path, Recorder, PickerMetrics, ConfigWatch],
 ) -> None:
-    """The file was only touched."""
     path, recorder, metrics, watch = watched
     path.write_bytes(DEFAULT_CONFIG)
     await watch.check()
@@ -167,7 +161,6 @@ def test_only_the_limit_and_one_byte_of_a_file_are_read(tmp_path: Path) -> None:
 async def test_an_unexpected_error_does_not_end_the_watch(
     watched: tuple[Path, Recorder, PickerMetrics, ConfigWatch], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It counts as a failure, and the next change is applied."""
     path, recorder, metrics, watch = watched
     recorder.breaks = True
     path.write_bytes(config("queue-scorer"))

@@ -1,6 +1,5 @@
-"""Recordings, `explain`, traces and series are as in an earlier version, which made the files in
-`tests/golden/decisions`. `python tests/picker/decisions/test_decisions_match_golden_files.py` makes
-them again.
+"""Recordings, `explain`, traces and series are those of `tests/golden/decisions`, which running
+this file as a script makes again.
 """
 
 import asyncio
@@ -59,14 +58,12 @@ RECORDED = ("built in", "published_pd_disaggregation", "header_profile_handler",
 
 
 def config(name: str) -> str:
-    """Read a configuration without its head."""
     file = "default" if name == "built in" else name  # of the version that made the files
     text = (TESTS / "golden" / "config" / f"{file}.in.yaml").read_text()
     return text.partition("Config\n")[2]
 
 
 def recording() -> bytes:
-    """Record a few dozen decisions of several runs, with a reload."""
     lines: list[bytes] = []
     for number, name in enumerate(RECORDED):
         texts = [HEAD + config(name)] + [HEAD + LABELLED] * (number == 0)
@@ -77,8 +74,6 @@ def recording() -> bytes:
 
 
 class Scene:
-    """A running configuration, its spans, and the ring of its requests."""
-
     def __init__(self, text: str, **options: Any) -> None:
         self.now, self.notes = Moment(), Notes()
         self.records = DecisionRing(50, lambda: self.now(), lambda: UNIX + self.now())
@@ -91,7 +86,6 @@ class Scene:
             self.house.datastore.update_metrics(endpoint.key, known)
 
     async def ask(self, request_id: str, body: Any = PROMPT, **headers: str) -> None:
-        """Send a request; answer it unless it is refused."""
         exchange = self.house.director.begin()
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         head = {":path": "/v1/completions", "x-request-id": request_id, **sent}
@@ -109,7 +103,6 @@ class Scene:
             self.house.answer(exchange, decision, b"data: {}\n\n", usage)
 
     def shown(self) -> list[Any]:
-        """Return each request as JSON, as text, and its spans, in the order of arrival."""
         found = []
         for summary, span in zip(
             reversed(list(self.records.last(50))), self.notes.requests, strict=True
@@ -128,7 +121,6 @@ class Scene:
 
 
 def tree(span: Noted) -> Any:
-    """Convert a span with its attributes and its parts."""
     said = {name: one for name, one in span.said.items() if one != ""}
     found: dict[str, Any] = {"name": span.name}
     if said:
@@ -145,13 +137,11 @@ _OTHERS = re.compile(r"_sum\b|_bucket\{")
 
 
 def series_of(house: Routing) -> list[str]:
-    """List names and labels of all counted series."""
     found = {line.rpartition(" ")[0] for line in house.metrics.render().decode().splitlines()}
     return sorted(line for line in found if line[:1] != "#" and not _OTHERS.search(line))
 
 
 async def decisions() -> dict[str, Any]:
-    """Serve requests of several configurations; return their views and all series."""
     found: dict[str, Any] = {}
     series: set[str] = set()
     scene = Scene(config("built in"))
@@ -195,7 +185,6 @@ def replay_of(path: Path) -> dict[str, Any]:
 
 
 def ordered(value: dict[str, Any]) -> dict[str, Any]:
-    """Sort the sets in an object of a line."""
     if "active_models" in value:
         value["active_models"].sort()
     return value
@@ -203,7 +192,6 @@ def ordered(value: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def made() -> Mapping[str, Any]:
-    """Return the decisions of this version as JSON."""
     found: Mapping[str, Any] = json.loads(json.dumps(asyncio.run(decisions())))
     return found
 
@@ -218,7 +206,6 @@ def test_an_old_recording_replays_identically() -> None:
 
 
 def test_equal_requests_make_equal_recordings() -> None:
-    """To the last digit; sets have no order."""
     before = RECORDING.read_bytes().splitlines()
     for line, known in zip(recording().splitlines(), before, strict=True):
         assert json.loads(line, object_hook=ordered) == json.loads(known, object_hook=ordered)
@@ -228,7 +215,6 @@ def test_equal_requests_make_equal_recordings() -> None:
     "name", ["built in", "pd", "labelled", "headers", "none left", "flow control", "series"]
 )
 def test_requests_are_shown_as_before(name: str) -> None:
-    """By `/decisions/{id}`, by `pointsman explain`, in traces, and in series."""
     assert made()[name] == golden()[name]
 
 

@@ -38,8 +38,6 @@ from tests.depth import examples, some
 
 
 class _Fixed:
-    """A scorer with fixed scores."""
-
     def __init__(self, name: str, scores: list[float]) -> None:
         self.name = name
         self._scores = scores
@@ -49,8 +47,6 @@ class _Fixed:
 
 
 class _First:
-    """A picker that takes the best."""
-
     name = "first"
 
     def pick(self, scored: ScoredCandidates, rng: Random) -> list[ScoredEndpoint]:
@@ -62,8 +58,6 @@ def _pool(count: int) -> list[Endpoint]:
 
 
 class _Even:
-    """A filter that leaves every `step`th candidate."""
-
     name = "even"
 
     def __init__(self, step: int) -> None:
@@ -76,7 +70,6 @@ class _Even:
 def _decision(
     pool: list[Endpoint], scores: list[list[float]], weights: list[float], *filters: _Even
 ) -> Decision:
-    """Make a decision of a profile with fixed scores."""
     candidates = [
         Candidate(endpoint, EndpointMetrics(index, kv_cache_usage=index / 7), index)
         for index, endpoint in enumerate(pool)
@@ -113,7 +106,6 @@ def _end(records: DecisionRing, decision: Decision) -> None:
 
 
 def _remembered(decision: Decision, decided_at: float) -> RecordView | None:
-    """Return the view of the finished request, whose candidates are packed or not."""
     decision = copy(decision)
     decision.steps = copy(decision.steps)  # the end of the request clears them
     records = DecisionRing(5, lambda: 11.0, lambda: 20.0)
@@ -129,7 +121,6 @@ def _remembered(decision: Decision, decided_at: float) -> RecordView | None:
 @given(st.data())
 @examples(60)
 def test_totals_are_those_of_the_profile(data: st.DataObject) -> None:
-    """To the last bit, with scores of any type, packed or not."""
     count = data.draw(st.integers(1, 6))
     number = st.floats(width=64) | st.sampled_from([0.0, 1.0, 0.1, -1.0])
     num_scorers = data.draw(st.integers(0, 3))
@@ -166,7 +157,6 @@ def test_totals_are_those_of_the_profile(data: st.DataObject) -> None:
     ],
 )
 def test_scores_may_be_numbers_of_any_type(scores: Sequence[float], decided_at: float) -> None:
-    """The scheduler accepts them too."""
     record = _remembered(_decision(_pool(2), [scores], [2.0]), decided_at)  # type: ignore[list-item]
     view = msgspec.json.decode(msgspec.json.encode(record), type=RecordView)
     best, other = view.profiles[0].candidates
@@ -175,7 +165,6 @@ def test_scores_may_be_numbers_of_any_type(scores: Sequence[float], decided_at: 
 
 @pytest.mark.parametrize("decided_at", [0.0, 10.0])
 def test_only_the_best_of_many_candidates_are_stored(decided_at: float) -> None:
-    """And the picked ones; all candidates and all ties are counted."""
     count = MAX_CANDIDATES + 100
     scores = [float(index % 10) / 10 for index in range(count)]
     decision = _decision(_pool(count), [scores], [1.0])
@@ -200,7 +189,6 @@ def test_ties_are_counted_beyond_the_stored_candidates() -> None:
 
 
 def test_decisions_in_quick_succession_share_their_candidates() -> None:
-    """Only a decision after a pause is packed."""
     records = DecisionRing(5, lambda: 11.0)
     decision = _decision(_pool(3), [[0.5] * 3], [1.0])
     for number in range(4):
@@ -217,11 +205,9 @@ def test_decisions_in_quick_succession_share_their_candidates() -> None:
 
 @pytest.mark.parametrize(("count", "limit_bytes"), some([(10, 2_500), (100, 9_000), (1000, 8_000)]))
 def test_a_record_takes_little_memory(count: int, limit_bytes: int) -> None:
-    """Also if it shares nothing: packed, with only the best of many candidates."""
     rng, pool, records = Random(1), _pool(count), DecisionRing(100)
 
     def remember(numbers: range) -> int:
-        """Return the bytes in use after these requests."""
         for number in numbers:
             scores = [[rng.random() for _ in range(count)] for _ in range(3)]
             decision = _decision(pool, scores, [1.0, 2.0, 3.0])
@@ -245,7 +231,6 @@ def test_a_record_takes_little_memory(count: int, limit_bytes: int) -> None:
 
 @pytest.mark.parametrize("decided_at", [0.0, 10.0])
 def test_filters_name_the_removed_endpoints(decided_at: float) -> None:
-    """The names are made when the candidates are packed, or for a view."""
     record = _remembered(_decision(_pool(12), [[0.5] * 2], [1.0], _Even(3), _Even(2)), decided_at)
     first, second = record.profiles[0].filters
     assert first.removed == tuple(f"w{index}" for index in range(12) if index % 3)
@@ -254,11 +239,9 @@ def test_filters_name_the_removed_endpoints(decided_at: float) -> None:
 
 
 def test_only_names_are_stored_of_many_removed_candidates() -> None:
-    """Also in quick succession, when a record references the scored candidates."""
     pool, records = _pool(1000), DecisionRing(50, lambda: 11.0)
 
     def remember() -> int:
-        """Return the bytes in use after many more requests."""
         for number in range(50):
             decision = _decision(pool, [[0.5] * 20], [1.0], _Even(5), _Even(10))
             decision.number = number

@@ -46,14 +46,11 @@ POOL = [
 
 @dataclass
 class Scene:
-    """A running configuration, and the ring of its requests."""
-
     at_work: Routing
     records: DecisionRing
 
     @classmethod
     def of(cls, config: str = CONFIG, capacity: int = 100) -> Scene:
-        """Two fast endpoints and a slow one, all idle."""
         now = Moment()
         records = DecisionRing(capacity, now, lambda: UNIX + now.seconds)
         at_work = routing(config, POOL, watchers=(records,))
@@ -64,12 +61,10 @@ class Scene:
         return scene
 
     def load(self, name: str, **metrics: float) -> None:
-        """Publish metrics of an endpoint."""
         known = EndpointMetrics(updated_at_seconds=self.at_work.now.seconds, **metrics)  # type: ignore[arg-type]
         self.at_work.datastore.update_metrics(f"default/{name}", known)
 
     async def refused(self, raw: RawRequest) -> RefusedError:
-        """Send a request that the picker refuses."""
         exchange = self.at_work.director.begin()
         with pytest.raises(RefusedError) as refusal:
             await exchange.route(raw)
@@ -82,7 +77,6 @@ def raw(body: bytes | None, request_id: str = "r", **headers: str) -> RawRequest
 
 
 async def test_a_record_has_filters_scores_loads_and_ages() -> None:
-    """Totals are those of the profile; the winner comes first; ages are as of the decision."""
     scene = Scene.of()
     scene.load("a", waiting_requests=4, running_requests=1, kv_cache_usage=0.5)
     scene.at_work.now.seconds += 0.25
@@ -114,9 +108,7 @@ async def test_a_record_has_filters_scores_loads_and_ages() -> None:
 
 
 async def test_a_record_has_the_prompt_tokens_expected_in_the_cache() -> None:
-    """The second of two equal requests finds the blocks of the first. The prompt's length is the
-    limit, since the last block may be partial.
-    """
+    """The prompt's length is the limit, since the last block may be partial."""
     for prompt, expected in (("a long prompt " * 40, 140), ("1234" * 17, 17)):
         scene = Scene.of()
         for request_id in ("first", "second"):
@@ -144,7 +136,6 @@ async def test_the_endpoints_count_of_tokens_limits_the_expected_ones() -> None:
 
 
 async def test_a_request_under_way_has_a_record() -> None:
-    """With its decision, and its duration so far."""
     scene = Scene.of()
     exchange, _ = await scene.at_work.route()
     scene.at_work.now.seconds += 3
@@ -156,7 +147,6 @@ async def test_a_request_under_way_has_a_record() -> None:
 
 
 def test_a_waiting_request_has_a_record() -> None:
-    """It has no decision yet; when it ends, one record remains."""
     scene = Scene.of()
     decision = Decision(7, 99.0, request_id="w", fairness_id="t")
     scene.records.waits(decision)
@@ -173,7 +163,6 @@ def test_a_waiting_request_has_a_record() -> None:
 
 
 async def test_requests_in_all_states_are_listed_by_arrival() -> None:
-    """Waiting, under way, and over; the limit counts them all."""
     scene = Scene.of()
     over, _ = await scene.at_work.route(x_request_id="over")
     over.finish(FinishCause.COMPLETED, 200)
@@ -223,7 +212,7 @@ async def test_a_record_names_the_filters_that_left_no_endpoint() -> None:
 
 
 def test_a_request_that_was_never_read_leaves_its_status() -> None:
-    """Its body was too large, say, so the director never refused it."""
+    """Its body was too large, for instance, so the director never refused it."""
     scene = Scene.of()
     scene.at_work.director.begin().finish(FinishCause.REFUSED, 413)
     (line,) = scene.records.last(1)
@@ -250,7 +239,6 @@ async def test_a_request_without_a_body_leaves_its_endpoint() -> None:
 
 
 async def test_the_newest_request_of_an_id_is_found() -> None:
-    """Clients may use an id twice, even at once."""
     scene = Scene.of()
     first, _ = await scene.at_work.route()
     scene.at_work.now.seconds += 1
@@ -286,7 +274,6 @@ async def test_the_ring_drops_the_oldest_record() -> None:
 
 
 async def test_names_of_clients_are_truncated() -> None:
-    """A model's name may be as long as a body; the request is still found by its id."""
     scene = Scene.of()
     long = "x" * 5000
     exchange, _ = await scene.at_work.route({**PROMPT, "model": long}, x_request_id=long)
@@ -319,7 +306,6 @@ schedulingProfiles:
     ],
 )
 async def test_a_record_has_the_reasons_of_skipped_stages(prompt: str, why: str) -> None:
-    """The decider declined, or there was no endpoint."""
     scene = Scene.of(STAGES)
     exchange, _ = await scene.at_work.route({"model": "m", "prompt": prompt})
     exchange.finish(FinishCause.COMPLETED, 200)
@@ -332,8 +318,7 @@ async def test_a_record_has_the_reasons_of_skipped_stages(prompt: str, why: str)
 async def test_a_record_references_no_prompt_and_no_refusal() -> None:
     scene = Scene.of()
 
-    class Watched(dict[str, object]):
-        """A payload with weak references."""
+    class Watched(dict[str, object]): ...
 
     payload = Watched(prompt="x")
     gone = weakref.ref(payload)
@@ -354,7 +339,7 @@ async def test_a_record_references_no_prompt_and_no_refusal() -> None:
 
 
 async def test_scores_are_freed_after_the_watchers_have_read_them() -> None:
-    """They are most of a decision, which exists for as long as its request."""
+    """Scores are most of a decision, which exists for as long as its request."""
     counts, decisions = [], []
 
     class Listener:

@@ -44,7 +44,6 @@ FOREIGN: DataKey[int] = DataKey("Foreign", "other")
 
 
 def pool(datastore: Datastore) -> None:
-    """Publish an endpoint of every role, with metrics."""
     endpoints = [
         Endpoint(f"w{i}", f"10.0.0.{i + 1}", 8000, labels={"llm-d.ai/role": role, "zone": "a"})
         for i, role in enumerate(ROLES)
@@ -56,7 +55,6 @@ def pool(datastore: Datastore) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 async def test_no_plugin_accesses_undeclared_attributes(case: str) -> None:
-    """In every golden configuration, with a strict scope."""
     metrics = PickerMetrics()
     options = BuildOptions(allow_experimental=True, strict_data_scope=True)
     loaded = load_config((FOLDER / f"{case}.in.yaml").read_bytes(), case)
@@ -77,14 +75,11 @@ async def test_no_plugin_accesses_undeclared_attributes(case: str) -> None:
 
 
 class Reader:
-    """Declares an attribute of its own and one of another plugin."""
-
     produces = (MINE,)
     consumes = (WANTED,)
 
 
 def bound_in(metrics: PickerMetrics, *, strict: bool) -> BoundPlugin[Reader]:
-    """Bind the plugin with its scope."""
     labels, plugin = ("Scorer", "reader", "me"), Reader()
     bound = BoundPlugin(plugin, *labels)
     bound.scope = Scope("me", (plugin,), metrics.plugin_data_scope_violations_total, labels)
@@ -97,7 +92,6 @@ def bound_in(metrics: PickerMetrics, *, strict: bool) -> BoundPlugin[Reader]:
 def test_undeclared_access_is_counted_each_time_and_logged_once(
     strict: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A strict scope blocks it, too."""
     metrics, found = PickerMetrics(), Attributes()
     found[FOREIGN] = 1
     bound = bound_in(metrics, strict=strict)
@@ -116,7 +110,6 @@ def test_undeclared_access_is_counted_each_time_and_logged_once(
 
 
 def test_declared_access_passes() -> None:
-    """And access to attributes of the plugin itself, declared or not."""
     metrics, found = PickerMetrics(), Attributes()
     found[WANTED] = 3
     seen = bound_in(metrics, strict=True).scoped(found)
@@ -129,7 +122,6 @@ def test_declared_access_passes() -> None:
 
 
 def test_a_plugin_is_watched_only_for_its_first_calls() -> None:
-    """Then it gets the attributes themselves, at no cost."""
     bound, found = bound_in(PickerMetrics(), strict=False), Attributes()
     for _ in range(WATCHED_CALLS):
         assert bound.scoped(found) is not found

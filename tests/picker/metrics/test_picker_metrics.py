@@ -123,7 +123,6 @@ def count(metrics: PickerMetrics, attribute: str, *labels: str) -> None:
 
 
 def samples(page: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """The samples that `prometheus_client` reads on a page."""
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(page.decode())
@@ -135,7 +134,6 @@ def samples(page: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]
 def test_series_have_the_references_current_and_deprecated_names_and_labels(
     attribute: str, labels: tuple[str, ...], twin: str, twin_labels: tuple[str, ...]
 ) -> None:
-    """Dashboards for either find their series."""
     metrics = PickerMetrics()
     count(metrics, attribute, *labels)  # each label's value is its name
     renamed = {"endpoint_name": "pod_name"}
@@ -158,7 +156,7 @@ def test_series_have_the_references_current_and_deprecated_names_and_labels(
 
 @pytest.mark.parametrize("attribute", BUCKETS)
 def test_buckets_are_the_references(attribute: str) -> None:
-    """Also a mistyped one: sums over pickers need equal buckets."""
+    """The reference mistypes one bucket, but sums over pickers need equal buckets."""
     metrics = PickerMetrics()
     labels = next(row[1] for row in SERIES if row[0] == attribute)
     count(metrics, attribute, *labels)
@@ -171,8 +169,6 @@ def test_buckets_are_the_references(attribute: str) -> None:
 
 
 class Pool:
-    """A collector of a gauge with a deprecated name, and of one without."""
-
     def collect(self) -> Iterator[Computed]:
         twin = Twin("old_size", ("name", "endpoint"), {"endpoint": "pod"})
         sizes = Declaration("size", "…", ("name", "endpoint"), (twin,))
@@ -181,7 +177,6 @@ class Pool:
 
 
 def test_the_page_equals_that_of_the_library() -> None:
-    """Every family, sample and value, awkward label values included."""
     metrics = PickerMetrics()
     metrics.register(Pool())
     for attribute, labels, _, _ in SERIES:
@@ -226,7 +221,6 @@ SOURCES: dict[str, Callable[[RequestLabels, str], None]] = {
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_unknown_models_share_one_label(source: str) -> None:
-    """A model that a rule or a worker names later has its own label from then on."""
     labels = RequestLabels()
     assert labels.of("qwen", "qwen", "default-flow", 1) == ("other", "other", "default-flow", "1")
     SOURCES[source](labels, "qwen")
@@ -240,7 +234,6 @@ def test_the_default_tenant_is_that_of_requests_without_one() -> None:
 
 
 def test_configured_models_are_reported_whatever_clients_invent() -> None:
-    """Pairs of rules and models of workers, without a tenant, do not use up the budget."""
     labels = RequestLabels(PageRoom(100_000))
     labels.pin_rewrites([("ours", "ours-v2")])
     labels.add_served(["base", "adapter"])
@@ -270,7 +263,6 @@ NAMES = st.text(st.characters(), max_size=300)
 def test_names_of_clients_do_not_exceed_their_budget_of_the_page(
     names: list[tuple[str, str]],
 ) -> None:
-    """In all series with a label that clients choose."""
     metrics = PickerMetrics(PageRoom(300_000))
     metrics.labels.add_served(["m"])
     flow = FlowReporter(metrics, "pool", FlowController(None, lambda: (), lambda: 0.0, metrics))
@@ -288,7 +280,6 @@ def test_names_of_clients_do_not_exceed_their_budget_of_the_page(
 def _count_all(
     metrics: PickerMetrics, flow: FlowReporter, model: str, target: str, tenant: str, priority: int
 ) -> None:
-    """Count a request in each series of requests, and two ends of its time in the queue."""
     labels = metrics.labels.of(model, target, tenant, priority)
     own = dict(zip(REQUEST, labels, strict=True))
     for series in metrics.series:
@@ -308,7 +299,6 @@ def _count_all(
 
 
 def test_a_long_name_is_on_no_page() -> None:
-    """A model's name may be as long as a body."""
     metrics = PickerMetrics()
     names = ["m" * 256, *(str(i) + "m" * 100_000 for i in range(10))]
     metrics.labels.add_served(names)
@@ -320,11 +310,7 @@ def test_a_long_name_is_on_no_page() -> None:
 
 
 def test_a_long_name_is_not_stored() -> None:
-    """Nothing refers to it after the request."""
-
     class Name(str):
-        """A string that can be watched."""
-
         __slots__ = ("__weakref__",)
 
     labels, name = RequestLabels(), Name("m" * 100_000)
@@ -335,7 +321,7 @@ def test_a_long_name_is_not_stored() -> None:
 
 
 def test_labels_of_a_tenant_do_not_change() -> None:
-    """A gauge is decremented under the labels under which it was incremented."""
+    """A gauge must be decremented under the labels under which it was incremented."""
     labels = RequestLabels()
     labels.add_served(["m", "n"])
     asked = [("mn"[i % 2], "m", f"f{i % 901}", i % 3) for i in range(3 * MAX_LABEL_SETS)]
@@ -346,7 +332,6 @@ def test_labels_of_a_tenant_do_not_change() -> None:
 
 
 def test_every_series_is_documented_and_nothing_else() -> None:
-    """docs/metrics.md names each one, deprecated names too."""
     metrics = PickerMetrics()
     metrics.register(PoolCollector("pool", Datastore()))
     assembly = build(default_config(), builtin_plugins(), metrics, lambda: 0.0)

@@ -19,7 +19,6 @@ def candidate(name: str, **changes: object) -> Candidate:
 
 
 def from_file(change: CandidateChange) -> CandidateChange:
-    """Encode and decode a change."""
     encoder = msgspec.json.Encoder(enc_hook=dict)
     return msgspec.json.decode(encoder.encode(change), type=CandidateChange)
 
@@ -43,8 +42,6 @@ CANDIDATES = st.builds(
 
 
 class _Walk:
-    """A pool; each decision sees some of its endpoints, changed or not."""
-
     def __init__(self) -> None:
         self.deltas, self.memory = CandidateDeltas(), CandidateMemory()
         self.pool: dict[str, Candidate] = {}
@@ -72,7 +69,6 @@ class _Walk:
 def test_changes_restore_the_candidates_of_every_decision(
     steps: list[tuple[list[Candidate], list[str], str | None]],
 ) -> None:
-    """With other loads and orders, endpoints that leave and return, and empty pools."""
     walk = _Walk()
     for changed, shown, leaves in steps:
         walk.decide(changed, shown)
@@ -84,7 +80,6 @@ def test_changes_restore_the_candidates_of_every_decision(
 
 
 def test_unchanged_candidates_are_not_repeated() -> None:
-    """A second decision has no changes; a new load alone is one field."""
     deltas, pool = CandidateDeltas(), [candidate("a", metrics=EndpointMetrics()), candidate("b")]
     assert [one.key for one in deltas.of(pool)[0]] == ["default/a", "default/b"]
     assert deltas.of(list(pool)) == ((), None)

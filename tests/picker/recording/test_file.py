@@ -28,7 +28,6 @@ def series() -> RecordingSeries:
 
 
 def value(one: Counter | Gauge) -> float:
-    """Return the value of a series without labels."""
     ((_, number),) = one.numbers()
     return number
 
@@ -38,7 +37,6 @@ def lines(path: Path) -> list[AnyLine]:
 
 
 async def write(path: Path, *texts: bytes, max_bytes: int = 10**6) -> RecordingSeries:
-    """Record these lines; return the metrics."""
     counted = series()
     file = RecordingFile(path, max_bytes, counted)
     assert value(counted.active) == 1
@@ -49,7 +47,6 @@ async def write(path: Path, *texts: bytes, max_bytes: int = 10**6) -> RecordingS
 
 
 async def test_only_the_owner_can_read_a_new_file(tmp_path: Path) -> None:
-    """Mode 0600 under any umask."""
     path = tmp_path / "r.jsonl"
     before = os.umask(0)
     try:
@@ -63,7 +60,6 @@ async def test_only_the_owner_can_read_a_new_file(tmp_path: Path) -> None:
 
 
 async def test_an_existing_recording_continues_with_another_run(tmp_path: Path) -> None:
-    """Nothing of the first one is lost; a half-written end becomes a line of its own."""
     path = tmp_path / "r.jsonl"
     await write(path, encoded(HEADER))
     with path.open("ab") as file:
@@ -85,7 +81,6 @@ async def test_a_file_that_is_no_recording_is_refused_and_unchanged(
 
 
 def test_an_unusable_file_is_refused(tmp_path: Path) -> None:
-    """A folder, a pipe, a missing folder, and a file of another picker."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path, why in (
@@ -105,7 +100,6 @@ def test_an_unusable_file_is_refused(tmp_path: Path) -> None:
 async def test_the_file_never_grows_beyond_its_size(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The last line says why; later lines are ignored, and not counted as lost."""
     path = tmp_path / "r.jsonl"
     with caplog.at_level(logging.WARNING):
         counted = await write(path, encoded(HEADER), *[LINE] * 100, max_bytes=1000)
@@ -140,7 +134,6 @@ async def test_lines_are_written_while_the_picker_runs(tmp_path: Path) -> None:
 
 
 async def test_no_lines_are_accepted_after_a_loss_until_a_new_beginning(tmp_path: Path) -> None:
-    """Lines before the loss are written, later ones are counted."""
     path, counted = tmp_path / "r.jsonl", series()
     file = RecordingFile(path, 10**6, counted)
     file.write(encoded(HEADER), 1.0)
@@ -156,7 +149,6 @@ async def test_no_lines_are_accepted_after_a_loss_until_a_new_beginning(tmp_path
 
 
 def test_a_full_disk_costs_whole_batches_until_the_next_epoch(tmp_path: Path) -> None:
-    """Batches of the same epoch are dropped, the file remains readable."""
     path, counted, progress = tmp_path / "r.jsonl", series(), Progress()
     batches: SimpleQueue[LineBatch | None] = SimpleQueue()
     fd = os.open(path, os.O_RDONLY | os.O_CREAT, 0o600)  # every write fails

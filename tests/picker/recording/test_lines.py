@@ -27,7 +27,6 @@ LINE_TYPES = typing.get_args(AnyLine)
 
 
 def of(kind: type[msgspec.Struct]) -> st.SearchStrategy[typing.Any]:
-    """Generate values of a struct from the types of its fields."""
     hints = typing.get_type_hints(kind)
     names = [name for name in kind.__struct_fields__ if name != "key" or kind is not Endpoint]
     return st.builds(kind, **{name: _field(hints[name]) for name in names})
@@ -84,7 +83,6 @@ def test_every_kind_of_line_survives_a_round_trip(kind: type[msgspec.Struct]) ->
 
 @given(FLOATS)
 def test_floats_are_exact(value: float) -> None:
-    """To the last bit, including the sign of zero."""
     back = decoded(encoded(lines.Stop("ended", value)))
     assert isinstance(back, lines.Stop)
     assert back.at == value

@@ -11,13 +11,11 @@ FIRST, LAST = encoded(HEADER), encoded(Stop("ended", 3.0))
 
 
 def read(path: Path, content: bytes) -> list[object]:
-    """Read a file with this content."""
     path.write_bytes(content)
     return [one.line for one in read_recording(path)]
 
 
 def test_a_half_written_last_line_is_tolerated(tmp_path: Path) -> None:
-    """A killed picker leaves one, cut anywhere."""
     for cut in range(1, len(LAST) - 1):
         assert read(tmp_path / "r", FIRST + LAST[:cut]) == [HEADER, None]
     assert read(tmp_path / "r", FIRST + LAST[:-1]) == [HEADER, Stop("ended", 3.0)]

@@ -47,7 +47,6 @@ async def leave(traffic: Traffic, requests: int = 1) -> None:
 
 
 async def test_a_request_is_a_decision_a_first_piece_and_an_end() -> None:
-    """In the order of the plugins' events, each with the number of the decision."""
     traffic = Traffic([COUNTING], 1)
     await leave(traffic)
     traffic.draw.random = lambda: 0.9  # type: ignore[method-assign]  # its response comes
@@ -63,7 +62,6 @@ async def test_a_request_is_a_decision_a_first_piece_and_an_end() -> None:
 
 
 async def test_a_decision_records_only_changed_candidates() -> None:
-    """In a pool of a hundred, the endpoint that got the last request."""
     traffic = Traffic([CONFIG], 1, endpoints=100)
     await leave(traffic, 3)
     first, *later = decisions(traffic.sink)
@@ -74,7 +72,6 @@ async def test_a_decision_records_only_changed_candidates() -> None:
 
 
 async def test_a_refusal_after_scheduling_is_recorded() -> None:
-    """The client wants a cached prefix or nothing: the request does not leave."""
     traffic = Traffic([CONFIG], 5)
     traffic.draw.random = lambda: 0.0  # type: ignore[method-assign]
     await traffic.request()
@@ -86,8 +83,6 @@ async def test_a_refusal_after_scheduling_is_recorded() -> None:
 
 
 class _Odd:
-    """A producer with a finding that cannot be recorded."""
-
     def produce(
         self, request: InferenceRequest, candidates: Any, attributes: Attributes
     ) -> InferenceRequest:
@@ -96,7 +91,6 @@ class _Odd:
 
 
 def with_pipeline(traffic: Traffic, **changes: Any) -> None:
-    """Change the pipeline of the traffic."""
     pipeline = traffic.assembly.pipeline
     values = {name: getattr(pipeline, name) for name in ("parsers", "scheduler", "producers")}
     changed = RequestPipeline(**values | changes)
@@ -111,8 +105,6 @@ async def test_findings_of_unknown_types_are_named() -> None:
 
 
 class _Broken:
-    """A scheduler with a bug."""
-
     def schedule(
         self, request: InferenceRequest, candidates: Any, attributes: Attributes, *_: object
     ) -> SchedulingResult:
@@ -120,7 +112,6 @@ class _Broken:
 
 
 async def test_a_failure_of_the_scheduler_is_recorded() -> None:
-    """The client gets the same response as without a recording."""
     traffic = Traffic([CONFIG], 1)
     with_pipeline(traffic, scheduler=BoundPlugin(_Broken()))
     exchange = traffic.director.begin()
@@ -134,7 +125,6 @@ async def test_a_failure_of_the_scheduler_is_recorded() -> None:
 async def test_a_line_that_cannot_be_made_costs_no_request(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is lost and logged; later lines repeat everything, and count the lost ones."""
     traffic = Traffic([CONFIG], 1)
     await leave(traffic)
     original = traffic.recorder._requests.of
@@ -172,7 +162,6 @@ async def test_every_decision_has_a_seed_of_its_own() -> None:
 
 
 async def test_prompts_can_be_left_out() -> None:
-    """Their lengths are recorded, for decisions that depend on these."""
     traffic = Traffic([CONFIG], 1, prompts=False)
     await leave(traffic, 3)
     for one in decisions(traffic.sink):

@@ -97,7 +97,6 @@ def golden(name: str) -> str:
 
 
 def compared(replay: Replayed) -> Comparison:
-    """Add up the differences of a replay."""
     tally = Tally(10)
     for one in replay.decisions:
         tally.add(one)
@@ -105,7 +104,6 @@ def compared(replay: Replayed) -> Comparison:
 
 
 def reweighted(text: str, scorer: str, weight: float) -> str:
-    """Change the weight of one scorer."""
     config = yaml.safe_load(text)
     (part,) = [
         one for one in config["schedulingProfiles"][0]["plugins"] if one["pluginRef"] == scorer
@@ -116,7 +114,6 @@ def reweighted(text: str, scorer: str, weight: float) -> str:
 
 @pytest.mark.parametrize("name", ["built in", "sessions", "loads", *SHAPES])
 def test_the_same_configuration_makes_identical_decisions(name: str, tmp_path: Path) -> None:
-    """With churn, restarts and disconnected clients."""
     texts = {"built in": BUILT_IN, "sessions": SESSIONS, "loads": LOADS}
     text = texts.get(name) or golden(name)
     requests = 1500 if name == "built in" else 300
@@ -130,7 +127,6 @@ def test_the_same_configuration_makes_identical_decisions(name: str, tmp_path: P
 
 
 def test_reloads_are_repeated(tmp_path: Path) -> None:
-    """Plugins with unchanged entries retain their state."""
     texts = [BUILT_IN, LOADS, golden("published_optimized_baseline"), SESSIONS, LOADS, BUILT_IN]
     traffic = Traffic(texts, seed=11)
     found = replayed(record(traffic, 1200, tmp_path / "r"))
@@ -140,7 +136,6 @@ def test_reloads_are_repeated(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["sessions", "loads", "published_pd_disaggregation"])
 def test_several_attempts_of_one_request_are_repeated(name: str, tmp_path: Path) -> None:
-    """An ejected endpoint is probed first, or ejected ones are used last."""
     text = {"sessions": SESSIONS, "loads": LOADS}.get(name) or golden(name)
     traffic = Traffic([text], seed=3, health=MoodyHealth(4))
     found = replayed(record(traffic, 400, tmp_path / "r"))
@@ -150,7 +145,6 @@ def test_several_attempts_of_one_request_are_repeated(name: str, tmp_path: Path)
 
 
 def test_the_state_of_plugins_affects_the_replay(tmp_path: Path) -> None:
-    """Without the ends of requests most decisions differ."""
     traffic = Traffic([LOADS], seed=3)
     path = record(traffic, 400, tmp_path / "r")
     path.write_bytes(b"".join(one for one in traffic.sink.lines if b'"line":"end"' not in one))
@@ -174,7 +168,6 @@ def test_a_difference_in_the_last_bit_of_a_total_is_found(tmp_path: Path) -> Non
 
 
 async def two_pods(weight: float, path: Path) -> Path:
-    """Record ten requests: pod-0 has an empty queue and a full cache, pod-1 the reverse."""
     text = f"""{HEAD}
 plugins: [{{type: queue-scorer}}, {{type: kv-cache-utilization-scorer}}]
 schedulingProfiles:
@@ -198,7 +191,7 @@ schedulingProfiles:
 
 
 def test_another_weight_moves_requests(tmp_path: Path) -> None:
-    """With weights 2 and 1: 2·1 + 1·0.1 = 2.1 and 1·0.9 = 0.9; with 2 and 5: 2.5 and 4.5."""
+    """Weights 2 and 1 score 2.1 and 0.9; weights 2 and 5 score 2.5 and 4.5."""
     path = asyncio.run(two_pods(1, tmp_path / "r"))
     text = json.loads(path.read_bytes().splitlines()[0])["config"]
     found = replayed(path, reweighted(text, "kv-cache-utilization-scorer", 5))
@@ -225,7 +218,7 @@ def test_another_weight_moves_requests(tmp_path: Path) -> None:
 
 
 def test_recorded_matches_apply_while_their_producer_is_unchanged(tmp_path: Path) -> None:
-    """Even if requests now move: a replay does not know the caches."""
+    """A replay does not know what the caches hold."""
     path = record(Traffic([BUILT_IN], seed=2), 300, tmp_path / "r")
     found = replayed(path, reweighted(BUILT_IN, "prefix-cache-scorer", 30))
     assert found.notes == {}
@@ -235,14 +228,12 @@ def test_recorded_matches_apply_while_their_producer_is_unchanged(tmp_path: Path
 
 
 def with_producer(text: str, **parameters: Any) -> str:
-    """Add a prefix cache with these parameters."""
     config = yaml.safe_load(text)
     config["plugins"].append({"type": "approx-prefix-cache-producer", "parameters": parameters})
     return json.dumps(config)
 
 
 def test_a_changed_producer_runs_on_the_recorded_prompts(tmp_path: Path) -> None:
-    """And so do the readers of its findings; explicit defaults give the same findings."""
     path = record(Traffic([BUILT_IN], seed=2), 300, tmp_path / "r")
     same = replayed(path, with_producer(BUILT_IN, hashSeed=4711))
     assert same.different == []
@@ -255,7 +246,6 @@ def test_a_changed_producer_runs_on_the_recorded_prompts(tmp_path: Path) -> None
 
 
 def test_a_producer_that_cannot_run_is_noted_with_the_reason(tmp_path: Path) -> None:
-    """Omitted prompts, KV events, other servers, cookies; the recorded data applies."""
     path = record(Traffic([BUILT_IN], seed=2, prompts=False), 100, tmp_path / "r")
     assert replayed(path).different == []
     found = replayed(path, with_producer(BUILT_IN, hashSeed=4711))
@@ -286,7 +276,6 @@ def test_the_lengths_of_omitted_prompts_suffice_to_count_tokens(tmp_path: Path) 
 
 
 def test_another_run_begins_with_empty_state(tmp_path: Path) -> None:
-    """Two pickers wrote to one file, one after the other."""
     path = tmp_path / "r"
     both = b""
     for seed in (1, 2):
@@ -306,7 +295,6 @@ def test_a_new_refusal_counts_as_a_move(tmp_path: Path) -> None:
 
 
 def test_an_unusable_configuration_is_an_error(tmp_path: Path) -> None:
-    """A `ConfigError` for the other one, an error with the line for the recorded one."""
     traffic = Traffic([BUILT_IN], seed=2)
     path = record(traffic, 5, tmp_path / "r")
     with pytest.raises(ConfigError, match="no-such-plugin"):
@@ -338,7 +326,6 @@ def test_an_inconsistent_line_is_refused_with_its_number(
 
 
 def test_a_corrupt_recording_raises_no_other_error(tmp_path: Path) -> None:
-    """Bytes are changed, removed, doubled or replaced anywhere."""
     path, draw = tmp_path / "r", Random(9)
     content = record(Traffic([SESSIONS], seed=2, endpoints=3), 12, path).read_bytes()
     for _ in range(100):
@@ -363,7 +350,6 @@ def test_a_corrupt_recording_raises_no_other_error(tmp_path: Path) -> None:
 
 
 def test_secrets_never_reach_the_file(tmp_path: Path) -> None:
-    """Credentials, cookies, queries, salts, session ids and invalid tokens."""
     content = record(Traffic([SESSIONS], seed=2), 200, tmp_path / "r").read_bytes()
     for secret in (b"canary", b"pepper", b"session-3", b"Bearer"):
         assert secret not in content

@@ -12,7 +12,6 @@ OTHER = BUILT_IN.replace("weight: 3", "weight: 30")
 
 
 def test_a_replay_continues_after_lost_lines(tmp_path: Path) -> None:
-    """The recorder has repeated everything that later lines build upon."""
     traffic = Traffic([BUILT_IN], seed=2)
     asyncio.run(traffic.run(50))
     traffic.sink.lose("the disk was full", 0.0)
@@ -25,7 +24,6 @@ def test_a_replay_continues_after_lost_lines(tmp_path: Path) -> None:
 
 
 def test_a_recording_whose_beginning_was_lost_can_be_read(tmp_path: Path) -> None:
-    """The disk was full when the picker started: the repeated lines include the header."""
     traffic = Traffic([BUILT_IN, OTHER], seed=2)
     traffic.sink.lose("the disk was full", 0.0)
     traffic.sink.lines.clear()
@@ -38,7 +36,6 @@ def test_a_recording_whose_beginning_was_lost_can_be_read(tmp_path: Path) -> Non
 
 
 def test_a_run_with_a_lost_beginning_does_not_continue_the_previous_run(tmp_path: Path) -> None:
-    """Its repeated header differs."""
     first, other = Traffic([BUILT_IN], seed=2), Traffic([OTHER], seed=3)
     content = record(first, 50, tmp_path / "r").read_bytes()
     other.sink.lose("the disk was full", 0.0)

@@ -10,7 +10,6 @@ POD = Endpoint("pod-1", "10.0.0.7", 8000, labels={"tier": "gold"})
 
 
 def privacy() -> HeaderPrivacy:
-    """Make one that knows a pool and a profile."""
     made = HeaderPrivacy(Digests(b"key"))
     made.know_endpoints([POD])
     made.know_names(["fast"])
@@ -18,7 +17,6 @@ def privacy() -> HeaderPrivacy:
 
 
 def test_credentials_are_always_digests() -> None:
-    """Even if the value is public."""
     recorded = privacy().of({"authorization": "Bearer abc", "cookie": "gold", "x-api-key": "fast"})
     assert all(value.startswith("digest:") for value in recorded.values())
 
@@ -48,7 +46,6 @@ def test_digests_of_long_values_are_not_cached() -> None:
 
 
 def test_public_values_and_headers_of_decisions_are_plain_text() -> None:
-    """Labels, addresses, profiles, tokens of endpoints, objectives; a path without its query."""
     plain = {
         "x-tier": "gold",
         "x-profile": " fast ",
@@ -70,7 +67,7 @@ def test_the_labels_of_an_endpoint_that_left_are_not_public() -> None:
 
 
 def test_hashes_of_media_are_digests() -> None:
-    """They could be looked up. Offsets are limited to the range of JSON readers."""
+    """Hashes could be looked up, and offsets must fit the range of JSON readers."""
     item = MultiModalFeature("image", "0123abcd", 2**70, 4)
     ((recorded,),) = private_features(((item,),), Digests(b"key"))
     assert recorded.content_hash.startswith("digest:")
@@ -80,7 +77,6 @@ def test_hashes_of_media_are_digests() -> None:
 
 
 def test_lone_surrogates_are_replaced() -> None:
-    """JSON of clients may contain them."""
     assert readable("a\ud800b") == "a?b"
     assert readable("häuser") == "häuser"
     assert bounded(-(2**70)) == -(2**62)

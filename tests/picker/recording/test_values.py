@@ -75,14 +75,12 @@ JSON = st.recursive(
 
 
 def through_json(value: Any) -> Any:
-    """Encode and decode a value."""
     return restored(json.loads(json.dumps(recordable(value), allow_nan=False)))
 
 
 @examples(300)
 @given(VALUES)
 def test_every_value_survives_a_round_trip(value: Any) -> None:
-    """With its type: a tuple is no list, and 1 is neither 1.0 nor true."""
     back = through_json(value)
     assert back == value
     assert type(back) is type(value)
@@ -91,7 +89,6 @@ def test_every_value_survives_a_round_trip(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 2**64, -(2**70)])
 def test_numbers_beyond_json_survive_too(value: float) -> None:
-    """Infinities, NaN, and integers beyond 64 bits."""
     back = through_json(value)
     assert back == value or (math.isnan(back) and math.isnan(value))
     assert type(back) is type(value)

@@ -11,13 +11,11 @@ from picker.telemetry.health_metrics import MAX_LINES, WINDOW_SECONDS, HealthMet
 
 
 def page(metrics: PickerMetrics) -> list[str]:
-    """The samples about endpoints that failed."""
     lines = metrics.render().decode().splitlines()
     return [line for line in lines if line.startswith("pointsman_endpoint")]
 
 
 def test_ejections_and_returns_are_counted() -> None:
-    """By endpoint, and by what probes have found; zero from the start."""
     metrics = PickerMetrics()
     watcher = HealthMetrics(metrics, lambda: 0.0)
     assert 'pointsman_endpoint_probes_total{result="failure"} 0' in "\n".join(page(metrics))
@@ -33,7 +31,6 @@ def test_ejections_and_returns_are_counted() -> None:
 
 
 def test_the_names_of_endpoints_are_bounded() -> None:
-    """A pool whose pods get new names all the time."""
     metrics = PickerMetrics()
     watcher = HealthMetrics(metrics, lambda: 0.0)
     for number in range(MAX_NAMES + 5):
@@ -44,7 +41,6 @@ def test_the_names_of_endpoints_are_bounded() -> None:
 
 
 def test_the_log_says_so_but_not_a_hundred_times(caplog: pytest.LogCaptureFixture) -> None:
-    """The first few of a while, and later how many there were besides."""
     now = [0.0]
     watcher = HealthMetrics(PickerMetrics(), lambda: now[0])
     with caplog.at_level(logging.INFO):

@@ -41,7 +41,6 @@ ROLES = [
     ],
 )
 async def test_decisions_about_stages_are_counted(handler: str, series: str) -> None:
-    """Under the handler's own series and its deprecated twin; a request without a model too."""
     house = routing(STAGES.replace("HANDLER", handler), ROLES)
     for _ in range(2):
         await house.route()
@@ -55,7 +54,6 @@ async def test_decisions_about_stages_are_counted(handler: str, series: str) -> 
 
 
 async def test_a_pool_without_prefill_is_decode_only() -> None:
-    """The stage without an endpoint is skipped, and that is counted."""
     handler = "disagg-profile-handler, parameters: {deciders: {prefill: always-disagg-pd-decider}}"
     house = routing(STAGES.replace("HANDLER", handler), ROLES[1:])
     await house.route()
@@ -65,13 +63,11 @@ async def test_a_pool_without_prefill_is_decode_only() -> None:
 
 
 def picture(*urls: str) -> dict[str, object]:
-    """A chat request about pictures."""
     blocks = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     return {"model": "m", "messages": [{"role": "user", "content": blocks}]}
 
 
 async def test_items_of_encoder_caches_are_counted() -> None:
-    """Each distinct item once a request; the share is of the endpoint that gets it."""
     house = routing(
         "plugins: [{type: mm-embeddings-cache-scorer}]\n", [Endpoint("a", "10.0.0.1", 8000)]
     )
@@ -88,7 +84,6 @@ async def test_items_of_encoder_caches_are_counted() -> None:
 
 
 async def test_modalities_that_no_engine_has_share_a_label() -> None:
-    """Clients name them, and each would have a series for every endpoint."""
     house = routing("plugins: [{type: mm-embeddings-cache-scorer}]\n")
     for kind in ("video", "smell", "kind-7", "audio"):
         hashes, places = {kind: ["h"]}, {kind: [{"offset": 0, "length": 1}]}
@@ -111,7 +106,6 @@ plugins:
 
 
 async def test_look_ups_of_what_engines_hold_are_counted() -> None:
-    """Under the deprecated names too; guesses are not among them."""
     house = routing(PRECISE)
     await house.route()
     for prefix in ("llm_d_epp_kv_cache_index", "kvcache_index"):
@@ -130,7 +124,6 @@ LAST = f"data: {json.dumps({'choices': [], 'usage': USAGE})}\n\ndata: [DONE]\n\n
 
 
 async def test_predictions_are_held_against_what_requests_saw() -> None:
-    """First piece after 1 s, ten tokens in the second after it; asked for were 500 and 200 ms."""
     services = Services(FakeLatencyPredictor(), PREDICTOR)
     house = routing(LATENCY, services=services)
     headers = {"x_llm_d_slo_ttft_ms": "500", "x_llm_d_slo_tpot_ms": "200"}
@@ -163,7 +156,6 @@ async def test_predictions_are_held_against_what_requests_saw() -> None:
 
 
 async def test_errors_of_predictions_are_counted() -> None:
-    """Predictions that were learned here also count their p90; 1.5 s to a whole answer."""
     house = routing(LATENCY)
     for _ in range(MIN_SAMPLES + 2):
         exchange, decision = await house.route(PROMPT)
@@ -179,7 +171,6 @@ async def test_errors_of_predictions_are_counted() -> None:
 
 
 async def test_requests_that_failed_saw_nothing() -> None:
-    """Neither do those that nothing was predicted for say what was predicted."""
     house = routing(LATENCY)
     exchange, _ = await house.route(x_llm_d_slo_ttft_ms="500")
     exchange.finish(FinishCause.RESET)
@@ -204,7 +195,6 @@ plugins:
 
 
 async def test_shares_of_revisions_and_headers_without_a_match_are_reported() -> None:
-    """Three endpoints of one revision and one of another; a header that names neither."""
     endpoints = [
         Endpoint(f"w{i}", f"10.0.0.{i + 1}", 80, labels={"set": "s", "rev": rev, "role": "decode"})
         for i, rev in enumerate(("old", "old", "old", "new"))

@@ -12,7 +12,6 @@ PLAIN = "plugins: [{type: queue-scorer}]\n"
 
 
 async def test_requests_are_reported_by_flow() -> None:
-    """With their tokens, until they end."""
     house = routing(COUNTED, ONE)
     first, _ = await house.route(x_gateway_inference_fairness_id="tenant")
     second, _ = await house.route(x_gateway_inference_fairness_id="tenant")
@@ -33,7 +32,6 @@ async def test_requests_are_reported_by_flow() -> None:
 
 
 async def test_without_a_producer_the_picker_itself_counts() -> None:
-    """It knows neither whose they are nor their tokens."""
     house = routing(PLAIN, ONE)
     exchange, _ = await house.route()
     assert house.samples(REQUESTS) == {("a", "", "ns", "", ""): 1}
@@ -43,7 +41,6 @@ async def test_without_a_producer_the_picker_itself_counts() -> None:
 
 
 async def test_tenants_that_are_too_many_fall_together() -> None:
-    """They have the labels that their requests are counted with, and no request is lost."""
     house = routing(COUNTED, ONE)
     exchanges = [
         await house.route({"model": "m", "prompt": "hi"}, x_gateway_inference_fairness_id=f"t{n}")
@@ -56,7 +53,6 @@ async def test_tenants_that_are_too_many_fall_together() -> None:
 
 
 async def test_tenants_at_too_many_endpoints_at_once_fall_together() -> None:
-    """A page has a thousand rows of them, and what is under way without a tenant of its own."""
     pool = [Endpoint(f"e{n}", f"10.0.{n // 250}.{n % 250}", 8000) for n in range(300)]
     house = routing(COUNTED, pool)
     exchanges = [
@@ -79,7 +75,6 @@ flowControl: {defaultPriorityBand: {fairnessPolicyRef: program-aware-fairness}}
 
 
 def test_the_service_of_programs_is_reported() -> None:
-    """Fairness, service and waits."""
     house = routing(PROGRAMS)
     names = ("attained_service_tokens", "avg_wait_time_milliseconds", "jains_fairness_index")
     tokens, waits, index = (f"llm_d_epp_program_aware_{name}" for name in names)

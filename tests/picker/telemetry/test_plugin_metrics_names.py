@@ -29,7 +29,6 @@ def assembled(case: str, metrics: PickerMetrics) -> Assembly:
 
 
 async def serve_one(assembly: Assembly, metrics: PickerMetrics, headers: dict[str, str]) -> None:
-    """One request from its arrival to the end of its response."""
     datastore = Datastore(assembly.observers)
     labels = {"llm-d.ai/role": "encode-prefill-decode"}
     datastore.set_endpoints([Endpoint(f"w{i}", f"10.0.0.{i}", 80, labels=labels) for i in (1, 2)])
@@ -48,13 +47,11 @@ async def serve_one(assembly: Assembly, metrics: PickerMetrics, headers: dict[st
 
 
 def timed(metrics: PickerMetrics) -> set[tuple[str, ...]]:
-    """Extension point, type and name of all plugins that were timed at least once."""
     numbers = metrics.plugin_duration_seconds.numbers()
     return {labels for labels, (counts, _) in numbers if sum(counts)}
 
 
 async def test_every_extension_point_is_timed() -> None:
-    """Around the scheduler and in it."""
     metrics = PickerMetrics()
     assembly = assembled("every_way_to_look_at_requests", metrics)
     await serve_one(assembly, metrics, {"x-session": "s", "x-llm-d-inference-fairness-id": "f"})
@@ -67,7 +64,6 @@ async def test_every_extension_point_is_timed() -> None:
 
 
 async def test_plugins_are_timed_under_their_own_names() -> None:
-    """Two of one type have separate series."""
     metrics = PickerMetrics()
     await serve_one(assembled("published_tiered_prefix_cache_cpu", metrics), metrics, {})
     assert timed(metrics) >= {

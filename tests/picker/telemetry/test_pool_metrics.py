@@ -9,7 +9,6 @@ from picker.types import Endpoint, EndpointMetrics
 
 
 def test_unknown_load_counts_as_an_endpoint_but_not_in_averages() -> None:
-    """Four endpoints, two with all signals, one with the KV usage alone."""
     store, metrics = Datastore(), PickerMetrics()
     store.set_endpoints([Endpoint(name, "10.0.0.1", 8000) for name in "abcd"])
     store.update_metrics("default/d", EndpointMetrics(None, None, 0.9))
@@ -31,7 +30,6 @@ def test_unknown_load_counts_as_an_endpoint_but_not_in_averages() -> None:
 
 
 def test_an_empty_pool_has_gauges_too() -> None:
-    """Zero, not absent."""
     metrics = PickerMetrics()
     metrics.register(PoolCollector("p", Datastore()))
     page = metrics.render().decode()
@@ -53,7 +51,6 @@ def test_endpoints_that_share_a_name_are_one_series() -> None:
 
 
 def test_the_age_of_metrics_is_reported_even_if_they_are_stale() -> None:
-    """An endpoint that was never scraped has none."""
     store, metrics = Datastore(), PickerMetrics()
     store.set_endpoints([Endpoint(name, "10.0.0.1", 8000) for name in "ab"])
     store.update_metrics("default/a", EndpointMetrics(updated_at_seconds=10.0))

@@ -16,7 +16,6 @@ LABELS = {"model_name": "m", "target_model_name": "t", "fairness_id": "f", "prio
 
 
 def page(metrics: PickerMetrics) -> dict[str, float]:
-    """Sums, counts and values on the page that are not 0, of series with `LABELS` or none."""
     return {
         sample.name.removeprefix("llm_d_epp_"): sample.value
         for family in text_string_to_metric_families(metrics.render().decode())
@@ -29,7 +28,6 @@ def page(metrics: PickerMetrics) -> dict[str, float]:
 
 
 def decision(number: int = 0, **changes: Any) -> Decision:
-    """A request for model m, of 100 bytes, that takes a second and a half."""
     known = {
         "incoming_model": "m",
         "target_model": "t",
@@ -49,7 +47,6 @@ def outcome(cause: FinishCause = FinishCause.COMPLETED, **changes: Any) -> Decis
 
 
 def knowing_metrics() -> PickerMetrics:
-    """Metrics of a pool with a rule for m."""
     metrics = PickerMetrics()
     metrics.labels.pin_rewrites([("m", "t")])
     return metrics
@@ -60,7 +57,6 @@ def value(metrics: PickerMetrics, name: str, **labels: str) -> float | None:
 
 
 def test_a_routed_request_is_counted_and_runs_until_it_ends() -> None:
-    """Total, size, running, duration and cause; none about an unseen response."""
     metrics = knowing_metrics()
     observer = RequestMetrics(metrics)
     observer.decided(decision())
@@ -82,7 +78,7 @@ def test_a_routed_request_is_counted_and_runs_until_it_ends() -> None:
 
 
 def test_a_streamed_response_is_measured_in_every_way() -> None:
-    """TPOT is the rest of the time by the rest of the tokens, NTPOT all by all."""
+    """TPOT divides the remaining time by the remaining tokens, NTPOT all by all."""
     metrics = knowing_metrics()
     observer = RequestMetrics(metrics)
     observer.streamed(decision(), 0.02)
@@ -117,7 +113,6 @@ def test_a_streamed_response_is_measured_in_every_way() -> None:
     ],
 )
 def test_only_what_was_said_is_counted(usage: Usage, is_streaming: bool, counted: set[str]) -> None:
-    """Cached tokens also when they are 0; time per token only between tokens of a stream."""
     metrics = knowing_metrics()
     ttft = 0.5 if usage.completion_tokens == 1 else None
     times = ResponseTimes(is_streaming, 10, ttft_seconds=ttft)
@@ -154,7 +149,6 @@ def test_only_what_was_said_is_counted(usage: Usage, is_streaming: bool, counted
     ],
 )
 def test_refusals_and_failed_answers_are_errors(end: Decision, code: str | None) -> None:
-    """By the error's word; a refused request never ran."""
     metrics = knowing_metrics()
     RequestMetrics(metrics).finished(end)
     counted = {
@@ -174,7 +168,6 @@ def test_a_request_without_a_body_has_empty_labels() -> None:
 
 
 def test_a_rewrite_is_counted_by_its_rule() -> None:
-    """With the model it replaced and the one it chose."""
     metrics = knowing_metrics()
     RequestMetrics(metrics).decided(decision(rewritten=Rewritten("t", "canary")))
     name = "llm_d_epp_model_rewrite_decisions_total"
@@ -202,7 +195,6 @@ JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}
     ],
 )
 def test_tools_and_forms_of_answers_are_counted(payload: Any, features: set[str]) -> None:
-    """In the terms of each API; what an endpoint will refuse is nothing."""
     metrics = knowing_metrics()
     body = ParsedBody(Api.CHAT_COMPLETIONS, "m", payload={"model": "m", **payload})
     made = decision()
@@ -219,7 +211,6 @@ def test_a_failed_plugin_is_counted() -> None:
 
 
 def test_a_model_that_is_configured_meanwhile_leaves_no_gauge_behind() -> None:
-    """A request stops running under the name under which it began; later ones have their own."""
     metrics = PickerMetrics()
     observer = RequestMetrics(metrics)
     for number in (1, 2):
@@ -234,7 +225,7 @@ def test_a_model_that_is_configured_meanwhile_leaves_no_gauge_behind() -> None:
 
 @pytest.mark.parametrize(("status", "label"), [(200, "alias"), (201, "alias"), (404, "other")])
 def test_a_model_is_known_once_a_worker_has_answered_for_it(status: int, label: str) -> None:
-    """Workers do not name all that they serve; what they refuse they do not know."""
+    """Workers do not name every model that they serve."""
     metrics = PickerMetrics()
     observer = RequestMetrics(metrics)
     named = {"incoming_model": "alias", "target_model": "alias"}

@@ -32,7 +32,6 @@ POOL = [
 
 
 async def test_the_steps_of_a_decision_are_its_parts() -> None:
-    """In order, each within what it is a step of, each ended once."""
     notes = Notes()
     house = routing(CONFIG, POOL, tracer=notes)
     await house.route()
@@ -76,7 +75,6 @@ async def test_steps_say_what_they_saw_and_decided() -> None:
 
 
 async def test_a_step_that_refuses_has_failed() -> None:
-    """And ends all the same, as does everything around it."""
     notes = Notes()
     with pytest.raises(RefusedError):
         await routing(CONFIG, POOL[:2], tracer=notes).route()
@@ -100,7 +98,6 @@ async def test_a_trace_that_is_not_sampled_has_no_steps() -> None:
 
 
 async def test_a_request_is_a_span_and_the_endpoint_goes_on_with_it() -> None:
-    """The decision's span ends with it, the request's with the request."""
     notes = Notes()
     exchange, decision = await routing(CONFIG, POOL, tracer=notes).route(traceparent="up")
     (request,) = notes.requests
@@ -119,7 +116,6 @@ async def test_a_request_is_a_span_and_the_endpoint_goes_on_with_it() -> None:
 
 
 async def test_a_refusal_is_a_failed_span() -> None:
-    """With its reason, and it ends all the same."""
     notes = Notes()
     body: Any = ["no object, so that its model cannot be rewritten"]
     with pytest.raises(RefusedError) as refused:
@@ -131,7 +127,7 @@ async def test_a_refusal_is_a_failed_span() -> None:
 
 
 async def test_a_request_whose_headers_cannot_be_made_has_not_left() -> None:
-    """It counts as under way nowhere, so that what counts those does not end below zero."""
+    """Such a request must count as under way nowhere, or its end would bring a count below zero."""
 
     class Mute(Noted):
         def propagation(self) -> Mapping[str, str]:
@@ -155,7 +151,6 @@ async def test_without_a_tracer_no_span_is_begun() -> None:
 
 
 async def test_steps_are_real_spans_of_opentelemetry() -> None:
-    """With the SDK as it is: parents, names and attributes arrive."""
     otel = pytest.importorskip("picker.telemetry.otel")
     memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
     exporter = memory.InMemorySpanExporter()

@@ -15,21 +15,18 @@ SAMPLED = {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "k=v", "baggage
 
 
 def recording(environment: Mapping[str, str] | None = None) -> tuple[Tracer, object]:
-    """A tracer, and what it has sent."""
     exporter = memory.InMemorySpanExporter()
     tracing = otel.tracing_with(exporter, environment or {}, in_background=False)
     return tracing.tracer, exporter
 
 
 def test_tracing_is_off_unless_asked_for() -> None:
-    """Then there is nothing that begins spans."""
     tracing = build_tracing(False, {})
     assert tracing.tracer is None
     tracing.close()
 
 
 def test_a_request_is_a_part_of_the_trace_that_its_headers_name() -> None:
-    """And so is what the endpoint does, with the client's state and baggage."""
     tracer, exporter = recording()
     request = tracer.begin_request(SAMPLED, 2.0)
     inner = tracer.begin("gateway.request_orchestration", request, 5)
@@ -54,7 +51,6 @@ def test_a_request_is_a_part_of_the_trace_that_its_headers_name() -> None:
 
 @pytest.mark.parametrize(("ratio", "count"), [("0", 0), ("1", 5)])
 def test_a_share_of_the_traces_that_begin_here_is_sent(ratio: str, count: int) -> None:
-    """The decision of an earlier sampler applies."""
     tracer, exporter = recording({"OTEL_TRACES_SAMPLER_ARG": ratio})
     for _ in range(5):
         tracer.begin_request({}, 0.0).end()
@@ -83,14 +79,12 @@ def test_an_unsupported_variable_is_refused(environment: dict[str, str]) -> None
 
 @pytest.mark.parametrize("exporter", ["none", "console", "otlp"])
 def test_a_tracer_is_built_and_closed(exporter: str) -> None:
-    """Nothing is sent before a span has ended."""
     tracing = build_tracing(True, {"OTEL_TRACES_EXPORTER": exporter})
     assert isinstance(tracing.tracer, otel.OtelTracer)
     tracing.close()
 
 
 def test_clients_cannot_fill_the_log_with_their_headers(caplog: pytest.LogCaptureFixture) -> None:
-    """A trace or baggage that cannot be read is left alone, without a word for each entry."""
     tracer, _ = recording()
     headers = {"traceparent": "x" * 600, "tracestate": "=,=,a=b,a=b", "baggage": "%%%," * 300}
     readable = SAMPLED | {"tracestate": "=,=,a=b,a=b", "baggage": "=" * 9000}
@@ -107,7 +101,6 @@ def test_clients_cannot_fill_the_log_with_their_headers(caplog: pytest.LogCaptur
 def test_settings_that_the_library_refuses_are_a_reason_not_to_start(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One line, as for every flag."""
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=r"^--tracing: .+"):
         build_tracing(True, {name: value})

@@ -28,7 +28,6 @@ from tests.support.picker.admin_scene import decision
 
 
 def test_rates_and_hits_are_those_of_the_last_ten_seconds() -> None:
-    """Five requests in the first second, half of whose tokens were cached, are forgotten later."""
     traffic = EndpointTraffic()
     for _ in range(5):
         traffic.decided(decision("a", 64, 32))
@@ -41,7 +40,6 @@ def test_rates_and_hits_are_those_of_the_last_ten_seconds() -> None:
 
 
 def test_a_prompt_without_a_look_up_does_not_count_for_hits() -> None:
-    """Without a prefix index the share is unknown, not 0."""
     traffic = EndpointTraffic()
     traffic.decided(decision("a", 64, None))
     recent = traffic.sample(["default/a"], 1.0).endpoints["default/a"]
@@ -50,7 +48,6 @@ def test_a_prompt_without_a_look_up_does_not_count_for_hits() -> None:
 
 
 def test_endpoints_that_left_are_forgotten() -> None:
-    """Later requests to it count from zero."""
     traffic = EndpointTraffic()
     traffic.decided(decision("a", 64, 64))
     assert traffic.sample(["default/b"], 1.0).endpoints == {"default/b": Recent()}
@@ -58,21 +55,18 @@ def test_endpoints_that_left_are_forgotten() -> None:
 
 
 def test_a_request_that_may_go_anywhere_counts_nowhere() -> None:
-    """A request without a body has no result."""
     traffic = EndpointTraffic()
     traffic.decided(replace(decision("a", 64, 64), result=None))
     assert traffic.sample(["default/a"], 1.0).endpoints["default/a"].requests_per_second == 0
 
 
 def test_the_last_block_of_a_prompt_is_not_counted_beyond_its_end() -> None:
-    """A prompt of 20 tokens that is cached completely is cached to 100 %."""
     assert expected_hits(decision("a", 20, 32), "default/a") == (20, 20)
     assert expected_hits(decision("a", 20, 16), "default/a") == (20, 16)
     assert expected_hits(decision("a", 20, 16), "default/b") == (20, 0)
 
 
 def test_the_highest_expectation_of_several_indexes_counts() -> None:
-    """One estimates, another consumes the events of engines."""
     one = decision("a", 64, 16)
     assert one.attributes is not None
     more = PrefixCacheMatchInfo(2, 32, {"default/a": 1})
@@ -81,7 +75,6 @@ def test_the_highest_expectation_of_several_indexes_counts() -> None:
 
 
 def test_refusals_and_failures_are_rates_of_the_pool() -> None:
-    """Two of four requests were refused, one of them after its admission, and one failed."""
     traffic = EndpointTraffic()
     traffic.sample(["default/a"], 1.0)
     sent = replace(decision("a", 64, None), endpoint_key="default/a")
@@ -101,7 +94,6 @@ def totals(at: float, tokens: float, *counts: float) -> ServedTotals:
 
 
 def test_percentiles_and_tokens_are_those_that_endpoints_report() -> None:
-    """For each, and for all together; reports before the first sample do not count."""
     window = ServedWindow()
     assert window.sample({"a": totals(0, 50, 7, 7, 7), "b": None}) == ({"a": Served()}, Served())
     each, whole = window.sample({"a": totals(1, 60, 17, 7, 7), "b": totals(1, 0, 0, 0, 0)})
@@ -113,7 +105,6 @@ def test_percentiles_and_tokens_are_those_that_endpoints_report() -> None:
 
 
 def test_a_client_waits_in_the_picker_too() -> None:
-    """Half of the clients waited two seconds; the endpoint's own time excludes that."""
     window = ServedWindow()
     window.sample({"a": totals(0, 0, 0, 0, 0)})
     waits = (Wait(0.0, 0.5), Wait(2.0, 0.5))
@@ -126,7 +117,6 @@ def test_a_client_waits_in_the_picker_too() -> None:
 
 
 def test_waits_are_those_of_the_last_ten_seconds() -> None:
-    """One of four requests left at once; a decision alone takes less than a millisecond."""
     traffic = EndpointTraffic()
     for seconds in (0.0004, 0.93, 0.95, 7.0):
         traffic.decided(replace(decision("a", 64, None), decision_seconds=seconds))
@@ -144,7 +134,6 @@ def test_waits_are_those_of_the_last_ten_seconds() -> None:
     ("mean", "often"), [(0.9, 0.9), (0.02, 0.5), (4.0, 0.1)], ids=["full", "busy", "rare"]
 )
 def test_the_sum_of_both_waits_is_what_a_client_would_measure(mean: float, often: float) -> None:
-    """Requests that wait in the picker and then at an endpoint, each measured as a whole."""
     rng, traffic, seen = Random(7), EndpointTraffic(), list[float]()
     edges = [0.01 * 1.3**number for number in range(16)]
     counts = dict.fromkeys([*edges, math.inf], 0.0)
@@ -179,7 +168,6 @@ def test_old_samples_are_dropped() -> None:
 
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=8).filter(any))
 def test_percentiles_are_within_the_buckets_that_they_fall_into(counts: list[int]) -> None:
-    """They equal those of the times themselves, in the same buckets."""
     edges = [*map(float, range(1, len(counts))), math.inf]
     found = percentiles(dict(zip(edges, map(float, counts), strict=True)))
     assert found is not None
@@ -198,7 +186,6 @@ def test_percentiles_are_within_the_buckets_that_they_fall_into(counts: list[int
 def test_percentiles_after_waits_are_in_order_and_in_range(
     counts: list[int], shares: list[int]
 ) -> None:
-    """Without a wait they are those of the buckets."""
     edges = [*map(float, range(1, len(counts))), math.inf]
     buckets = dict(zip(edges, map(float, counts), strict=True))
     at_once = percentiles_after((Wait(0.0, 1.0),), buckets)

@@ -72,7 +72,6 @@ CONFIG = ConfigView(
 
 
 def summary(number: int, **changes: object) -> RecordSummary:
-    """A request in the list; most went well."""
     values: dict[str, object] = {
         "request_id": f"8f14e45f-ceea-467f-a0f6-{number:012d}",
         "received_unix_seconds": BEGAN + number,
@@ -113,7 +112,6 @@ def _candidates() -> tuple[CandidateView, ...]:
 
 
 def explained(one: RecordSummary) -> RecordView:
-    """The whole record of a request."""
     candidates = _candidates()
     removed = ("default/worker-5", "default/worker-6", "default/worker-8", "default/worker-10")
     profile = ProfileView(
@@ -152,8 +150,6 @@ def explained(one: RecordSummary) -> RecordView:
 
 @dataclass
 class MadeUpSource:
-    """An `AdminSource` that returns values set by a test."""
-
     queues_view: QueuesView = QUEUES
     records: dict[str, RecordView] = field(default_factory=dict)
     health_views: dict[str, HealthView] = field(default_factory=dict)
@@ -168,20 +164,17 @@ class MadeUpSource:
     inflight: InflightLoad = field(default_factory=InflightLoad)
 
     def remember(self, *summaries: RecordSummary) -> None:
-        """Add requests, oldest first."""
         for one in summaries:
             self.records[one.request_id] = explained(one)
 
     def about(self) -> AboutView:
-        """A pool in the list of all pools."""
         return AboutView("llama-pool", "1.2.3", self.started_unix_seconds)
 
     def queues(self) -> QueuesView:
-        """Return the view set by the test."""
         return self.queues_view
 
     def decisions(self, limit: int) -> Sequence[RecordSummary]:
-        """The newest first, and all of them: the limit is the server's own business too."""
+        """Return all decisions, newest first: the server has to limit them itself."""
         self.asked.append(limit)
         return [one.summary for one in reversed(self.records.values())]
 
@@ -192,26 +185,20 @@ class MadeUpSource:
         return self.records.get(request_id)
 
     def health(self) -> Mapping[str, HealthView]:
-        """Return the view set by the test."""
         return self.health_views
 
     def traffic(self) -> Traffic:
-        """Return the decisions added by `Scene.decide`."""
         return self.counted.sample(self.counts_for, 1.0)
 
     def problem(self) -> str | None:
-        """Return the problem set by the test."""
         return self.said_problem
 
     def configuration(self) -> ConfigView:
-        """Return the view set by the test."""
         return self.config
 
 
 @dataclass
 class Scene:
-    """The pool, the source and the server."""
-
     source: MadeUpSource = field(default_factory=MadeUpSource)
     url: str = ""
 
@@ -221,7 +208,6 @@ class Scene:
         self.server = AdminServer.of_one(self.pages, lambda: True)
 
     def pool(self, *names: str) -> None:
-        """Set the endpoints of the pool, with unknown loads."""
         endpoints = [Endpoint(name, "10.0.0.1", 8000 + at) for at, name in enumerate(names)]
         self.datastore.set_endpoints(endpoints)
         self.source.counts_for = [one.key for one in endpoints]
@@ -234,22 +220,18 @@ class Scene:
         cache: float,
         served: ServedTotals | None = None,
     ) -> None:
-        """Record the metrics of an endpoint, scraped now."""
         at = time.monotonic()
         metrics = EndpointMetrics(waiting, running, cache, updated_at_seconds=at, served=served)
         self.datastore.update_metrics(f"default/{name}", metrics)
 
     def decide(self, name: str, prompt_tokens: int, cached_tokens: int) -> None:
-        """Record a request sent to an endpoint with the given expected cached tokens."""
         self.source.counted.decided(decision(name, prompt_tokens, cached_tokens))
 
     async def sample(self) -> None:
-        """Let a second of history pass."""
         self.pages.sample()
 
 
 def decision(name: str, prompt_tokens: int, cached_tokens: int | None) -> Decision:
-    """Return a decision as observers receive it; with `cached_tokens` None, no index was asked."""
     attributes = Attributes()
     if cached_tokens is not None:
         matches = {f"default/{name}": cached_tokens // 16}
@@ -274,9 +256,7 @@ def decision(name: str, prompt_tokens: int, cached_tokens: int | None) -> Decisi
 
 
 async def busy_scene() -> Scene:
-    """Ten workers of which one is ejected, one is suspect and of one nothing is known; two minutes
-    of load; forty requests.
-    """
+    """Ten workers, of which one is ejected, one is suspect, and one is unknown."""
     scene = Scene()
     names = [f"worker-{number}" for number in range(1, 11)]
     scene.pool(*names)
@@ -312,7 +292,6 @@ async def busy_scene() -> Scene:
 
 @asynccontextmanager
 async def serving(scene: Scene, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Scene]:
-    """Serve the scene at a real port."""
     port = await scene.server.start(host, port)
     scene.url = f"http://127.0.0.1:{port}"
     try:

@@ -10,14 +10,12 @@ from picker.telemetry.detectors import MeasuredDetector
 
 
 def inner(bound: Any) -> Any:
-    """Return the plugin at an extension point."""
     if isinstance(bound, MeasuredDetector):
         bound = bound.bound
     return bound.plugin if isinstance(bound, BoundPlugin) else bound
 
 
 def meaning(assembly: Assembly) -> dict[str, Any]:
-    """Describe an assembly in plain values, with plugins by name."""
     names = {id(one.plugin): one.name for one in assembly.instances.values()}
 
     def named(plugin: Any) -> str:
@@ -50,8 +48,6 @@ def meaning(assembly: Assembly) -> dict[str, Any]:
 
 
 def flow_control(settings: FlowControlSettings, named: Callable[[Any], str]) -> dict[str, Any]:
-    """Describe flow control in plain values, with policies by name."""
-
     def band(one: BandSettings) -> dict[str, Any]:
         policies = {"fairness": named(one.fairness), "ordering": named(one.ordering)}
         caps = {"bytes": one.max_bytes, "requests": one.max_requests}

@@ -10,8 +10,6 @@ BODY = ParsedBody(Api.RAW, "m")
 
 
 class Queue:
-    """The requests of one band, in order of arrival, and the dispatched ones."""
-
     def __init__(self, fairness: BandFairness) -> None:
         self.fairness = fairness
         self.flows: dict[str, deque[QueuedRequest]] = {}
@@ -33,18 +31,15 @@ class Queue:
         return item
 
     def push_all(self, flows: str, tokens: int = 1) -> None:
-        """Enqueue one request per letter of `flows`, each of `tokens` tokens."""
         for flow in flows:
             self.push(flow, tokens)
 
     def cancel(self, flow: str) -> None:
-        """Remove the head of a flow, as when its client disconnects."""
         if self.flows.get(flow):
             self.flows[flow].popleft()
             self._report_head(flow)
 
     def dispatch(self) -> QueuedRequest | None:
-        """Dispatch the next request, if any waits."""
         flow = self.fairness.select(self.now)
         assert flow == self.fairness.select(self.now + 1.0)
         assert (flow is None) == (not self.waiting)
@@ -57,17 +52,14 @@ class Queue:
         return item
 
     def complete(self, item: QueuedRequest, usage: Usage | None = None) -> None:
-        """Complete a dispatched request."""
         self.under_way.remove(item)
         self.fairness.completed(item, usage, self.now)
 
     def forget(self, flow: str) -> None:
-        """Forget an idle flow."""
         if not self.flows.get(flow):
             self.fairness.forget(flow)
 
     def drain(self) -> str:
-        """Dispatch all requests; return their flows in order."""
         order: list[str] = []
         while (item := self.dispatch()) is not None:
             order.append(item.flow)

@@ -17,8 +17,6 @@ from tests.support.picker.first_candidate import first_candidate
 
 
 class Picker:
-    """This project's picker over a given endpoint, in this process."""
-
     def __init__(self) -> None:
         self.inflight = InflightLoad()
         self._datastore = Datastore()
@@ -30,7 +28,6 @@ class Picker:
         self.server = build_server(director, options=options, health=health)
 
     def pick(self, *ports: int) -> None:
-        """Make the first of these workers the choice from now on."""
         self._datastore.set_endpoints(
             [Endpoint(f"pod-{port}", "127.0.0.1", port) for port in ports]
         )
@@ -40,7 +37,6 @@ class Picker:
 async def picked(
     bench, mechanism: Mechanism = Mechanism.OVERRIDE_HOST, **changes: object
 ) -> AsyncIterator:
-    """Envoy with buffered bodies, echo workers, and our picker instead of the scripted one."""
     picker = Picker()
     address = SocketAddress("127.0.0.1", await picker.server.start())
     try:

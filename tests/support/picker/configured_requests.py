@@ -36,8 +36,6 @@ PROMPT = {"model": "m", "prompt": "tell me a story " * 100}
 
 @dataclass
 class Moment:
-    """A clock that tests set."""
-
     seconds: float = 100.0
 
     def __call__(self) -> float:
@@ -46,8 +44,6 @@ class Moment:
 
 @dataclass
 class Routing:
-    """A running configuration."""
-
     assembly: Assembly
     director: Director
     metrics: PickerMetrics
@@ -58,7 +54,6 @@ class Routing:
     async def route(
         self, body: Mapping[str, Any] = PROMPT, path: str = "/v1/completions", **headers: str
     ) -> tuple[Exchange, RouteDecision]:
-        """Route a request; `_` in names of headers is `-`."""
         exchange = self.director.begin()
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         raw = RawRequest({":path": path, "x-request-id": "r", **sent}, json.dumps(body).encode())
@@ -71,7 +66,6 @@ class Routing:
     def answer(
         self, exchange: Exchange, decision: RouteDecision, *pieces: bytes, step: float = 1.0
     ) -> None:
-        """Send its response, a piece every `step` seconds, and its end."""
         tap = decision.response
         tap.head(ResponseHead(200, {"content-type": "text/event-stream"}))
         for index, piece in enumerate(pieces):
@@ -80,11 +74,9 @@ class Routing:
         exchange.finish(FinishCause.COMPLETED, 200)
 
     def value(self, series: str, /, **labels: str) -> float | None:
-        """Return a sample of the metrics page."""
         return self.metrics.registry.get_sample_value(series, labels)
 
     def samples(self, series: str) -> dict[tuple[str, ...], float]:
-        """Return all samples of a series by label values, in the order of the labels' names."""
         return {
             tuple(value for _, value in sorted(sample.labels.items())): sample.value
             for family in self.metrics.registry.collect()
@@ -102,9 +94,7 @@ def routing(
     watchers: Sequence[object] = (),
     gated: bool = False,
 ) -> Routing:
-    """`config` without its head, in front of `endpoints` whose load is known. Requests are counted
-    as they are in the picker; `gated` ones pass flow control.
-    """
+    """`config` has no head; `gated` requests pass flow control."""
     metrics, now, inflight = PickerMetrics(), Moment(), InflightLoad()
     options = BuildOptions(services, allow_experimental=True)
     loaded = load_config((HEAD + config).encode(), "test.yaml")

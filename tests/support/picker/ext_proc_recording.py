@@ -22,24 +22,17 @@ _CALL = (
 
 
 class Sink(asyncio.Transport):
-    """A transport that drops all bytes."""
+    def write(self, data: Any) -> None: ...
 
-    def write(self, data: Any) -> None:
-        """Drop it."""
-
-    def writelines(self, list_of_data: Any) -> None:
-        """Drop it."""
+    def writelines(self, list_of_data: Any) -> None: ...
 
     def is_closing(self) -> bool:
-        """Never."""
         return False
 
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """There is no buffer."""
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
 
 
 def _messages(index: int, content: str) -> list[bytes]:
-    """Request headers, request body and response headers of one request, framed."""
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": content}]}).encode()
     headers, whole, response = (pb.ProcessingRequest() for _ in range(3))
     for name, value in (
@@ -61,9 +54,7 @@ def _messages(index: int, content: str) -> list[bytes]:
 
 
 def record(contents: Iterable[str]) -> tuple[bytes, list[list[bytes]]]:
-    """A connection's first bytes, and the four pieces of each stream after it: headers, body,
-    response headers, end. A stream is a chat of one message.
-    """
+    """Return a connection's first bytes, and the four pieces of each stream after it."""
     client = H2Connection(H2Configuration(client_side=True, header_encoding=None))
     client.local_settings.initial_window_size = _WINDOW
     client.initiate_connection()

@@ -46,7 +46,6 @@ Message = Any  # the wheel with Envoy's messages carries no types
 
 
 def completion(model: str = "my-model", prompt: str = "test", **more: Any) -> bytes:
-    """The body that the reference's hermetic tests send."""
     return json.dumps(
         {"model": model, "prompt": prompt, "max_tokens": 100, "temperature": 0} | more
     ).encode()
@@ -75,7 +74,6 @@ def directed(
     metadata: Mapping[str, Any] | None = None,
     has_length: bool = True,
 ) -> list[Message]:
-    """A request that goes to `destination`, with `body` in pieces (None: it has none)."""
     message = pb.ProcessingResponse()
     response = message.request_headers.response
     response.clear_route_cache = True
@@ -91,7 +89,6 @@ def directed(
 
 
 def request_pieces(body: bytes, ends: bool = True) -> list[Message]:
-    """Return the replies to the body of a request."""
     return [
         pb.ProcessingResponse(request_body=_streamed(piece, ends and is_last))
         for piece, is_last in _cut(body)
@@ -101,7 +98,6 @@ def request_pieces(body: bytes, ends: bool = True) -> list[Message]:
 def response_pieces(
     body: bytes, ends: bool = True, metadata: Mapping[str, Any] | None = None
 ) -> list[Message]:
-    """Return the replies to the body of a response; `metadata` is beside the last piece."""
     messages = [
         pb.ProcessingResponse(response_body=_streamed(piece, ends and is_last))
         for piece, is_last in _cut(body)
@@ -126,7 +122,6 @@ def _streamed(piece: bytes, ends: bool) -> Message:
 def response_head(
     headers: Mapping[str, str] | None = None, removed: Iterable[str] = ()
 ) -> list[Message]:
-    """The answer to the headers of a response."""
     message = pb.ProcessingResponse()
     message.response_headers.SetInParent()
     if headers or removed:
@@ -146,7 +141,6 @@ def refused(
     drop_reason: str | None = None,
     retry_after: int | None = None,
 ) -> list[Message]:
-    """An answer of the picker's own, an error of OpenAI's API."""
     message = pb.ProcessingResponse()
     said = message.immediate_response
     error = {"message": text, "type": kind, "param": None, "code": status}
@@ -162,7 +156,6 @@ def refused(
 
 
 def in_order(message: Message) -> Message:
-    """The message with its headers sorted by key; bodies and all else as they are."""
     kind = message.WhichOneof("response")
     mutations = []
     if kind == "immediate_response":
@@ -180,13 +173,10 @@ def in_order(message: Message) -> Message:
 
 
 class GatewayStream:
-    """One stream. Replies are read with their headers in order."""
-
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.call = pb_grpc.ExternalProcessorStub(channel).Process()
 
     async def send(self, metadata: Mapping[str, Any] | None = None, **message: Message) -> None:
-        """One message of the kind that the keyword names, with metadata by namespace."""
         sent = pb.ProcessingRequest(**message)
         for namespace, values in (metadata or {}).items():
             sent.metadata_context.filter_metadata[namespace].CopyFrom(_struct(values))
@@ -201,7 +191,7 @@ class GatewayStream:
         metadata: Mapping[str, Any] | None = None,
         modes: tuple[int, int] | None = None,
     ) -> None:
-        """The head of a request; `modes` are those of its and of the response's bodies."""
+        """`modes` are those of the request's and of the response's bodies."""
         message = pb.HttpHeaders(end_of_stream=ends)
         for key, value in {":path": path, **BASE_HEADERS, **(headers or {})}.items():
             message.headers.headers.add(key=key, raw_value=value.encode())
@@ -216,7 +206,6 @@ class GatewayStream:
     async def request_body(
         self, body: bytes, ends: bool = True, metadata: Mapping[str, Any] | None = None
     ) -> None:
-        """A piece of the body of a request."""
         await self.send(metadata, request_body=pb.HttpBody(body=body, end_of_stream=ends))
 
     async def response_headers(
@@ -226,7 +215,6 @@ class GatewayStream:
         ends: bool = False,
         served: str | None = None,
     ) -> list[Message]:
-        """The head of a response, and what the picker answers; `served` is who has answered."""
         message = pb.HttpHeaders(end_of_stream=ends)
         shown = {":status": "200", "content-type": "application/json", **(headers or {})}
         for key, value in shown.items():
@@ -236,15 +224,12 @@ class GatewayStream:
         return await self.read(1)
 
     async def response_body(self, body: bytes, ends: bool = False) -> None:
-        """A piece of the body of a response."""
         await self.send(response_body=pb.HttpBody(body=body, end_of_stream=ends))
 
     async def response_trailers(self) -> None:
-        """Send the trailers of a response."""
         await self.send(response_trailers=pb.HttpTrailers())
 
     async def read(self, number: int) -> list[Message]:
-        """Read the next messages, fewer if the stream ends before."""
         found: list[Message] = []
         async with asyncio.timeout(PATIENCE_SECONDS):
             while len(found) < number:
@@ -255,7 +240,6 @@ class GatewayStream:
         return found
 
     async def read_request(self) -> list[Message]:
-        """Read to the end of the request, or to the picker's own answer."""
         found: list[Message] = []
         while True:
             messages = await self.read(1)
@@ -264,7 +248,6 @@ class GatewayStream:
                 return found
 
     async def read_response(self) -> list[Message]:
-        """Read to the last piece of the response."""
         found: list[Message] = []
         while True:
             messages = await self.read(1)
@@ -273,7 +256,6 @@ class GatewayStream:
                 return found
 
     async def rest(self) -> list[Message]:
-        """Close the gateway's half and read the remaining replies."""
         await self.call.done_writing()
         return await self.read(10_000)
 
@@ -285,7 +267,6 @@ class GatewayStream:
         path: str = "/v1/completions",
         metadata: Mapping[str, Any] | None = None,
     ) -> list[Message]:
-        """Send a whole request in one piece and read all replies."""
         await self.request_headers(headers, path=path)
         await self.request_body(body, metadata=metadata)
         return await self.read_request()
@@ -293,7 +274,6 @@ class GatewayStream:
     async def respond(
         self, pieces: Sequence[bytes], headers: Mapping[str, str] | None = None
     ) -> bytes:
-        """Send a whole response that ends with its last piece; return the bytes for the client."""
         await self.response_headers(headers)
         for index, piece in enumerate(pieces):
             await self.response_body(piece, ends=index == len(pieces) - 1)
@@ -314,7 +294,6 @@ def _ends_response(message: Message) -> bool:
 
 
 def body_of(messages: Iterable[Message]) -> bytes:
-    """The bytes of all pieces of body among the messages."""
     pieces = []
     for message in messages:
         kind = message.WhichOneof("response")
@@ -325,7 +304,6 @@ def body_of(messages: Iterable[Message]) -> bytes:
 
 
 def destination_of(messages: Sequence[Message]) -> str:
-    """Return the destination in the first message: equal in header and metadata."""
     head = messages[0]
     options = head.request_headers.response.header_mutation.set_headers
     values = [one.header.raw_value.decode() for one in options if one.header.key == DESTINATION]

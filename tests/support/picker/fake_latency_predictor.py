@@ -9,10 +9,7 @@ from picker.framework.services import HttpError
 
 @dataclass
 class FakeLatencyPredictor:
-    """Is both servers: predicts 100 ms and 10 ms times the row's number, or fails.
-
-    `asked` are the URLs and bodies in order; `answer` replaces the predictions when it is not None.
-    """
+    """Predict 100 ms and 10 ms times the row's number, `answer`, or a failure."""
 
     asked: list[tuple[str, Any]] = field(default_factory=list)
     failing: bool = False
@@ -26,7 +23,6 @@ class FakeLatencyPredictor:
         timeout_seconds: float,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """Answer as the server at `url` does; raises `HttpError` while it is failing."""
         self.asked.append((url, body))
         if self.failing:
             raise HttpError("no")

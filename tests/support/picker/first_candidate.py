@@ -12,8 +12,6 @@ from picker.types import Candidate, InferenceRequest, SchedulingResult
 
 
 class FirstCandidate:
-    """Takes the first one."""
-
     def schedule(
         self,
         request: InferenceRequest,

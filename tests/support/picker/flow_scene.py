@@ -19,16 +19,11 @@ BODY = ParsedBody(Api.COMPLETIONS, "m")
 
 
 class Fcfs:
-    """Orders by arrival."""
-
     def rank(self, item: QueuedRequest) -> Rank:
-        """Return the time of arrival."""
         return (item.enqueued_at_seconds,)
 
 
 class FirstOfAll:
-    """The best head of all flows; records its calls."""
-
     def __init__(self) -> None:
         self.heads: dict[str, tuple[Rank, int]] = {}
         self.calls: list[tuple[Any, ...]] = []
@@ -54,8 +49,6 @@ class FirstOfAll:
 
 
 class GlobalStrict:
-    """Create a `FirstOfAll` for each priority."""
-
     def __init__(self) -> None:
         self.bands: dict[int, FirstOfAll] = {}
 
@@ -65,23 +58,17 @@ class GlobalStrict:
 
 
 class FirstOfEqual(FirstOfAll):
-    """The same policy for flows that share a full queue; `b` may hold twice as much as others."""
-
     def weight(self, flow: str) -> float:
         return 2.0 if flow == "b" else 1.0
 
 
 class Sharing:
-    """Create a `FirstOfEqual` for each band."""
-
     def for_band(self, priority: int) -> FirstOfEqual:
         return FirstOfEqual()
 
 
 @dataclass
 class Ceilings:
-    """Ceilings by priority; counts how often it was asked."""
-
     by_priority: Mapping[int, float] = field(default_factory=dict)
     default: float = 1.0
     asked: int = 0
@@ -93,8 +80,6 @@ class Ceilings:
 
 @dataclass
 class Slots:
-    """Full when each endpoint has `slots` requests; counts how often it was asked."""
-
     slots: int = 1
     asked: int = 0
     settle_seconds: float = 0.01
@@ -102,15 +87,12 @@ class Slots:
     def saturation(
         self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
     ) -> float:
-        """Return the requests in flight per slot."""
         self.asked += 1
         under_way = sum(candidate.inflight_requests for candidate in candidates)
         return under_way / (self.slots * len(candidates))
 
 
 class Pool:
-    """Endpoints with their requests in flight."""
-
     def __init__(self, size: int, labels: Mapping[str, str] | None = None) -> None:
         self.endpoints = [endpoint(i, labels) for i in range(size)]
         self.under_way: Counter[str] = Counter()
@@ -127,12 +109,10 @@ def endpoint(index: int, labels: Mapping[str, str] | None = None) -> Endpoint:
 
 
 def band(**values: Any) -> BandSettings:
-    """A band of first come, first served."""
     return BandSettings(**{"fairness": GlobalStrict(), "ordering": Fcfs(), **values})
 
 
 def flow_settings(**values: Any) -> FlowControlSettings:
-    """Settings of one slot an endpoint. `request_ttl_seconds` is that of the default bands."""
     of_bands = {key: values.pop(key) for key in ("request_ttl_seconds",) if key in values}
     chosen = {
         "default_band": band(**of_bands),
@@ -166,8 +146,6 @@ def inference_request(
 
 @dataclass
 class Client:
-    """A request in flight: its task and its outcome so far."""
-
     request: InferenceRequest
     task: asyncio.Task[None] | None = None
     ticket: FlowTicket | None = None
@@ -179,13 +157,10 @@ class Client:
 
     @property
     def waits(self) -> bool:
-        """Return whether the request waits at the gate."""
         return self.task is not None and not self.task.done()
 
 
 class Scene:
-    """A gate in front of a pool. Create it while a loop runs."""
-
     def __init__(self, pool: Pool | None = None, **values: Any) -> None:
         self.loop = asyncio.get_running_loop()
         self.pool = pool or Pool(1)
@@ -199,7 +174,6 @@ class Scene:
         self.order: list[Client] = []  # as they were let in
 
     async def arrive(self, *args: Any, leaves: bool = True, **values: Any) -> Client:
-        """Send a request; return when it waits or has been answered."""
         client = Client(inference_request(*args, **values))
         self.clients.append(client)
         client.task = asyncio.create_task(self._live(client, leaves))
@@ -220,10 +194,9 @@ class Scene:
             client.settled_at = self.loop.time()
 
     def let_in(self, client: Client) -> None:
-        """Called when a request was dispatched; a hook for subclasses."""
+        """Subclasses override this to act on a dispatched request."""
 
     def leave(self, client: Client) -> None:
-        """Route it to the least loaded endpoint, if the pool has one."""
         if not self.pool.endpoints or client.ticket is None:
             return
         keys = [one.key for one in self.pool.endpoints]
@@ -240,12 +213,10 @@ class Scene:
         client.ticket.closed(FinishCause.COMPLETED, usage)
 
     async def done(self, client: Client, usage: Usage | None = None) -> None:
-        """Complete the request and let its successors be dispatched."""
         self.close(client, usage)
         await settle()
 
     async def resize(self, size: int) -> None:
-        """Resize the pool."""
         self.pool.endpoints = [endpoint(index) for index in range(size)]
         self.gate.pool_changed()
         await settle()
@@ -255,11 +226,9 @@ class Scene:
 
 
 async def settle() -> None:
-    """Run the loop until no task can proceed."""
     for _ in range(6):
         await asyncio.sleep(0)
 
 
 def with_settings(settings: FlowControlSettings, **values: Any) -> FlowControlSettings:
-    """Return a copy of `settings` with changes."""
     return replace(settings, **values)

@@ -16,14 +16,11 @@ from picker.types import Candidate, Endpoint, FinishCause
 
 
 def endpoint(number: int) -> Endpoint:
-    """Return an endpoint of the pool by its number."""
     return Endpoint(f"pod-{number}", f"10.0.0.{number + 1}", 8000)
 
 
 @dataclass
 class RecordingWatcher(OutlierWatcher):
-    """Records its calls."""
-
     ejections: list[tuple[str, int]] = field(default_factory=list)
     probes: list[ProbeResult] = field(default_factory=list)
     returned_keys: list[str] = field(default_factory=list)
@@ -43,8 +40,6 @@ class RecordingWatcher(OutlierWatcher):
 
 
 class Scene:
-    """A pool of a given size, at the time `now`."""
-
     def __init__(
         self, size: int, settings: OutlierSettings | None = None, rng: Random | None = None
     ) -> None:
@@ -55,16 +50,13 @@ class Scene:
         self.memory.pool_changed(EndpointChanges(tuple(self.pool), ()))
 
     def candidates(self, *numbers: int) -> list[Candidate]:
-        """Return the numbered candidates of the pool; without numbers, all."""
         return [Candidate(self.pool[n]) for n in numbers or range(len(self.pool))]
 
     def usable(self, *numbers: int) -> list[int]:
-        """Return the numbers of the usable endpoints."""
         usable = self.memory.usable(self.candidates(*numbers), self.now)
         return [self.pool.index(one.endpoint) for one in usable]
 
     def probe(self, *numbers: int) -> int | None:
-        """Return the number of the endpoint to probe."""
         due = self.memory.probe(self.candidates(*numbers), self.now)
         return None if due is None else self.pool.index(due.endpoint)
 
@@ -74,16 +66,13 @@ class Scene:
     def answers(
         self, number: int, status: int, served_by: str | None = None, is_bodyless: bool = False
     ) -> None:
-        """Send a request that is answered at once."""
         attempt, answer = self.send(number, is_bodyless), Answer(status, served_by)
         attempt.responded(answer, self.now)
         attempt.ended(FinishCause.COMPLETED, answer, self.now)
 
     def view(self, number: int) -> EndpointHealthView:
-        """Return the health of an endpoint; the default view when none is recorded."""
         clean = EndpointHealthView(EndpointState.HEALTHY, 0, 0)
         return self.memory.views(self.now).get(self.pool[number].key, clean)
 
     def state(self, number: int) -> EndpointState:
-        """Return the state of an endpoint."""
         return self.view(number).state

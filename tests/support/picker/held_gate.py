@@ -10,8 +10,6 @@ from picker.types import FinishCause, InferenceRequest, Usage
 
 @dataclass
 class Pass:
-    """The ticket of one request."""
-
     queue_seconds: float = 0.0
     places: list[str] = field(default_factory=list)
     ends: list[FinishCause] = field(default_factory=list)
@@ -28,8 +26,6 @@ class Pass:
 
 @dataclass
 class HeldGate:
-    """A `FlowGate`; while `is_open` it admits every request at once."""
-
     is_open: bool = False
     waiting: dict[str, asyncio.Future[Pass]] = field(default_factory=dict)
     passes: list[Pass] = field(default_factory=list)
@@ -44,7 +40,6 @@ class HeldGate:
     async def admit(
         self, request: InferenceRequest, evict: Callable[[DropReason], None] | None
     ) -> Pass:
-        """Wait for `let_in` or `refuse`, by request id."""
         self.evictions[request.request_id] = evict
         if not self.is_open:
             answer = asyncio.get_running_loop().create_future()

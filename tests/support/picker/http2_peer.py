@@ -25,7 +25,7 @@ REQUEST = [
 
 
 class GracefulHttp2(H2Connection):
-    """A client that continues after a GOAWAY which covers all streams; the library would stop."""
+    """The library itself would stop after a GOAWAY that covers all streams."""
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> Any:
         if frame.last_stream_id == 2**31 - 1:
@@ -34,8 +34,6 @@ class GracefulHttp2(H2Connection):
 
 
 class BufferTransport(asyncio.Transport):
-    """Store written bytes; pause the protocol on demand."""
-
     def __init__(self, protocol: asyncio.Protocol) -> None:
         super().__init__()
         self.protocol = protocol
@@ -43,8 +41,7 @@ class BufferTransport(asyncio.Transport):
         self.unread_bytes = 0
         self.closed = False
 
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """The test decides when to pause."""
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
 
     def get_write_buffer_size(self) -> int:
         return self.unread_bytes
@@ -57,7 +54,6 @@ class BufferTransport(asyncio.Transport):
         return self.closed
 
     def close(self) -> None:
-        """Close, and report it in the next turn of the loop."""
         if not self.closed:
             self.closed = True
             asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
@@ -66,8 +62,6 @@ class BufferTransport(asyncio.Transport):
 
 
 class Peer:
-    """An HTTP/2 client made of the library's other half, joined to a connection under test."""
-
     def __init__(
         self,
         methods: Mapping[str, Method],
@@ -88,7 +82,6 @@ class Peer:
         self.seen: list[events.Event] = []
 
     def connect(self, window_bytes: int = 65_535) -> None:
-        """Exchange the first bytes; each stream lets us receive `window_bytes`."""
         window = {SettingCodes.INITIAL_WINDOW_SIZE: window_bytes}
         self.http2.local_settings = Settings(client=True, initial_values=window)
         self.http2.initiate_connection()
@@ -96,13 +89,11 @@ class Peer:
         self.push()
 
     def push(self) -> None:
-        """Give our bytes to the connection."""
         data = self.http2.data_to_send()
         if data:
             self.connection.data_received(data)
 
     def call(self, *messages: bytes, end: bool = False, **changes: str) -> int:
-        """Open a stream and send messages; its number."""
         stream_id = self.http2.get_next_available_stream_id()
         headers = [(name, changes.get(name.strip(":"), value)) for name, value in REQUEST]
         self.http2.send_headers(stream_id, headers, end_stream=end and not messages)
@@ -114,7 +105,6 @@ class Peer:
         return stream_id
 
     async def settle(self) -> None:
-        """Run the other side until it has no more output, and read that."""
         for _ in range(10):
             await asyncio.sleep(0)
             data = b"".join(self.transport.written)
@@ -124,7 +114,6 @@ class Peer:
                 self.push()
 
     def data(self, stream_id: int) -> bytes:
-        """The content of the DATA frames seen so far."""
         return b"".join(
             event.data
             for event in self.seen
@@ -132,7 +121,6 @@ class Peer:
         )
 
     def fields(self, stream_id: int) -> dict[str, str]:
-        """Header and trailer fields seen so far."""
         found: dict[str, str] = {}
         for event in self.seen:
             headers = (events.ResponseReceived, events.TrailersReceived)
@@ -145,28 +133,23 @@ class Peer:
 
 
 def connected(*args: Any, **options: Any) -> Peer:
-    """Return a peer that has exchanged the first bytes."""
     peer = Peer(*args, **options)
     peer.connect()
     return peer
 
 
 async def echo(read: Read, write: Write) -> None:
-    """Send every message back."""
     while (message := await read()) is not None:
         await write(message)
 
 
 class Held:
-    """A method that reports its start, waits, and reports its end."""
-
     def __init__(self) -> None:
         self.started = asyncio.Event()
         self.release = asyncio.Event()
         self.ended: list[str] = []
 
     async def __call__(self, read: Read, write: Write) -> None:
-        """Wait for `release`."""
         self.started.set()
         try:
             await self.release.wait()
@@ -177,7 +160,6 @@ class Held:
 
 
 async def holding(*messages: bytes, **how: Any) -> tuple[Peer, Held, int]:
-    """Return a connected peer with a call in flight, its method and its stream."""
     held = Held()
     peer = connected({PATH: held})
     stream_id = peer.call(*messages, **how)

@@ -16,8 +16,6 @@ READ_BYTES = 1024 * 1024
 
 @dataclass
 class Answer:
-    """A response. `complete` is false when the connection or the stream broke off."""
-
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
@@ -27,11 +25,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Ask:
-    """A request. Without `length`, an HTTP/1.1 body is sent in chunks, one per piece; a body
-    without an end leaves the request open.
-
-    `begun` is set when the response has begun.
-    """
+    """Without `length`, HTTP/1.1 sends a chunk per piece; without an end, it stays open."""
 
     path: str
     pieces: Sequence[bytes] = ()
@@ -44,7 +38,6 @@ class Ask:
 
     @property
     def framing(self) -> list[tuple[str, str]]:
-        """Headers that say how long the body is."""
         if not self.pieces and not self.trailers and self.method == "GET":
             return []
         if self.length and not self.trailers:
@@ -53,7 +46,6 @@ class Ask:
 
 
 async def exchange(port: int, ask: Ask, *, http2: bool = False) -> Answer:
-    """Ask once on a connection of its own."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=READ_BYTES)
     try:
         async with asyncio.timeout(LIMIT_SECONDS):
@@ -113,8 +105,6 @@ async def _over_http2(
 
 
 class _Http2Stream:
-    """The one stream of a connection."""
-
     def __init__(self, ask: Ask) -> None:
         self.answer = Answer()
         self.over = False
@@ -131,7 +121,6 @@ class _Http2Stream:
         self._http.send_headers(1, headers, self._ended)
 
     def to_send(self) -> bytes:
-        """Return as many bytes as the windows allow."""
         http = self._http
         while self._left and (window := http.local_flow_control_window(1)):
             size = min(window, http.max_outbound_frame_size)

@@ -20,9 +20,7 @@ TOPIC = b"kv@127.0.0.1:8000@m"
 
 @dataclass
 class Notebook:
-    """A consumer that records its calls; it refuses the payload `bad`, and skips an event of each
-    payload that begins with `half`.
-    """
+    """Refuses the payload `bad`, and skips an event of each payload that begins with `half`."""
 
     sources: dict[str, KvEventSource] = field(default_factory=dict)
     feed: KvEventFeed = field(default_factory=lambda: KvEventFeed(topic_prefix="kv@"))
@@ -52,20 +50,16 @@ class Notebook:
         self.news.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for news that fulfil the condition."""
         async with asyncio.timeout(60):
             while not condition():
                 self.news.clear()
                 await self.news.wait()
 
     def payloads(self, key: str = "default/a") -> list[str]:
-        """Return the payloads of an endpoint, `lost` included."""
         return [what[-1] for what in self.received if what[0] == key]
 
 
 class FakeEngine:
-    """Publishes numbered messages, and replays those in `replayable`."""
-
     def __init__(self, context: zmq.asyncio.Context) -> None:
         self.pub_context = zmq.asyncio.Context()
         self.pub = self.pub_context.socket(zmq.XPUB)
@@ -83,7 +77,6 @@ class FakeEngine:
         return KvEventSource(address, replay)
 
     async def subscribed(self) -> None:
-        """Wait until a listener has subscribed."""
         async with asyncio.timeout(60):
             await self.pub.recv()
 
@@ -91,7 +84,6 @@ class FakeEngine:
         await self.pub.send_multipart((topic, number.to_bytes(8, "big"), payload))
 
     async def replay(self) -> None:
-        """Answer requests until cancelled."""
         while True:
             peer, empty, start = await self.router.recv_multipart()
             first = int.from_bytes(start, "big")
@@ -118,8 +110,6 @@ class FakeEngine:
 
 @dataclass
 class Stage:
-    """An engine, a consumer, and a listener that is running."""
-
     engine: FakeEngine
     book: Notebook
     listener: KvEventListener
@@ -127,11 +117,9 @@ class Stage:
     metrics: PickerMetrics
 
     def value(self, series: str, /, **labels: str) -> float | None:
-        """Return a sample of the picker's metrics page."""
         return self.metrics.registry.get_sample_value(series, labels)
 
     def count(self, attribute: str, *labels: str) -> float:
-        """Return a counter of the family for the endpoint `a`."""
         return getattr(self.metrics.kv, attribute).labels("default/a", *labels)._value
 
 
@@ -139,7 +127,6 @@ class Stage:
 async def connected(
     book: Notebook, datastore: Datastore
 ) -> AsyncIterator[tuple[zmq.asyncio.Socket, KvEventListener]]:
-    """A listener that engines connect to at the address of `book`, and the socket of one."""
     listener = KvEventListener(book, datastore)
     task = asyncio.create_task(listener.run())
     with zmq.asyncio.Context() as context:
@@ -163,7 +150,6 @@ async def stage(
     idle_seconds: float = 60.0,
     **replayable: bytes,
 ) -> AsyncIterator[Stage]:
-    """Follow the endpoint `default/a`; its engine answers replays, or has no address for them."""
     with zmq.asyncio.Context() as context:
         engine = FakeEngine(context)
         engine.answers_at_most, engine.with_topic = answers_at_most, with_topic

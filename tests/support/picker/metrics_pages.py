@@ -22,7 +22,6 @@ _GEOMETRY = {
 def load_page(
     queue: float = 0, kv: float = 0.0, running: float = 0, engine: str = VLLM, labels: str = ""
 ) -> str:
-    """Return the load series of one engine, each with `labels`."""
     values = (queue, running, kv)
     return "".join(
         f"{name}{labels} {value}\n" for name, value in zip(_NAMES[engine], values, strict=True)
@@ -30,7 +29,6 @@ def load_page(
 
 
 def adapters_page(active: Iterable[str], waiting: Iterable[str] = (), most: int = 4) -> str:
-    """Return the series of vLLM about its LoRA adapters."""
     return (
         f'vllm:lora_requests_info{{max_lora="{most}",running_lora_adapters="{",".join(active)}",'
         f'waiting_lora_adapters="{",".join(waiting)}"}} {START_SECONDS}\n'
@@ -46,7 +44,6 @@ def page(
     started: int = START_SECONDS,
     model: str = "my-model",
 ) -> str:
-    """A whole page of one engine with `model` that takes up to four adapters."""
     lora = adapters_page(adapters) if engine == VLLM else ""
     start = f"process_start_time_seconds {started}\n"
     labels = f'{{model_name="{model}"}}'
@@ -55,7 +52,7 @@ def page(
 
 @dataclass
 class Pod:
-    """A server at an address of its own. Its page may change at any time; None: it answers 500."""
+    """The page may change at any time; None is answered with status 500."""
 
     name: str
     address: str
@@ -72,7 +69,6 @@ class Pod:
 
     @property
     def entry(self) -> dict[str, Any]:
-        """Return its entry for an endpoints file."""
         labels = {"labels": dict(self.labels)} if self.labels else {}
         ranked = {} if self.rank is None else {"rank": self.rank}
         return {"name": self.name, "address": self.address, "port": self.port, **labels, **ranked}
@@ -97,7 +93,6 @@ _numbers = count(1)
 
 @asynccontextmanager
 async def serving(pod: Pod) -> AsyncIterator[Pod]:
-    """Run the pod's server for the block; assign it a port if it has none."""
     server = await asyncio.start_server(pod.answer, pod.address, pod.port)
     pod.port = server.sockets[0].getsockname()[1]
     try:
@@ -107,7 +102,6 @@ async def serving(pod: Pod) -> AsyncIterator[Pod]:
 
 
 def pods(*pages: str | None, labels: Iterable[Mapping[str, str]] = ()) -> list[Pod]:
-    """One pod for each page, each at a loopback address of its own."""
     given = list(labels) or [{}] * len(pages)
     return [
         Pod(f"pod-{index}", f"127.0.{100 + next(_numbers) // 250}.{index + 1}", text, labels_)

@@ -1,7 +1,6 @@
 """A small correct endpoint picker, and faults that break it one at a time.
 
-It serves ext_proc and gRPC health on one plain port of this process, and knows which echo servers
-are full because it shares them with the suite.
+It knows which echo servers are full because it shares them with the suite.
 """
 
 import asyncio
@@ -23,8 +22,6 @@ from conformance.echo.pool import EchoPool
 
 
 class Fault(Enum):
-    """One deviation from the protocol."""
-
     NONE = auto()
     NO_HEADER = auto()
     NO_METADATA = auto()
@@ -90,14 +87,11 @@ PROVIDED = frozenset(
 )
 
 
-class StreamFailureError(Exception):
-    """Raised to end the gRPC stream with an error."""
+class StreamFailureError(Exception): ...
 
 
 @dataclass
 class _Stream:
-    """The state of one stream."""
-
     headers: dict[str, str] = field(default_factory=dict)
     body: bytearray = field(default_factory=bytearray)
     subset: list[str] | None = None
@@ -108,7 +102,7 @@ class _Stream:
 
 
 class MutantEpp:
-    """The picker; `fault` may change between requests. A `Picker` for the suite."""
+    """`fault` may change between requests."""
 
     def __init__(self, pool: EchoPool, fault: Fault = Fault.NONE) -> None:
         self.fault = fault
@@ -128,27 +122,21 @@ class MutantEpp:
     def health_address(self) -> str | None:
         return self.address
 
-    async def start(self) -> None:
-        """Do nothing: the picker already runs."""
+    async def start(self) -> None: ...
 
     async def kill(self) -> None:
-        """It does not provide that."""
         raise AssertionError
 
     def ask_to_end(self) -> None:
-        """It does not provide that."""
         raise AssertionError
 
     async def end(self, limit_seconds: float) -> int | None:
-        """It does not provide that."""
         raise AssertionError
 
     async def use_pool(self, endpoints: Sequence[str]) -> None:
-        """Use the pool at once."""
         self._pool = list(endpoints)
 
     def use(self, fault: Fault) -> None:
-        """Show this fault, as if newly started."""
         self.fault, self._is_broken = fault, False
         self._starts += 1
 
@@ -395,8 +383,6 @@ def _pieces(kind: str, body: bytes, size: int, ends: bool) -> Iterator[Any]:
 
 
 class _Health(health.aio.HealthServicer):
-    """Serving under every name of the protocol; under none with the fault."""
-
     def __init__(self, mutant: MutantEpp) -> None:
         super().__init__()
         self._mutant = mutant
@@ -410,7 +396,6 @@ class _Health(health.aio.HealthServicer):
 
 @asynccontextmanager
 async def running_mutant(pool: EchoPool) -> AsyncIterator[MutantEpp]:
-    """The picker, without a fault, on a free port."""
     mutant = MutantEpp(pool)
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", 64 * 2**20)])
     process = grpc.stream_stream_rpc_method_handler(

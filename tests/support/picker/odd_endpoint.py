@@ -16,8 +16,6 @@ CHUNKED = [("transfer-encoding", "chunked")]
 
 @dataclass
 class Got:
-    """One request as it arrived."""
-
     path: str
     headers: dict[str, str]
     body: bytes
@@ -26,8 +24,6 @@ class Got:
 
 @dataclass
 class OddEndpoint:
-    """Its address, and the requests so far. `go_on` releases what waits."""
-
     host_port: str = ""
     port: int = 0
     got: list[Got] = field(default_factory=list)
@@ -35,7 +31,6 @@ class OddEndpoint:
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer the requests of one connection."""
         http = h11.Connection(h11.SERVER)
         with contextlib.suppress(ConnectionError, h11.RemoteProtocolError):
             while (request := await self._read(http, reader)) is not None:
@@ -97,7 +92,6 @@ class OddEndpoint:
             yield h11.EndOfMessage()
 
     async def _complete(self, request: Got) -> AsyncIterator[h11.Event]:
-        """An answer that names the model which was asked for, in one piece or as events."""
         asked = json.loads(request.body)
         text = json.dumps({"model": asked["model"], "usage": {"completion_tokens": 3}}).encode()
         if not asked.get("stream"):

@@ -36,7 +36,6 @@ _ROLES = {"decode": DECODE_ROLES, "prefill": PREFILL_ROLES, "encode": ENCODE_ROL
 def candidate(
     name: str = "w", *, inflight: int = 0, known: bool = True, **metrics: Any
 ) -> Candidate:
-    """A candidate with these metrics; `known=False` for unknown load."""
     endpoint = Endpoint(name, "10.0.0.1", 8000)
     return Candidate(endpoint, EndpointMetrics(**metrics) if known else None, inflight)
 
@@ -49,7 +48,6 @@ def placed(
     port: int = 8000,
     **fields: Any,
 ) -> Candidate:
-    """A candidate with labels, at an address."""
     fields.setdefault("metrics", EndpointMetrics())
     return Candidate(Endpoint(name, address, port, labels=labels or {}), **fields)
 
@@ -57,7 +55,6 @@ def placed(
 def request_for(
     api: Api = Api.RAW, payload: dict[str, Any] | None = None, **fields: Any
 ) -> InferenceRequest:
-    """A parsed request for the model `m`."""
     body = ParsedBody(api, "m", payload=payload, cache_salt=fields.pop("salt", ""))
     headers, model = fields.pop("headers", {}), fields.pop("model", "m")
     return InferenceRequest("r", headers, body, "m", model, **fields)
@@ -72,10 +69,6 @@ def configured(
     name: str = "",
     services: Services = NO_SERVICES,
 ) -> Any:
-    """An instance from its parameters as YAML has them.
-
-    Raises what the configuration reports as an error: `ValueError` or `msgspec.ValidationError`.
-    """
     plugin = _TYPES.get(type_name)
     decoded = msgspec.convert(parameters or {}, plugin.parameters)
     return plugin.make(name or type_name, decoded, services)
@@ -84,13 +77,12 @@ def configured(
 def queued(
     flow: str = "f", *, at: float = 0.0, tokens: int = 0, ttl: float | None = None, **fields: Any
 ) -> QueuedRequest:
-    """A request of `flow` that arrived at that time, each with its own sequence."""
     request = request_for(fairness_id=flow, **fields)
     return QueuedRequest(request, next(_SEQUENCES), at, tokens=tokens, ttl_seconds=ttl)
 
 
 def decided(**profiles: Candidates) -> SchedulingResult:
-    """The decision in which each profile picked these, best first; the first profile is primary."""
+    """Each profile picked these endpoints, best first; the first profile is primary."""
     made = {
         name: ProfileResult(tuple(ScoredEndpoint(one, 1.0) for one in picked))
         for name, picked in profiles.items()
@@ -100,7 +92,6 @@ def decided(**profiles: Candidates) -> SchedulingResult:
 
 
 def flight() -> Flight:
-    """A request in flight at one endpoint."""
     return Flight(request_for(), SchedulingResult((placed().endpoint,), "default"), Attributes())
 
 
@@ -112,7 +103,6 @@ def passed(
     request: InferenceRequest | None = None,
     rng: Random | None = None,
 ) -> list[str]:
-    """The names of the endpoints that a filter passes, in its order."""
     answer = plugin.filter(
         request or request_for(), candidates, attributes or Attributes(), rng or Random(1)
     )
@@ -123,15 +113,11 @@ def passed(
 
 
 class AllPicker:
-    """Picks all, in their order."""
-
     def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
         return scored
 
 
 class SetDecider:
-    """Gives a set answer, and records the endpoints that it gets."""
-
     def __init__(self, answer: bool) -> None:
         self.answer = answer
         self.shown: list[str | None] = []
@@ -144,8 +130,6 @@ class SetDecider:
 
 
 class Watch:
-    """A filter that passes all and records that its profile ran, and with which peer."""
-
     def __init__(self, profile: str, runs: list[tuple[str, str | None]]) -> None:
         self._profile, self._runs = profile, runs
 
@@ -158,7 +142,6 @@ class Watch:
 
 
 def pool_of(*names: str) -> list[Candidate]:
-    """An endpoint per role, called `role0`, `role1`, …"""
     return [
         placed(f"{role}{index}", {ROLE_LABEL: role}, address=f"10.0.0.{index}")
         for index, role in enumerate(names)
@@ -171,9 +154,7 @@ def schedule(
     candidates: Candidates,
     request: InferenceRequest | None = None,
 ) -> tuple[SchedulingResult, list[tuple[str, str | None]]]:
-    """The decision, and the profiles that ran in order, each with its peer. A profile filters by
-    the role of its name.
-    """
+    """A profile filters by the role of its name."""
     runs: list[tuple[str, str | None]] = []
     made = [
         Profile(

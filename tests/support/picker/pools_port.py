@@ -24,7 +24,7 @@ HOST = "127.0.0.1"
 
 @dataclass
 class PoolsPort:
-    """A port over the scenes of several pools by name; what is in `away` is not ready."""
+    """Pools in `away` are not ready."""
 
     pools: dict[str, Scene]
     process: PickerMetrics = field(default_factory=PickerMetrics)
@@ -41,8 +41,6 @@ class PoolsPort:
 
 @dataclass
 class Answer:
-    """An HTTP answer of the port."""
-
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -54,7 +52,6 @@ class Answer:
 
 
 async def asked(url: str, path: str, method: str = "GET", **headers: str) -> Answer:
-    """Send one request and return its answer; `path` is already escaped."""
     async with (
         aiohttp.ClientSession() as http,
         http.request(
@@ -76,8 +73,6 @@ async def serving_pools(pools: Mapping[str, Scene], **wishes: Any) -> AsyncItera
 
 @dataclass
 class WholePools:
-    """A picker that serves several pools."""
-
     ports: Ports
 
     @property
@@ -85,7 +80,6 @@ class WholePools:
         return f"http://127.0.0.1:{self.ports.metrics}"
 
     async def ask(self, key: str, request_id: str) -> str:
-        """Send a request to a pool's own port; return its destination."""
         async with grpc.aio.insecure_channel(f"{HOST}:{self.ports.pools[key]}") as channel:
             stream = GatewayStream(channel)
             answers = await stream.ask(completion(), {"x-request-id": request_id})
@@ -97,7 +91,6 @@ class WholePools:
 async def whole_pools(
     folder: Path, pools: Mapping[str, Mapping[str, int]]
 ) -> AsyncIterator[WholePools]:
-    """A picker of these pools, NAMESPACE/NAME, each with the ports of its endpoints by name."""
     flags = []
     for place, (qualified, endpoints) in enumerate(pools.items()):
         namespace, _, name = qualified.partition("/")

@@ -28,19 +28,16 @@ POOL = "x-pointsman-pool"
 
 
 class NamingChannel:
-    """A channel whose calls all have this metadata."""
-
     def __init__(self, channel: grpc.aio.Channel, *metadata: tuple[str, str]) -> None:
         self._channel, self._metadata = channel, metadata
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
-        """Return a callable for a method."""
         return partial(self._channel.stream_stream(*args, **kwargs), metadata=self._metadata)
 
 
 @dataclass
 class SeveralPools:
-    """The picker; `common` uses the common port without the name of a pool."""
+    """`common` uses the common port without the name of a pool."""
 
     picker: Picker
     ports: Ports
@@ -48,12 +45,10 @@ class SeveralPools:
     pools: Mapping[str, WholePicker]
 
     def __getitem__(self, key: str) -> WholePicker:
-        """Return the view of a pool selected by metadata."""
         return self.pools[key]
 
     @asynccontextmanager
     async def at_its_port(self, key: str, *names: str) -> AsyncIterator[WholePicker]:
-        """Return the view of a pool at its own port; the proxy sends these `names`."""
         address = f"127.0.0.1:{self.ports.pools[key]}"
         async with grpc.aio.insecure_channel(address, options=MAX_MESSAGE) as channel:
             metadata = [(POOL, name) for name in names]
@@ -65,19 +60,16 @@ def _named(channel: grpc.aio.Channel, *metadata: tuple[str, str]) -> grpc.aio.Ch
 
 
 def of_pool(name: str, policy: PolicyObject) -> PolicyObject:
-    """Return the same object for another pool."""
     changed = deepcopy(policy)
     changed["spec"]["poolRef"]["name"] = name
     return changed
 
 
 def file_of(folder: Path, key: str) -> Path:
-    """Return the path of the endpoints file of a pool."""
     return folder / f"{key.replace('/', '_')}.yaml"
 
 
 def pool_flags(key: str, **more: Any) -> PoolFlags:
-    """Return the flags of a pool at a free port of its own."""
     namespace, _, name = key.rpartition("/")
     given = {"namespace": namespace or "default", "grpc_port": 0} | more
     return PoolFlags(name, **given)
@@ -93,7 +85,6 @@ async def several_pools(
     policies: Mapping[str, Sequence[PolicyObject]] | None = None,
     **changes: Any,
 ) -> AsyncIterator[SeveralPools]:
-    """Pools of files; pods that several of them have are served once. All pages are read."""
     flags = []
     async with AsyncExitStack() as stack:
         for pod in {id(pod): pod for some in pools.values() for pod in some}.values():
@@ -115,7 +106,6 @@ async def several_pools(
 async def pools_picker(
     folder: Path, changes: Mapping[str, Any], pods: Mapping[str, Sequence[Pod]] | None = None
 ) -> AsyncIterator[SeveralPools]:
-    """Run a picker with these options; yield it once its ports are open."""
     options = {
         "bind_address": "127.0.0.1",
         "grpc_port": 0,

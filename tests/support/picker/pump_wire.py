@@ -24,9 +24,7 @@ LARGE = object()  # a message that finds no room
 
 
 class Wire:
-    """Stands for a `Call`; the test plays the proxy. Waits like a connection until the receiver's
-    tasks are over.
-    """
+    """The test plays the proxy; like a connection, it waits until the receiver's tasks are over."""
 
     def __init__(self) -> None:
         self.outbound: asyncio.Queue[bytes] = asyncio.Queue()
@@ -40,12 +38,10 @@ class Wire:
     # What the receiver does
 
     def send(self, message: bytes) -> None:
-        """A message to the proxy."""
         if not self.ended.done():
             self.outbound.put_nowait(message)
 
     def end(self, status: Status = Status.OK, text: str = "") -> None:
-        """The receiver ends the call."""
         if not self.ended.done():
             if status is Status.OK:
                 self.ended.set_result(None)
@@ -53,7 +49,6 @@ class Wire:
                 self.ended.set_exception(RpcError(status, text))
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """A task of the receiver."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -62,7 +57,7 @@ class Wire:
     # What the proxy does
 
     def play(self, *messages: Any) -> None:
-        """Send messages; None is the orderly end, `LARGE` a message that finds no room."""
+        """None is the orderly end, `LARGE` a message that finds no room."""
         for message in messages:
             if self.ended.done():
                 return
@@ -74,7 +69,6 @@ class Wire:
                 self.receiver.message(message)
 
     async def abort(self, why: Abort) -> None:
-        """Reset the stream, break the protocol, or stop the server."""
         if not self.ended.done():
             self.receiver.abort(why)
             self.ended.cancel()
@@ -82,14 +76,12 @@ class Wire:
         await asyncio.sleep(0)
 
     async def reply(self) -> str:
-        """The kind of the next reply."""
         message = pb.ProcessingResponse.FromString(await self.outbound.get())
         return str(message.WhichOneof("response"))
 
 
 @asynccontextmanager
 async def stream(director: Any) -> AsyncIterator[Wire]:
-    """A running stream; what the test leaves of it is reset."""
     wire = Wire()
     wire.serve(director, StreamSettings(max_body_bytes=1000))
     try:

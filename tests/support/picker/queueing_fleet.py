@@ -1,9 +1,7 @@
-"""Workers as queues, event by event, with the latency law of the simulator's linear model: a day of
-requests to a dozen workers takes a second or two.
+"""Workers as queues, event by event, with the latency law of the simulator's linear model.
 
-Each worker runs its prompts one after the other in chunks, every step of which decodes all its
-sequences as well; between two events all steps take the same time, so none has to be simulated by
-itself. Requests go to the worker with the least work before it.
+Between two events all steps take the same time, so none has to be simulated by itself: a day of
+requests to a dozen workers takes a second or two.
 """
 
 import heapq
@@ -17,8 +15,6 @@ from picker.planner.capacity import LatencyObjective, WorkerCapacity
 
 @dataclass(slots=True)
 class Ask:
-    """One request: its arrival, its uncached prompt tokens and its answer tokens (2 or more)."""
-
     at: float
     prompt: int
     output: int
@@ -26,7 +22,6 @@ class Ask:
     ended_at: float = 0.0
 
     def is_within(self, objective: LatencyObjective) -> bool:
-        """Return whether the request met every bound of `objective`."""
         ttft, itl = objective.ttft_seconds, objective.itl_seconds
         if ttft is not None and self.first_at - self.at > ttft:
             return False
@@ -52,8 +47,6 @@ class _Worker:
 
 
 class QueueingFleet:
-    """Owns the workers and the clock. `served` are the requests that ended."""
-
     def __init__(self, worker: WorkerCapacity, startup_seconds: float, replicas: int) -> None:
         self._law, self._startup = worker, startup_seconds
         self._workers = [_Worker(0.0, 0.0) for _ in range(replicas)]
@@ -66,7 +59,6 @@ class QueueingFleet:
 
     @property
     def replicas(self) -> int:
-        """Return the requested number of workers, starting ones included."""
         return sum(not one.is_leaving for one in self._workers)
 
     @property
@@ -78,7 +70,6 @@ class QueueingFleet:
         return sum(len(one.decoding) + bool(one.prompts) for one in self._workers)
 
     def scale(self, replicas: int) -> None:
-        """Start workers, or retire the youngest, which complete their requests."""
         staying = [one for one in self._workers if not one.is_leaving]
         for _ in range(replicas - len(staying)):
             self._workers.append(_Worker(self.now + self._startup, self.now))
@@ -87,7 +78,6 @@ class QueueingFleet:
             self._retire(one)
 
     def arrive(self, ask: Ask) -> None:
-        """Add a request at `now`."""
         ready = [one for one in self._workers if one.ready_at <= self.now and not one.is_leaving]
         if not ready:
             self._unrouted.append(ask)
@@ -100,14 +90,12 @@ class QueueingFleet:
         self._expect(worker)
 
     def serve(self, asks: Iterable[Ask], until: float) -> None:
-        """Advance time over the arrivals of requests."""
         for ask in asks:
             self.run_until(ask.at)
             self.arrive(ask)
         self.run_until(until)
 
     def run_until(self, until: float) -> None:
-        """Process all events due until then."""
         while self._events and self._events[0][0] <= until:
             at, _, worker, version = heapq.heappop(self._events)
             if version == worker.version:
@@ -122,7 +110,6 @@ class QueueingFleet:
             self.arrive(self._unrouted.popleft())
 
     def _rates(self, worker: _Worker) -> tuple[float, float]:
-        """Return the steps and the prompt tokens per second."""
         law, num = self._law, len(worker.decoding)
         seconds = law.step_overhead_seconds
         if num:
@@ -141,7 +128,6 @@ class QueueingFleet:
         worker.now = self.now
 
     def _settle(self, worker: _Worker) -> None:
-        """Complete the requests that ended by `now`."""
         slack = 1e-6
         if worker.prompts and worker.left <= slack * worker.prompts[0].prompt:
             ask = worker.prompts.popleft()
@@ -162,7 +148,7 @@ class QueueingFleet:
         self.served.append(ask)
 
     def _retire(self, worker: _Worker) -> None:
-        """Remove a retiring worker; it is paid for until its last request ends."""
+        """A retiring worker is paid for until its last request ends."""
         if worker.is_leaving and not worker.prompts and not worker.decoding:
             self._workers.remove(worker)
             self.replica_seconds += self.now - worker.begun_at
@@ -178,5 +164,4 @@ class QueueingFleet:
             heapq.heappush(self._events, event)
 
     def total_replica_seconds(self) -> float:
-        """Return the replica seconds paid so far."""
         return self.replica_seconds + sum(self.now - one.begun_at for one in self._workers)

@@ -5,15 +5,11 @@ from hypothesis import strategies as st
 from picker.types import Metadata, ResponseHead
 
 
-class TapError(Exception):
-    """The error of a failing tap."""
+class TapError(Exception): ...
 
 
 class HoldingTap:
-    """Keeps up to `holds` bytes until a later piece; fails at the call with number `fails_at`.
-
-    It never fails at the end, where the bytes it still held would be unknown.
-    """
+    """It never fails at the end, where the bytes it still holds would be unknown."""
 
     def __init__(self, holds: int, fails_at: int | None) -> None:
         self._holds = holds
@@ -26,13 +22,11 @@ class HoldingTap:
         return self._calls == self._fails_at
 
     def head(self, head: ResponseHead) -> tuple[tuple[str, str], ...]:
-        """Return one header of its own."""
         if self._fails():
             raise TapError
         return (("x-tapped", "yes"),)
 
     def body(self, data: bytes, is_last: bool) -> tuple[bytes, Metadata]:
-        """Hold back the last bytes; release all at the end."""
         if self._fails():
             raise TapError
         self._held += data
@@ -47,5 +41,4 @@ class HoldingTap:
 
 
 def taps() -> st.SearchStrategy[HoldingTap]:
-    """Generate such taps; most fail never or late."""
     return st.builds(HoldingTap, st.sampled_from([0, 1, 5, 100_000]), st.none() | st.integers(1, 4))

@@ -43,8 +43,6 @@ USAGE = b'data: {"usage":{"prompt_tokens":9,"completion_tokens":2,"total_tokens"
 
 @dataclass
 class ListSink:
-    """Stores lines."""
-
     lines: list[bytes] = field(default_factory=list)
     is_open: bool = True
     is_broken: bool = False
@@ -71,15 +69,11 @@ class ListSink:
 
 @dataclass
 class UnderWay:
-    """A dispatched request."""
-
     exchange: Exchange
     decision: RouteDecision
 
 
 class Unwatched:
-    """A request without effect on the health of its endpoint."""
-
     def responded(self, answer: Answer, now_seconds: float) -> None:
         pass
 
@@ -88,8 +82,6 @@ class Unwatched:
 
 
 class MoodyHealth:
-    """Ejects and probes endpoints at random."""
-
     held = ("some",)
 
     def __init__(self, seed: int) -> None:
@@ -112,8 +104,6 @@ class MoodyHealth:
 
 
 class Traffic:
-    """A running configuration in front of a changing pool, with a recording."""
-
     def __init__(
         self,
         configs: Sequence[str],
@@ -172,13 +162,11 @@ class Traffic:
     # Events
 
     def reload(self, text: str) -> None:
-        """Use another configuration; requests under way end with theirs."""
         self.assembly = self._built("next.yaml", text, self.assembly.instances)
         self._observe()
         self.director.use(self.recorder.recorded(self.assembly, self.assembly.pipeline))
 
     def pool_changes(self) -> None:
-        """Publish the present endpoints, with new metrics."""
         self.datastore.set_endpoints([self._endpoint(name) for name in self.present])
         for name in self.present:
             self.scraped(name)
@@ -205,13 +193,11 @@ class Traffic:
         self.datastore.update_metrics(key, metrics, {MODELS_ATTRIBUTE: models})
 
     def restarts(self, name: str) -> None:
-        """Restart the engine of an endpoint."""
         self.starts[name] += 1.0
         if name in self.present:
             self.scraped(name)
 
     async def request(self) -> None:
-        """Send a request."""
         exchange = self.director.begin()
         try:
             decision = await exchange.route(self._raw())
@@ -222,7 +208,6 @@ class Traffic:
         self.under_way.append(UnderWay(exchange, decision))
 
     def ends(self) -> None:
-        """End a request under way, with a response or a disconnect."""
         if not self.under_way:
             return
         one = self.under_way.pop(self.draw.randrange(len(self.under_way)))
@@ -237,7 +222,6 @@ class Traffic:
         one.exchange.finish(FinishCause.COMPLETED, 200)
 
     async def run(self, requests: int) -> None:
-        """Send requests, with all other events in between."""
         reloads = {(number + 1) * requests // len(self.configs): text
                    for number, text in enumerate(self.configs[1:])}  # fmt: skip
         for number in range(requests):
@@ -311,27 +295,22 @@ class Traffic:
 
 
 def record(traffic: Traffic, requests: int, path: Path) -> Path:
-    """Record this number of requests."""
     asyncio.run(traffic.run(requests))
     return traffic.sink.write_to(path)
 
 
 @dataclass
 class Replayed:
-    """The results of a replay."""
-
     decisions: list[Redecided]
     notes: Mapping[str, int]
     runs: int
 
     @property
     def different(self) -> list[Redecided]:
-        """The decisions that are not identical."""
         return [one for one in self.decisions if not one.is_identical]
 
 
 def replayed(path: Path, other: str | None = None) -> Replayed:
-    """Replay a recording, with the configuration `other` if given."""
     config = None if other is None else OtherConfig(other.encode(), "other.yaml", True)
     replay = Replay(str(path), config)
     decisions = list(replay.decisions(read_recording(path)))

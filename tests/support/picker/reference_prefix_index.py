@@ -1,16 +1,8 @@
 """The slow twin of the prefix index: dicts and masks, about 300 bytes a pair.
 
-Theory of operation
--------------------
-Each endpoint has a slot, a bit position. `_holders` maps a block hash to the bit mask of the slots
-that were sent this block; `_recency` holds, per slot, the same hashes in the order of their last
-use. Every (hash, slot) pair is in both or in neither (`check_integrity`). Recording a prompt
-refreshes its blocks last to first, as paged engines free them, so a slot over its capacity loses
-the tail of a prompt before its beginning, which other prompts are likelier to share.
-
-A match is contiguous from block 0 for every endpoint. (The reference picker counts, for each
-endpoint, all blocks it holds up to the first block held by none; an engine can only reuse an
-unbroken prefix, so that count promises too much.)
+`_holders` maps a block hash to the bit mask of the slots that were sent this block; `_recency`
+holds,
+per slot, the same hashes in the order of their last use. A match is contiguous from block 0.
 """
 
 from collections import OrderedDict
@@ -18,8 +10,6 @@ from collections.abc import Sequence
 
 
 class ReferenceIndex:
-    """Owns the approximate knowledge of prefix placement. Not thread safe; does no I/O."""
-
     def __init__(self) -> None:
         self._holders: dict[int, int] = {}
         self._slots: dict[str, int] = {}
@@ -27,16 +17,13 @@ class ReferenceIndex:
         self._recency: dict[int, OrderedDict[int, None]] = {}
 
     def __len__(self) -> int:
-        """Number of distinct block hashes known."""
         return len(self._holders)
 
     @property
     def entries(self) -> int:
-        """Number of (hash, endpoint) pairs held."""
         return sum(len(recency) for recency in self._recency.values())
 
     def match(self, hashes: Sequence[int]) -> dict[str, int]:
-        """For every endpoint that holds block 0: its unbroken run of blocks from there."""
         holders = self._holders
         matched: dict[str, int] = {}
         alive = -1
@@ -53,7 +40,6 @@ class ReferenceIndex:
         return matched
 
     def record(self, key: str, hashes: Sequence[int], capacity: int) -> None:
-        """Endpoint `key` is about to hold these blocks; keep its `capacity` most recent ones."""
         slot = self._slot(key)
         bit = 1 << slot
         holders, recency = self._holders, self._recency[slot]
@@ -67,12 +53,10 @@ class ReferenceIndex:
             self._release(recency.popitem(last=False)[0], bit)
 
     def held(self, key: str) -> tuple[int, ...]:
-        """The blocks of an endpoint, least recently used first."""
         slot = self._slots.get(key)
         return () if slot is None else tuple(self._recency[slot])
 
     def remove(self, key: str) -> None:
-        """Forget everything about an endpoint; unknown ones are ignored."""
         slot = self._slots.pop(key, None)
         if slot is None:
             return
@@ -81,7 +65,6 @@ class ReferenceIndex:
             self._release(block, 1 << slot)
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` when the two halves of the index disagree."""
         expected: dict[int, int] = {}
         for slot, recency in self._recency.items():
             for block in recency:

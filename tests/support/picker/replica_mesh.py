@@ -21,56 +21,44 @@ LIMITS = OutboxLimits(log_bytes=4096, pending_bytes=1024, batch_bytes=256)
 
 
 class RememberedPlacements:
-    """A plugin that learns and stores all placements of prompts."""
-
     def __init__(self, seed: int = 0) -> None:
         self.hash_seed = seed
         self.report: ReportPlacement | None = None
         self.known: set[tuple[str, tuple[int, ...]]] = set()
 
     def use_hash_seed(self, seed: int) -> None:
-        """Forget hashes of another seed."""
         if seed != self.hash_seed:
             self.hash_seed = seed
             self.known.clear()
 
     def report_placements(self, report: ReportPlacement | None) -> None:
-        """Store the callback for placements."""
         self.report = report
 
     def placed_elsewhere(self, key: str, hashes: npt.NDArray[np.uint64], capacity: int) -> None:
         self.known.add((key, tuple(hashes.tolist())))
 
     def place(self, key: str, *hashes: int, capacity: int = 100) -> None:
-        """Record a placement and report it."""
         self.known.add((key, hashes))
         if self.report is not None:
             self.report(key, np.array(hashes, np.uint64), capacity)
 
 
 class BoundSessions:
-    """A plugin that binds sessions."""
-
     def __init__(self) -> None:
         self.session_bindings = SessionBindings(ttl_seconds=300.0, sweep_seconds=10.0)
 
 
 class CountedLoads:
-    """A plugin that counts requests in flight."""
-
     def __init__(self) -> None:
         self.ledger = Ledger()
         self.own_loads = self.ledger.own_loads
 
     def set_loads_elsewhere(self, loads) -> None:  # type: ignore[no-untyped-def]
-        """Take the loads of other replicas."""
         self.ledger.set_elsewhere(loads)
 
 
 @dataclass
 class Node:
-    """One replica with plugins of each kind, and its cursor for each other one."""
-
     datastore: Datastore
     inflight: InflightLoad
     placements: RememberedPlacements
@@ -80,7 +68,6 @@ class Node:
     cursors: dict[bytes, Cursor] = field(default_factory=dict)
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` when anything contradicts itself or is too large."""
         self.exchange.outbox.check_integrity()
         self.exchange.inbox.check_integrity()
         self.inflight.check_integrity()
@@ -98,7 +85,6 @@ def node(
     pool: str = "pool",
     unix: float | None = None,
 ) -> Node:
-    """Create a replica now; `seed` is its configured seed, `unix` its time of day."""
     datastore, inflight = Datastore(), InflightLoad()
     names = [key.partition("/")[2] for key in endpoints]
     datastore.set_endpoints([Endpoint(name, f"10.0.0.{ord(name)}", 80, "ns") for name in names])
@@ -113,7 +99,6 @@ def node(
 
 
 def call(one: Node, other: Node, now: float) -> Cursor:
-    """Open the stream from `one` to `other`; raises what either of them does."""
     _, answer = other.exchange.greeted(one.exchange.hello(now), now)
     peer, cursor = one.exchange.welcomed(answer, now)
     one.cursors[peer] = cursor
@@ -121,7 +106,6 @@ def call(one: Node, other: Node, now: float) -> Cursor:
 
 
 def messages_for(one: Node, other: Node, now: float) -> list[bytes]:
-    """Return the messages that `one` has for `other` now."""
     messages = []
     cursor = one.cursors[other.exchange.replica_id]
     while (message := one.exchange.next(cursor, now)) is not None:
@@ -130,7 +114,6 @@ def messages_for(one: Node, other: Node, now: float) -> list[bytes]:
 
 
 def round_of(nodes: list[Node], now: float) -> None:
-    """Deliver the messages of every replica to every other one."""
     for one in nodes:
         one.exchange.tick(now)
     for one in nodes:

@@ -30,7 +30,6 @@ schedulingProfiles:
 
 
 def peer_flags(own: int, ports: Sequence[int], **changes: Any) -> PeerFlags:
-    """Flags of the replica at port `own` among those at `ports`, itself included."""
     return PeerFlags(tuple(PeerName(LOOPBACK, port) for port in ports), own, **changes)
 
 
@@ -38,7 +37,6 @@ def peer_flags(own: int, ports: Sequence[int], **changes: Any) -> PeerFlags:
 async def replica(
     folder: Path, pods: Sequence[Pod], flags: PeerFlags | None, **changes: Any
 ) -> AsyncIterator[WholePicker]:
-    """One picker of pods that are served already."""
     folder.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 (it takes no time)
     path = folder / "pool.yaml"
     write_endpoints(path, pods)
@@ -53,7 +51,6 @@ async def replica(
 async def two_replicas(
     folder: Path, pods: Sequence[Pod], **changes: Any
 ) -> AsyncIterator[tuple[WholePicker, WholePicker]]:
-    """Run two replicas that are connected in both directions."""
     ports = free_ports(2)
     async with AsyncExitStack() as stack:
         for pod in pods:
@@ -70,8 +67,6 @@ async def two_replicas(
 
 
 async def until_connected(picker: WholePicker, peers: int = 1) -> None:
-    """Return once the picker has streams to and from a given number of replicas."""
-
     async def is_so() -> bool:
         outgoing = await picker.series("pointsman_peers_connected")
         incoming = await picker.series("pointsman_peers_heard")

@@ -27,8 +27,6 @@ def endpoint(name: str, port: int = 8000, **fields: Any) -> Endpoint:
 
 
 class Pages:
-    """A fetcher that serves pages by port and counts; a missing page is a failure."""
-
     def __init__(self, pages: Mapping[int, bytes]) -> None:
         self.pages = dict(pages)
         self.asked: Counter[int] = Counter()
@@ -49,15 +47,11 @@ class Pages:
 
 
 class Core:
-    """Reads the load, as the core-metrics-extractor does."""
-
     def extract(self, scrape: Scrape) -> Extraction:
         return extract(scrape, EngineTable().of(scrape.endpoint.labels))
 
 
 class Length:
-    """Finds out how long a page is; an empty one says nothing."""
-
     def extract(self, scrape: Scrape) -> Extraction:
         if not scrape.page:
             raise ExtractError("empty")
@@ -72,8 +66,6 @@ def source(
 
 
 class Scene:
-    """A datastore and a scraper."""
-
     def __init__(self, sources: Sequence[PolledSource], watched: bool) -> None:
         self.metrics = PickerMetrics()
         self.store = Datastore()

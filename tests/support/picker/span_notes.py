@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Noted:
-    """A span that remembers; its parts are in order."""
-
     name: str
     is_recorded: bool = True
     parts: list[Noted] = field(default_factory=list)
@@ -33,13 +31,10 @@ class Noted:
         return {self.name: [part.tree() for part in self.parts]} if self.parts else self.name
 
     def everything(self) -> list[Noted]:
-        """The span and all within it."""
         return [self, *(one for part in self.parts for one in part.everything())]
 
 
 class Notes:
-    """A tracer that remembers its requests; sampled or not."""
-
     def __init__(self, *, sampled: bool = True) -> None:
         self.sampled = sampled
         self.requests: list[Noted] = []

@@ -10,14 +10,11 @@ from tests.support.waiting import until
 
 @dataclass
 class Traffic:
-    """Requests one after the other, where they went, and which failed."""
-
     picker: WholePicker
     went: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
     async def run(self) -> None:
-        """Until cancelled."""
         number = 0
         while True:
             number += 1
@@ -29,7 +26,6 @@ class Traffic:
                 self.went.append(fields["x-gateway-destination-endpoint"].string_value)
 
     async def only_at(self, places: Iterable[str]) -> None:
-        """From now on requests go there, and to each of these; one may be under way."""
         wanted, before = set(places), len(self.went) + 1
         await until(lambda: set(self.went[before:]) >= wanted)
         assert set(self.went[before:]) == wanted

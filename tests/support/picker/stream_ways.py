@@ -25,7 +25,6 @@ REFUSAL = RefusedError(Code.SERVICE_UNAVAILABLE, "nobody there", DropReason.NO_E
 
 
 def feed(machine: StreamMachine, *events: object) -> list[Action]:
-    """Feed the machine events, also those of its shell; return the actions of the last one."""
     actions: list[Action] = []
     for event in events:
         if isinstance(event, Routed):
@@ -43,7 +42,6 @@ BUFFERED_HEADERS = RequestHeaders(HEADERS, request_body=BodyMode.BUFFERED)
 
 
 def ways(begun: State, headers: RequestHeaders) -> dict[State, tuple[object, ...]]:
-    """Return the events that lead to each state of a request with body; `headers` give `begun`."""
     body_done = (headers, RequestBody(b"{}", end_of_stream=True))
     return {
         State.START: (),

@@ -19,7 +19,6 @@ BYTES_WAITING = "llm_d_epp_flow_control_queue_bytes"
 
 
 def config(section: str = "", plugins: str = "", at_once: int = 1, gate: bool = True) -> str:
-    """Flow control over endpoints that take `at_once` requests each; `section` is its own."""
     gates = "featureGates: [flowControl]\n" if gate else ""
     return f"""{HEAD}{gates}
 plugins:
@@ -35,14 +34,11 @@ flowControl:
 
 @dataclass
 class Waiter:
-    """A request without an outcome so far."""
-
     stream: GatewayStream
     said: asyncio.Task[list[Message]]
 
     @property
     def waits(self) -> bool:
-        """Return whether the request has no reply so far."""
         return not self.said.done()
 
     async def answer(self) -> list[Message]:
@@ -58,18 +54,14 @@ class Waiter:
 
 @dataclass
 class Scene:
-    """The picker, and requests to it."""
-
     picker: WholePicker
 
     async def ask(self, headers: Mapping[str, str] | None = None, **more: Any) -> Waiter:
-        """Send a request, which may be answered at once."""
         stream = GatewayStream(self.picker.channel)
         said = asyncio.ensure_future(stream.ask(completion(), headers, **more))
         return Waiter(stream, said)
 
     async def serve(self, headers: Mapping[str, str] | None = None, **more: Any) -> Waiter:
-        """Send a request that is routed at once."""
         waiter = await self.ask(headers, **more)
         await waiter.destination()
         return waiter
@@ -77,7 +69,6 @@ class Scene:
     async def wait(
         self, number: int, headers: Mapping[str, str] | None = None, **more: Any
     ) -> Waiter:
-        """Send a request and return once it waits as the last of `number`."""
         waiter = await self.ask(headers, **more)
         await self.has_waiting(number)
         return waiter
@@ -86,17 +77,14 @@ class Scene:
         return int(await self.picker.series(WAITING) or 0)
 
     async def has_waiting(self, number: int) -> None:
-        """Return once `number` requests wait."""
         await until(self.waiting, lambda found: found == number)
 
     async def is_at_rest(self) -> None:
-        """Return once no request waits and no state remains."""
         await self.has_waiting(0)
         await until(self.picker.is_idle)
         assert not await self.picker.series(BYTES_WAITING)
 
     def use(self, text: str) -> None:
-        """Apply another configuration."""
         self.picker.pool.config.apply(load_config(text.encode(), "changed.yaml"))
 
 
@@ -104,18 +92,15 @@ class Scene:
 async def waiting_scene(
     folder: Path, text: str, endpoints: Sequence[Pod] | None = None, **changes: Any
 ) -> AsyncIterator[Scene]:
-    """A picker with flow control, in front of one idle endpoint by default."""
     found = pods(page()) if endpoints is None else endpoints
     async with whole_picker(folder, found, text, **changes) as picker:
         yield Scene(picker)
 
 
 def headers_of(messages: Sequence[Message]) -> dict[str, str]:
-    """Return the headers of the picker's own answer."""
     options = messages[0].immediate_response.headers.set_headers
     return {one.header.key: one.header.raw_value.decode() for one in options}
 
 
 def status_of(messages: Sequence[Message]) -> int:
-    """Return the status of the picker's own answer; 0 for other messages."""
     return int(messages[0].immediate_response.status.code)

@@ -14,7 +14,6 @@ _SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade
 
 
 async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Greet each upgrade and echo its bytes until they end; answer other requests with 200."""
     while b"upgrade: websocket" not in (await reader.readuntil(b"\r\n\r\n")).lower():
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
     writer.write(_SWITCHED + b"welcome")
@@ -32,7 +31,6 @@ async def _served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 @asynccontextmanager
 async def echoing() -> AsyncIterator[int]:
-    """Run an endpoint on this machine; yield its port."""
     server = await asyncio.start_server(_served, "127.0.0.1", 0)
     try:
         yield server.sockets[0].getsockname()[1]
@@ -41,7 +39,6 @@ async def echoing() -> AsyncIterator[int]:
 
 
 async def over_http1(port: int) -> bytes:
-    """Return the greeting and the echo of `SAID`."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(
         b"GET /v1/realtime?model=m HTTP/1.1\r\nhost: a\r\nconnection: keep-alive, Upgrade\r\n"
@@ -57,7 +54,6 @@ async def over_http1(port: int) -> bytes:
 
 
 async def over_http2(port: int) -> bytes:
-    """Return the same by an extended CONNECT (RFC 8441)."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     http = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
     http.initiate_connection()

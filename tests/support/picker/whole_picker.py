@@ -51,10 +51,6 @@ requestHandler: {parsers: [{pluginRef: openai-parser}]}
 
 @dataclass
 class WholePicker:
-    """A running picker, its pods, and its pages; for a picker of several pools, the view of the
-    pool `key`.
-    """
-
     picker: Picker
     ports: Ports
     pods: Sequence[Pod]
@@ -66,12 +62,11 @@ class WholePicker:
 
     @property
     def pool(self) -> ServedPool:
-        """Return the picker's pool."""
         return self.picker.pools[self.key]
 
     @asynccontextmanager
     async def stream(self) -> AsyncIterator[GatewayStream]:
-        """A stream that ends in order; the picker has nothing to say that was not read."""
+        """Yield a stream that must end in order, with nothing left unread."""
         stream = GatewayStream(self.channel)
         try:
             yield stream
@@ -81,7 +76,6 @@ class WholePicker:
             stream.call.cancel()
 
     async def ask(self, body: bytes, *args: Any, **kwargs: Any) -> list[Message]:
-        """Send one request without a wait for its response."""
         async with self.stream() as stream:
             return await stream.ask(body, *args, **kwargs)
 
@@ -89,19 +83,16 @@ class WholePicker:
         return destination_of(await self.ask(body, *args, **kwargs))
 
     async def get(self, path: str) -> tuple[int, str]:
-        """Get a page of the HTTP port."""
         below = f"/pools/{self.key}" if self.key else ""
         url = f"http://127.0.0.1:{self.ports.metrics}{below}{path}"
         async with self.http.get(url) as response:
             return response.status, await response.text()
 
     async def endpoints(self) -> dict[str, dict[str, Any]]:
-        """Return the picker's view of its endpoints, by name."""
         rows = json.loads((await self.get("/endpoints"))[1])["endpoints"]
         return {row["name"]: row for row in rows}
 
     async def series(self, name: str, /, **labels: str) -> float | None:
-        """Return the sum of the samples of a name with these labels; None without samples."""
         text = (await self.get("/metrics"))[1]
         found = [
             sample.value
@@ -112,23 +103,22 @@ class WholePicker:
         return sum(found) if found else None
 
     async def requests(self, **labels: str) -> float | None:
-        """Return the number of routed requests."""
         return await self.series("llm_d_epp_request_total", **labels)
 
     async def has_read_pages(self) -> bool:
-        """Return whether the load of every pod with a metrics page is known."""
         rows = await self.endpoints()
         known = [pod for pod in self.pods if pod.page is not None]
         return all(pod.name in rows and rows[pod.name]["metrics"] for pod in known)
 
     async def is_idle(self) -> bool:
-        """Return whether no request holds any state."""
         running = await self.series("llm_d_epp_request_running")
         rows = await self.endpoints()
         return not running and not any(row["inflight_requests"] for row in rows.values())
 
     async def knows(self, name: str, **metrics: Any) -> None:
-        """Return once it knows these numbers of an endpoint's load; without any: knows nothing."""
+        """Wait until the picker knows these numbers of an endpoint's load; without any, knows
+        nothing.
+        """
 
         async def is_so() -> bool:
             known = (await self.endpoints()).get(name, {}).get("metrics")
@@ -139,7 +129,6 @@ class WholePicker:
         await until(is_so)
 
     async def outcomes(self) -> dict[str, float]:
-        """Return the numbers of requests by the cause of their end."""
         text = (await self.get("/metrics"))[1]
         return {
             sample.labels["cause"]: sample.value
@@ -149,18 +138,15 @@ class WholePicker:
         }
 
     def list_endpoints(self, pods: Sequence[Pod]) -> None:
-        """Rewrite the endpoints file."""
         self.pods = pods
         write_endpoints(self.endpoints_file, pods, self.policies)
 
     def list_policies(self, policies: Sequence[PolicyObject]) -> None:
-        """Rewrite the endpoints file with other objectives and rewrites."""
         self.policies = policies
         write_endpoints(self.endpoints_file, self.pods, policies)
 
 
 def write_endpoints(path: Path, pods: Sequence[Pod], policies: Sequence[PolicyObject] = ()) -> None:
-    """Replace an endpoints file by renaming."""
     fresh = path.with_suffix(".new")
     documents: list[Any] = [{"endpoints": [pod.entry for pod in pods]}, *policies]
     fresh.write_text("\n---\n".join(map(json.dumps, documents)))
@@ -168,20 +154,17 @@ def write_endpoints(path: Path, pods: Sequence[Pod], policies: Sequence[PolicyOb
 
 
 def objective(name: str, priority: int | None, **spec: Any) -> PolicyObject:
-    """An InferenceObjective of the pool `default`, as JSON."""
     given = {} if priority is None else {"priority": priority}
     return _policy("InferenceObjective", name, given | spec)
 
 
 def rewrite(name: str, *rules: Mapping[str, Any], **metadata: Any) -> PolicyObject:
-    """An InferenceModelRewrite of the pool `default`, as JSON."""
     made = _policy("InferenceModelRewrite", name, {"rules": list(rules)})
     made["metadata"] |= metadata
     return made
 
 
 def rule(models: str = "", /, **targets: int | None) -> dict[str, Any]:
-    """One rule of it: `models`, separated by spaces, to models of these weights."""
     weights = {
         name: {} if weight is None else {"weight": weight} for name, weight in targets.items()
     }
@@ -212,7 +195,6 @@ async def whole_picker(
     rewrites: Sequence[PolicyObject] = (),
     **changes: Any,
 ) -> AsyncIterator[WholePicker]:
-    """A picker in front of `pods`, once it has read their pages. None: its own configuration."""
     async with AsyncExitStack() as stack:
         for pod in pods:
             await stack.enter_async_context(serving(pod))
@@ -241,7 +223,6 @@ async def whole_picker(
 
 @asynccontextmanager
 async def started_picker(options: Options) -> AsyncIterator[tuple[Picker, Ports]]:
-    """A picker that has opened its ports; at the end it has no time to drain."""
     picker = compose(options)
     started: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(picker.run(started.set_result))

@@ -16,8 +16,6 @@ PATIENCE_SECONDS = 120.0
 
 
 class _Line:
-    """A stand-in for a `Call` that always has room."""
-
     gone = is_congested = reads_on = False
     ending = None
 
@@ -36,15 +34,12 @@ class _Line:
         self.task = asyncio.create_task(coroutine)
         return self.task
 
-    def pause_reading(self) -> None:
-        """Do nothing: messages arrive all the same."""
+    def pause_reading(self) -> None: ...
 
     resume_reading = pause_reading
 
 
 class XdsCall:
-    """One call of a method."""
-
     def __init__(self, served: Served, response: Any) -> None:
         self._response, self._line = response, _Line()
         self._receiver = served(self._line, {})  # type: ignore[arg-type]
@@ -52,12 +47,10 @@ class XdsCall:
         self.ended = self._line.ended
 
     def send(self, message: Any) -> None:
-        """Write a request, or bytes that are none."""
         data = message if isinstance(message, bytes) else message.SerializeToString()
         self._receiver.message(data)
 
     def end(self) -> None:
-        """Close the client's half."""
         self._receiver.end_of_messages()
 
     async def receive(self) -> Any:
@@ -65,7 +58,6 @@ class XdsCall:
             return self._response.FromString(await self._line.responses.get())
 
     async def failure(self) -> RpcError:
-        """Return the error that ends the call, at the latest after the client's last message."""
         self.end()
         async with asyncio.timeout(PATIENCE_SECONDS):
             with pytest.raises(RpcError) as raised:
@@ -73,7 +65,6 @@ class XdsCall:
         return raised.value
 
     async def silence(self) -> None:
-        """Return once the server is idle; fail if it sent a message."""
         for _ in range(20):
             await asyncio.sleep(0)
         assert self._line.responses.empty()
@@ -81,7 +72,7 @@ class XdsCall:
 
 @asynccontextmanager
 async def calling(served: Served, response: Any) -> AsyncIterator[XdsCall]:
-    """Open a call and check its regular end, unless the test awaits its failure."""
+    """Check the regular end of the call, unless the test awaits its failure."""
     call = XdsCall(served, response)
     try:
         yield call
@@ -94,7 +85,6 @@ async def calling(served: Served, response: Any) -> AsyncIterator[XdsCall]:
 
 
 def assignments(response: Any) -> dict[str, list[str]]:
-    """Cluster → `ip:port` of its endpoints, of a response of either variant."""
     found = {}
     for one in response.resources:
         packed = one.resource if isinstance(one, discovery_pb2.Resource) else one
