@@ -1,7 +1,7 @@
-"""`python -m tests.fakes.kube_api --kubeconfig FILE [--crds DIR]`: the API server as a process.
+"""Run the API server as a process: `python -m tests.fakes.kube_api --kubeconfig FILE [--crds DIR]`.
 
-It writes a kubeconfig that leads to it, and says `ready URL` on a line once it listens. SIGUSR1
-makes it go away, SIGUSR2 come back without its history of changes; SIGTERM ends it.
+It writes a kubeconfig and prints `ready URL` once it listens. SIGUSR1 makes it unreachable,
+SIGUSR2 brings it back without its history of changes, and SIGTERM ends it.
 """
 
 import argparse
@@ -14,7 +14,6 @@ from tests.fakes.kube_api.server import KubeApi, running_kube_api
 
 
 async def serve(kubeconfig: Path, definitions: list[Path]) -> None:
-    """Until SIGTERM or SIGINT."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     async with running_kube_api(None, *definitions) as api, asyncio.TaskGroup() as tasks:
@@ -41,7 +40,6 @@ def _follow_signals(
 
 
 def main() -> int:
-    """Serve; gives the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.fakes.kube_api", description=__doc__)
     parser.add_argument("--kubeconfig", type=Path, required=True)
     parser.add_argument("--crds", type=Path)

@@ -1,4 +1,4 @@
-"""Access control: bearer tokens and role rules, by the API server's own reading of RBAC."""
+"""Access control with bearer tokens and role rules, as RBAC evaluates them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from tests.fakes.kube_api.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule of a Role. No `names` means all; no `namespace` means everywhere."""
+    """A rule of a Role; without `names` it covers all names, without `namespace` all namespaces."""
 
     groups: Sequence[str]
     resources: Sequence[str]
@@ -18,9 +18,9 @@ class Rule:
     namespace: str | None = None
 
     def allows(self, target: Target) -> bool:
-        """True if the rule covers a request.
+        """Return whether the rule covers a request.
 
-        A list or watch has the name that its field selector asks for; a create never has one.
+        The name of a list or watch is that of its field selector; a create has no name.
         """
         wanted = target.resource.plural
         if target.subresource:
@@ -41,10 +41,9 @@ def _has(allowed: Sequence[str], wanted: str) -> bool:
 
 @dataclass(slots=True)
 class Access:
-    """The known tokens and the rules of each user; the sole owner of both.
+    """The known tokens and the rules of each user. Without any token every user may do everything.
 
-    Without any token every user may do everything. What is open already stays open when rules
-    are taken away: only new requests are judged.
+    Only new requests are checked: open watches stay open when rules are removed.
     """
 
     users: dict[str, str] = field(default_factory=dict)
@@ -52,22 +51,18 @@ class Access:
     denied: list[tuple[str, str]] = field(default_factory=list)
 
     def grant(self, token: str, user: str, rules: Sequence[Rule]) -> None:
-        """Make a token known, with exactly these rules."""
         self.users[token] = user
         self.rules[user] = list(rules)
 
     def deny(self, verb: str, plural: str = "*") -> None:
-        """Refuse a verb to all users, whatever the rules say."""
         self.denied.append((verb, plural))
 
     def check(self, target: Target, authorization: str | None) -> None:
-        """Raises ApiError 401 or 403."""
         user = self.user_of(authorization)
         if not self.may(user, target):
             raise forbidden(target.resource, user, target.verb, target.namespace, target.name or "")
 
     def user_of(self, authorization: str | None) -> str:
-        """The user of a request. Raises ApiError 401."""
         if not self.users:
             return "system:anonymous"
         kind, _, token = (authorization or "").partition(" ")
@@ -76,7 +71,6 @@ class Access:
         return self.users[token]
 
     def may(self, user: str, target: Target) -> bool:
-        """True if a user may do something; an unknown user may do nothing."""
         refused = any(
             verb in (target.verb, "*") and target.resource.is_called(plural)
             for verb, plural in self.denied

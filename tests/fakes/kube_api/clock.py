@@ -1,4 +1,4 @@
-"""The time the fake API server keeps: that of the event loop, real or virtual."""
+"""The clock of the fake API server: that of the event loop, real or virtual."""
 
 import asyncio
 import time
@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 
 
 class LoopClock:
-    """The running loop's time, counted from 1970.
+    """The running loop's time since 1970.
 
-    Wall-clock time is read once, so that stamps and timers never disagree.
+    Wall-clock time is read once, so stamps and timers never disagree.
     """
 
     def __init__(self, epoch: float | None = None) -> None:
@@ -17,14 +17,11 @@ class LoopClock:
         self._offset = (time.time() if epoch is None else epoch) - self._loop.time()
 
     def now(self) -> float:
-        """The present, in seconds since 1970."""
         return self._loop.time() + self._offset
 
     def call_later(self, seconds: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
-        """Call `callback` on the loop after `seconds`."""
         return self._loop.call_later(seconds, callback)
 
 
 def stamp(seconds: float) -> str:
-    """A time as API objects write it: RFC 3339, whole seconds, UTC."""
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

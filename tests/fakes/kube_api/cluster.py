@@ -1,7 +1,7 @@
-"""One small client for the tests that run against the fake server or a real one alike.
+"""A client for tests that run against the fake server or a real one.
 
-With `KUBECONFIG` set the real API server of its current context is asked, within a namespace made
-for the test and deleted after it; CRDs that are missing are created, and stay.
+With `KUBECONFIG` set, the API server of its current context is used, in a namespace that is
+created for the test and deleted after it. Missing CRDs are created and remain.
 """
 
 import asyncio
@@ -28,15 +28,12 @@ _PATIENCE_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A reply: HTTP status, the JSON (or the text, where it is none), headers."""
-
     code: int
     body: Any
     headers: dict[str, str]
 
     @property
     def reason(self) -> str | None:
-        """The machine reason of a refusal."""
         refused = isinstance(self.body, dict) and self.body.get("kind") == "Status"
         return self.body.get("reason") if refused else None
 
@@ -46,14 +43,11 @@ class Answer:
 
     @property
     def version(self) -> str:
-        """The version of the object or list."""
         return str(self.body["metadata"]["resourceVersion"])
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An API server's address and its client's credentials."""
-
     url: str
     headers: dict[str, str] = field(default_factory=dict)
     tls: ssl.SSLContext | None = None
@@ -61,22 +55,18 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """An API server to test, and the namespace to do it in; `fake` is None for a real one."""
-
     session: aiohttp.ClientSession
     address: Address
     namespace: str
     fake: KubeApi | None = None
 
     def path(self, plural: str, name: str = "", *, group: str = "") -> str:
-        """`plural` within the namespace; `group` is `group/version`, empty for the core."""
         root = f"/apis/{group}" if group else "/api/v1"
         return f"{root}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
 
     async def call(
         self, method: str, path: str, body: Any = None, *, kind: str = "", **query: str
     ) -> Answer:
-        """One request; `kind` is the body's content type (JSON, or merge patch for PATCH)."""
         kind = kind or (MERGE if method == "PATCH" else "application/json")
         data = None if body is None else json.dumps(body).encode()
         headers = self.address.headers | {"Content-Type": kind}
@@ -94,7 +84,7 @@ class Cluster:
     async def watch(
         self, path: str, *, events: int | None = None, **query: str
     ) -> list[dict[str, Any]]:
-        """The first events of one watch, or all until its end (then `{"type": "EOF"}` follows)."""
+        """Return the first events of a watch, or all until its end, marked by `{"type": "EOF"}`."""
         found: list[dict[str, Any]] = []
         async with (
             asyncio.timeout(_PATIENCE_SECONDS),
@@ -121,7 +111,6 @@ def _parsed(text: str) -> Any:
 
 @asynccontextmanager
 async def open_cluster(*definitions: Path, first_version: int = 1000) -> AsyncIterator[Cluster]:
-    """The fake server, or the real one that `KUBECONFIG` names."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
         config = os.environ.get("KUBECONFIG")
         if config:
@@ -150,7 +139,6 @@ async def _real(
 
 
 async def _established(cluster: Cluster, definition: Object) -> None:
-    """Create a CRD where it is missing, and wait until it is served."""
     root = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     name = definition["metadata"]["name"]
     await cluster.call("POST", root, definition)
@@ -168,10 +156,6 @@ async def _established(cluster: Cluster, definition: Object) -> None:
 
 
 def address_in(path: Path) -> Address:
-    """The current context of a kubeconfig file.
-
-    Raises ValueError for credentials other than a token or a client certificate.
-    """
     config = yaml.safe_load(path.read_text())
     contexts = {one["name"]: one["context"] for one in config["contexts"]}
     context = contexts[config["current-context"]]

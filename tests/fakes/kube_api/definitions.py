@@ -1,4 +1,4 @@
-"""CustomResourceDefinitions as objects: created, changed and deleted like all others."""
+"""CustomResourceDefinitions that are created, changed and deleted like other objects."""
 
 from collections.abc import Callable, Iterator
 
@@ -8,7 +8,6 @@ from tests.support.kube.crd_rules import CrdRules, FieldError
 
 
 def _established(definition: Object) -> None:
-    """A definition is in force as soon as it is written."""
     condition = {"type": "Established", "status": "True", "reason": "InitialNamesAccepted"}
     definition.setdefault("status", {"conditions": [condition]})
 
@@ -37,7 +36,7 @@ DEFINITIONS = Resource(
 class Definitions:
     """Keeps the catalogue in step with the definitions in the store.
 
-    A definition that is deleted takes its objects along, and calls `removed` with its name.
+    Deleting a definition deletes its objects and calls `removed` with its name.
     """
 
     def __init__(self, store: Store, catalogue: Catalogue, removed: Callable[[str], None]) -> None:
@@ -61,7 +60,6 @@ class Definitions:
 
 
 def in_force(definition: Object) -> Object:
-    """A definition with the status that it has once it is served."""
     definition = {**definition}
     _established(definition)
     return definition

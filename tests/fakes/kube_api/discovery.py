@@ -1,4 +1,4 @@
-"""The server's description of itself: health, version, groups and resources (for kubectl)."""
+"""The server's description of itself for kubectl: health, version, groups and resources."""
 
 from typing import Any
 
@@ -11,7 +11,6 @@ _HEALTH = ("/healthz", "/livez", "/readyz")
 def answer_about_itself(
     catalogue: Catalogue, method: str, path: str
 ) -> dict[str, Any] | str | None:
-    """The answer to a path that is no resource; None when there is nothing under it."""
     if method != "GET":
         return None
     if path in _HEALTH:

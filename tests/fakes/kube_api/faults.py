@@ -1,4 +1,4 @@
-"""Faults on demand: answers that go wrong, come late, or do not come."""
+"""Faults on demand: wrong answers, late answers, and no answers."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,17 +8,15 @@ from tests.fakes.kube_api.statuses import ApiError
 from tests.fakes.kube_api.target import Target
 
 
-class DroppedError(Exception):
-    """The connection is to be reset without an answer."""
+class DroppedError(Exception): ...
 
 
 @dataclass(slots=True)
 class Fault:
-    """A fault of requests with these verbs on these resources (all, where none is named).
+    """A fault of requests with these verbs on these resources (all, if none are named).
 
-    `times` is for how many more requests (None: until it is lifted). A fault delays first, then
-    hangs, drops or answers with its error; one that only delays lets the request continue.
-    `met` counts the requests that it befell, and `reached` is set with the first.
+    `times` limits the number of affected requests. A fault delays first, then hangs, drops or
+    answers with its error; one that only delays lets the request continue.
     """
 
     verbs: tuple[str, ...] = ()
@@ -32,7 +30,6 @@ class Fault:
     reached: asyncio.Event = field(default_factory=asyncio.Event)
 
     def concerns(self, target: Target) -> bool:
-        """True if the fault applies to this request."""
         left = self.times is None or self.met < self.times
         placed = target.resource.is_called(self.plural)
         return left and placed and (not self.verbs or target.verb in self.verbs)
@@ -40,34 +37,28 @@ class Fault:
 
 @dataclass(slots=True)
 class Faults:
-    """The faults in force; the sole owner of that list."""
-
     active: list[Fault] = field(default_factory=list)
     _lifted: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, fault: Fault) -> Fault:
-        """Put a fault in force; of several that concern a request, all take effect in order."""
+        """Enable a fault. All faults that concern a request apply, in order."""
         self.active.append(fault)
         return fault
 
     def answer(
         self, error: ApiError, *verbs: str, plural: str | None = None, times: int | None = None
     ) -> Fault:
-        """Refuse requests with `error`."""
         return self.add(Fault(verbs, plural, times, error=error))
 
     def delay(self, seconds: float, *verbs: str, plural: str | None = None) -> Fault:
-        """Answer late."""
         return self.add(Fault(verbs, plural, delay_seconds=seconds))
 
     def lift(self) -> None:
-        """End all faults; requests that hang continue."""
         self.active.clear()
         self._lifted.set()
         self._lifted = asyncio.Event()
 
     async def befall(self, target: Target) -> None:
-        """Apply the faults before the answer to a request. Raises ApiError, or DroppedError."""
         for fault in list(self._concerning(target)):
             fault.met += 1
             fault.reached.set()

@@ -1,6 +1,6 @@
-"""A node of the fake cluster: Pods that start, flap, move, restart, and end when deleted.
+"""A node of the fake cluster: its Pods start, flap, move, restart, and end after a deletion.
 
-The states it writes are those that a real kubelet was recorded to write.
+The states that it writes are those of a recorded kubelet.
 """
 
 import copy
@@ -22,7 +22,6 @@ def pod(
     namespace: str = "default",
     grace_seconds: int = 30,
 ) -> Object:
-    """A Pod that runs on a node; one without an IP is still Pending."""
     running = ip is not None
     status: Object = {
         "phase": "Running" if running else "Pending",
@@ -42,8 +41,6 @@ def pod(
 
 
 class Kubelet:
-    """Writes the states of Pods; on the server's clock it ends those whose grace is over."""
-
     def __init__(self, api: KubeApi) -> None:
         self._api = api
         self._ending: set[str] = set()
@@ -51,23 +48,19 @@ class Kubelet:
         api.store.listen(self._pods, self._seen)
 
     def run(self, name: str, ip: str | None, labels: dict[str, str], **how: Any) -> Object:
-        """A new Pod, see `pod`; gives it as stored."""
         return self._api.write(pod(name, ip, labels, **how)).obj
 
     def set_ready(self, name: str, ready: bool, namespace: str = "default") -> None:
-        """Its readiness, and nothing else."""
         found = copy.deepcopy(self._api.read("pods", name, namespace))
         _mark(found, ready)
         self._api.write(found)
 
     def move(self, name: str, ip: str, namespace: str = "default") -> None:
-        """The Pod gets another IP."""
         found = copy.deepcopy(self._api.read("pods", name, namespace))
         found["status"] |= {"podIP": ip, "podIPs": [{"ip": ip}]}
         self._api.write(found)
 
     def restart_container(self, name: str, namespace: str = "default") -> None:
-        """Killed for memory and started again: not ready, the same IP, one restart more."""
         found = copy.deepcopy(self._api.read("pods", name, namespace))
         _mark(found, False)
         container = found["status"]["containerStatuses"][0]
@@ -80,7 +73,6 @@ class Kubelet:
         self._api.write(found)
 
     def delete(self, name: str, namespace: str = "default") -> None:
-        """Begin a deletion like `kubectl delete`; the Pod ends when its grace is over."""
         self._api.objects.delete(self._pods, (namespace, name), DeleteOptions())
 
     def _seen(self, change: Change) -> None:
@@ -94,7 +86,6 @@ class Kubelet:
             self._api.clock.call_later(grace, lambda: self._end(key, uid))
 
     def _end(self, key: tuple[str, str], uid: str) -> None:
-        """The process has ended; the Pod is gone right after."""
         found = self._api.store.find(self._pods, key)
         if found is None or found.obj["metadata"]["uid"] != uid:
             return

@@ -1,4 +1,4 @@
-"""Lists, whole and in pages; the pages of one list all show the version of the first."""
+"""Lists, whole and in pages; all pages of a list show the version of the first."""
 
 import base64
 from dataclasses import dataclass, field
@@ -13,23 +13,19 @@ from tests.fakes.kube_api.target import Target
 
 @dataclass(frozen=True, slots=True)
 class _Rest:
-    """The position that a `continue` token stands for."""
-
     version: int
     items: tuple[Stored, ...]
 
 
 @dataclass(slots=True)
 class Lists:
-    """Answers lists from a store; the sole owner of the lists that are half read."""
-
     store: Store
     _rests: dict[str, _Rest] = field(default_factory=dict)
 
     def page(self, target: Target) -> bytes:
-        """The JSON of one reply.
+        """Return the JSON of one reply.
 
-        Raises ApiError 410 for a `continue` that is no longer known, 504 for a version not reached.
+        Raises ApiError 410 for an unknown `continue`, 504 for a version that is not reached yet.
         """
         token = target.query.get("continue", "")
         version, items = self._continued(token) if token else self._begun(target)
@@ -43,7 +39,6 @@ class Lists:
         return _body(target.resource, metadata, items)
 
     def expire(self) -> None:
-        """Forget all lists that are half read."""
         self._rests.clear()
 
     def _begun(self, target: Target) -> tuple[int, tuple[Stored, ...]]:
@@ -79,7 +74,6 @@ def _body(resource: Resource, metadata: dict[str, object], items: tuple[Stored, 
 
 
 def _untyped(one: Stored) -> bytes:
-    """The items of a built-in list do not name their own kind: the list does."""
     return msgspec.json.encode(
         {key: value for key, value in one.obj.items() if key not in ("kind", "apiVersion")}
     )

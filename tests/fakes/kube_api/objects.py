@@ -1,4 +1,4 @@
-"""Reading and writing objects as requests do: create, put, patch, delete, each with its rules."""
+"""Create, put, patch and delete, each with the rules of an API server."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ from tests.fakes.kube_api.writes import (
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """The options of a write."""
-
     validation: FieldValidation = FieldValidation.WARN
     dry_run: bool = False
     status: bool = False
@@ -32,8 +30,6 @@ class WriteOptions:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The result of a write: the object, the HTTP status, and the warnings for the client."""
-
     stored: Stored
     code: int = 200
     warnings: tuple[str, ...] = ()
@@ -41,14 +37,12 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class DeleteOptions:
-    """The body of a delete; grace in seconds."""
-
     grace_seconds: int | None = None
     dry_run: bool = False
 
     @classmethod
     def of(cls, body: Any, query: Mapping[str, str]) -> DeleteOptions:
-        """From a request; the body's word counts before the query's."""
+        """Read the options; the body takes precedence over the query."""
         body = body if isinstance(body, dict) else {}
         grace = body.get("gracePeriodSeconds")
         if grace is None and "gracePeriodSeconds" in query:
@@ -58,8 +52,6 @@ class DeleteOptions:
 
 
 class Objects:
-    """The rules of writing, over one store and one clock."""
-
     def __init__(
         self, store: Store, clock: LoopClock, new_uid: Callable[[], str] | None = None
     ) -> None:
@@ -70,7 +62,6 @@ class Objects:
     def create(
         self, resource: Resource, namespace: str, body: Any, options: WriteOptions
     ) -> Written:
-        """Raises ApiError 400, 404 (namespace), 409 or 422."""
         self._check_namespace(resource, namespace)
         obj, warnings = decoded(resource, body, options.validation)
         obj = created(resource, obj, namespace, self.new_uid(), self._clock.now())
@@ -80,7 +71,6 @@ class Objects:
         return Written(self._store.insert(resource, obj), 201, tuple(warnings))
 
     def put(self, resource: Resource, key: Key, body: Any, options: WriteOptions) -> Written:
-        """Raises ApiError 400, 404, 409 or 422."""
         obj, warnings = decoded(resource, body, options.validation)
         found = self._store.find(resource, key)
         if found is None:
@@ -94,17 +84,17 @@ class Objects:
     def patch(
         self, resource: Resource, key: Key, patch: tuple[str, Any], options: WriteOptions
     ) -> Written:
-        """`patch` is its content type and its body. Raises ApiError 400, 404, 409, 415 or 422."""
         found = self._store.get(resource, key)
         wanted = patched(resource, found.obj, *patch)
         obj, warnings = decoded(resource, wanted, options.validation)
         return self._write(resource, found, obj, options, warnings)
 
     def delete(self, resource: Resource, key: Key, options: DeleteOptions) -> tuple[Stored, bool]:
-        """Delete, or begin to; gives the object and whether it is gone.
+        """Delete, or begin to; return the object and whether it is gone.
 
-        A Pod on a node gets its grace period first: it is gone once the kubelet deletes
-        it with none. Raises ApiError 404.
+        A Pod on a node has a grace period first: it is gone once the kubelet deletes it without
+        one.
+        Raises ApiError 404.
         """
         found = self._store.get(resource, key)
         metadata = found.obj["metadata"]
@@ -123,7 +113,6 @@ class Objects:
     def _with_grace(
         self, resource: Resource, found: Stored, options: DeleteOptions
     ) -> tuple[Stored, bool]:
-        """The object under its (new) grace period, and whether it must wait for its end."""
         obj = found.obj
         current = obj["metadata"].get("deletionGracePeriodSeconds")
         grace = _grace(obj, options.grace_seconds)
@@ -169,7 +158,7 @@ class Objects:
 
 
 def _grace(pod: Object, asked: int | None) -> int:
-    """A Pod's grace period, by the Pod strategy: none where no kubelet has it, or it has ended."""
+    """Return a Pod's grace period: none for a Pod without a kubelet, or one that has ended."""
     spec, phase = pod.get("spec") or {}, (pod.get("status") or {}).get("phase")
     if asked is not None and asked < 0:
         raise bad_request("gracePeriodSeconds must be non-negative")

@@ -1,4 +1,4 @@
-"""The two kinds of patches that are answered: merge patch and strategic merge patch."""
+"""Merge patch and strategic merge patch."""
 
 import copy
 from collections.abc import Callable
@@ -23,11 +23,10 @@ _MERGE_KEYS = {
 
 
 def patched(resource: Resource, obj: Object, content_type: str, patch: Any) -> Object:
-    """The object with the patch applied; `obj` stays as it is.
+    """Return a patched copy of the object.
 
-    Raises ApiError 415 for a kind the resource does not take (strategic merge patch on a custom
-    resource; JSON patch and server-side apply, which this server does not know), 400 for a patch
-    that makes no sense.
+    Raises ApiError 415 for a kind the resource does not accept (strategic merge patch on a custom
+    resource, JSON patch, server-side apply), 400 for a malformed patch.
     """
     kinds: dict[str, Callable[[Object, Any], Any]] = {MERGE_PATCH: _merge}
     if not resource.custom:

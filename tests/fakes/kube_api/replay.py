@@ -1,4 +1,4 @@
-"""Recorded event streams of a real kubelet, replayed into the fake server step by step."""
+"""Event streams of a real kubelet, replayed into the fake server step by step."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from tests.fakes.kube_api.store import Type
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One recorded event: seconds since the recording began, its type, the object then."""
-
     seconds: float
     type: Type
     obj: Object
@@ -25,18 +23,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The steps of one stream, in their order."""
-
     steps: tuple[Step, ...]
 
     @classmethod
     def load(cls, path: Path) -> Recording:
-        """From a file of JSON lines."""
         lines = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
         return cls(tuple(Step(one["t"], Type(one["type"]), one["object"]) for one in lines))
 
     def met_midway(self) -> list[Object]:
-        """Objects that were there before the recording began, as they must have been: Ready."""
+        """Return the objects that existed before the recording began; they must have been Ready."""
         seen: set[str] = set()
         earlier = []
         for step in self.steps:
@@ -56,10 +51,11 @@ def _ready(pod: Object) -> Object:
 
 
 def replay(api: KubeApi, recording: Recording) -> Iterator[Step]:
-    """Write one step at each turn, and give it: what comes after it is the test's to check.
+    """Write one step at a time and yield it.
 
-    What was there before the recording is written at first. The server gives its own versions; a
-    deletion leaves the object's last state in the event, as it was recorded.
+    Objects from before the recording are written first. The server sets its own versions; a
+    deletion
+    leaves the object's last recorded state in the event.
     """
     for pod in recording.met_midway():
         api.write(pod)

@@ -1,4 +1,4 @@
-"""The resources the fake API server knows: a few built-in ones, and whatever CRDs are installed."""
+"""The resources of the fake API server: some built-in ones and those of installed CRDs."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _POD_FIELDS = _ANY_FIELDS | {
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """One resource: how it is named, and by which rules its objects are written.
+    """A resource: its names, and the rules by which its objects are written.
 
     `rules` are a CRD's; a built-in resource has `check` instead, which returns the errors.
     """
@@ -44,21 +44,17 @@ class Resource:
 
     @property
     def qualified(self) -> str:
-        """`pods`, `leases.coordination.k8s.io`: how messages name it."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     @property
     def api_version(self) -> str:
-        """`v1`, `coordination.k8s.io/v1`."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def is_called(self, name: str | None) -> bool:
-        """True for the plural, the plural with the group, and (None, `*`) for any resource."""
         return name in (None, "*", self.plural, self.qualified)
 
     @property
     def custom(self) -> bool:
-        """True if a CRD defines the resource."""
         return self.rules is not None
 
 
@@ -139,7 +135,6 @@ BUILT_IN = (
 
 
 def custom_resources(document: Object) -> Iterator[Resource]:
-    """The resources of a CRD: one for every served version. Raises ValueError for a bad schema."""
     spec = document["spec"]
     for version in spec["versions"]:
         if version.get("served", True):
@@ -156,34 +151,30 @@ def custom_resources(document: Object) -> Iterator[Resource]:
 
 
 class Catalogue:
-    """The resources that are served now; the sole owner of that set.
+    """The resources that are served now.
 
-    A CRD's versions share their objects, so they are stored under the first version installed.
+    The versions of a CRD share their objects, stored under the first version installed.
     """
 
     def __init__(self) -> None:
         self._served = {(r.group, r.version, r.plural): r for r in BUILT_IN}
 
     def find(self, group: str, version: str, plural: str) -> Resource | None:
-        """The resource under a path, None where there is none."""
         return self._served.get((group, version, plural))
 
     def of_kind(self, api_version: str, kind: str) -> Resource:
-        """The resource of an object. Raises LookupError when it is not served."""
         for resource in self._served.values():
             if (resource.api_version, resource.kind) == (api_version, kind):
                 return resource
         raise LookupError(f"nothing serves {api_version} {kind}")
 
     def named(self, plural: str) -> Resource:
-        """The resource called so, see `is_called`. Raises LookupError when it is not served."""
         for resource in self._served.values():
             if resource.is_called(plural):
                 return resource
         raise LookupError(f"nothing serves {plural}")
 
     def install(self, definition: Object) -> list[Resource]:
-        """Serve what a CRD defines, at once."""
         resources = list(custom_resources(definition))
         for resource in resources:
             self.serve(resource)
@@ -193,7 +184,6 @@ class Catalogue:
         self._served[(resource.group, resource.version, resource.plural)] = resource
 
     def remove(self, name: str) -> list[Resource]:
-        """Serve a resource no more; gives what it was (all its versions)."""
         gone = [r for r in self._served.values() if r.is_called(name)]
         for resource in gone:
             del self._served[(resource.group, resource.version, resource.plural)]
@@ -204,5 +194,4 @@ class Catalogue:
 
 
 def typed(resource: Resource, obj: Object) -> Object:
-    """The object with its kind and apiVersion in front."""
     return {"apiVersion": resource.api_version, "kind": resource.kind} | obj

@@ -1,4 +1,4 @@
-"""Reviews of access: a user's rights by the server's own rules."""
+"""Reviews of access, which apply the server's own rules to a user."""
 
 from tests.fakes.kube_api.access import Access
 from tests.fakes.kube_api.resources import Catalogue, Object, Resource
@@ -14,10 +14,6 @@ _REVIEWS = Resource(
 def review(
     access: Access, catalogue: Catalogue, path: str, body: object, authorization: str | None
 ) -> Object | None:
-    """The review with its answer; None where there is none of that name.
-
-    Raises ApiError: 401, or 403 for who may not ask about others.
-    """
     plural = path.removeprefix(PATH)
     if plural not in ("selfsubjectaccessreviews", "subjectaccessreviews"):
         return None

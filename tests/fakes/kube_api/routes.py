@@ -1,4 +1,4 @@
-"""The HTTP face: each request to its verb, each refusal to a `Status`, each watch to its stream."""
+"""The HTTP routes: requests become verbs, refusals a `Status`, watches a stream."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -27,8 +27,6 @@ _JSON = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request as the log keeps it."""
-
     verb: str
     group: str
     plural: str
@@ -41,8 +39,6 @@ class Asked:
 
 @dataclass(slots=True)
 class Routes:
-    """Answers requests from the parts it is given; the sole owner of the log of requests."""
-
     catalogue: Catalogue
     store: Store
     objects: Objects
@@ -166,7 +162,6 @@ class Routes:
 
 
 async def _pour(feed: Feed, response: web.StreamResponse) -> None:
-    """Write what the feed says until it is over."""
     while not feed.over:
         feed.wake.clear()
         taken = feed.take()

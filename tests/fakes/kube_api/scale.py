@@ -1,4 +1,4 @@
-"""The scale subresource: an object of its own that shows, and sets, one number of another."""
+"""The scale subresource: an object that shows and sets one number of another."""
 
 import copy
 from typing import Any
@@ -10,7 +10,7 @@ _SHARED = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
 
 
 def scale_of(obj: Object) -> Object:
-    """The scale of an object with `spec.replicas`; a 0 is left out, as the server leaves it out."""
+    """Return the scale of an object with `spec.replicas`; the server leaves out a 0."""
     metadata = {name: obj["metadata"][name] for name in _SHARED if name in obj["metadata"]}
     replicas = obj.get("spec", {}).get("replicas", 1)
     spec = {"replicas": replicas} if replicas else {}
@@ -19,9 +19,6 @@ def scale_of(obj: Object) -> Object:
 
 
 def with_scale(obj: Object, scale: Any) -> Object:
-    """The object as a scale that is put asks for it, of the version that the scale names. Raises
-    ApiError 400 for what is no scale.
-    """
     if not isinstance(scale, dict) or scale.get("kind") != "Scale":
         raise bad_request("the object provided is unrecognized (must be of type Scale)")
     changed = copy.deepcopy(obj)

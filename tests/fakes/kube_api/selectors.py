@@ -1,4 +1,4 @@
-"""Label and field selectors: which objects a list or a watch asks for."""
+"""Label and field selectors of lists and watches."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,18 +13,12 @@ Test = Callable[[Any], bool]  # of the value of a field, None where there is non
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """A conjunction of tests on labels, fields and the namespace.
-
-    `name` is the one name it can select, when the field selector asks for one.
-    """
-
     namespace: str | None
     labels: LabelSelector
     fields: tuple[tuple[str, Test], ...]
     name: str | None
 
     def __call__(self, obj: Object) -> bool:
-        """True if the object is selected."""
         metadata = obj["metadata"]
         if self.namespace is not None and metadata.get("namespace") != self.namespace:
             return False
@@ -34,7 +28,6 @@ class Selector:
 
 
 def parse_selector(resource: Resource, namespace: str | None, labels: str, fields: str) -> Selector:
-    """The selector of a request. Raises ApiError 400 for what cannot be parsed."""
     asked = [text for text in fields.split(",") if text]
     names = [text.rpartition("=")[2] for text in asked if text.startswith("metadata.name=")]
     try:
@@ -46,7 +39,6 @@ def parse_selector(resource: Resource, namespace: str | None, labels: str, field
 
 
 def label_value_errors(labels: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The key and the fault of every label that no object may carry."""
     for key, value in labels.items():
         try:
             check_label_key(key)
@@ -56,7 +48,6 @@ def label_value_errors(labels: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _compared(operator: str, wanted: str) -> Test:
-    """A field that is not there is empty."""
     if operator == "!=":
         return lambda value: (value or "") != wanted
     return lambda value: (value or "") == wanted

@@ -1,12 +1,8 @@
-"""The fake API server: its parts put together, listening on the loopback.
+"""The fake API server, which listens on the loopback.
 
-It can go away and come back on the same port: the port stays taken meanwhile, so that connections
-are refused and no other process gets it.
-
-What a real one does and this one does not: server-side apply, managed fields, the schemas of
-built-in objects (but for what their `check` says), admission of requests, OpenAPI, tables, the
-deletion of collections, subresources other than `/status`, the deletion of a namespace's objects
-with it, conversion between CRD versions.
+Unlike a real one it has no server-side apply, managed fields, schemas of built-in objects beyond
+their `check`, admission, OpenAPI, tables, deletion of collections or of a namespace's objects,
+subresources other than `/status` and `/scale`, or conversion between CRD versions.
 """
 
 import asyncio
@@ -37,10 +33,9 @@ _MAX_BODY_BYTES = 3 * 2**20
 
 
 class KubeApi:
-    """One API server. Its parts are there to be looked at and to be driven by tests:
+    """An API server whose parts are public, so that tests inspect and drive them.
 
-    `store` (objects and versions), `catalogue` (resources served), `watches` (open watches and
-    their faults), `faults` (of answers), `access` (RBAC), `asked` (the log of requests).
+    `asked` is the log of requests.
     """
 
     def __init__(
@@ -72,7 +67,6 @@ class KubeApi:
 
     @property
     def url(self) -> str:
-        """The address of the server. Raises RuntimeError before `start`."""
         if self._held is None:
             raise RuntimeError("the server has not been started")
         scheme = "http" if self._ssl is None else "https"
@@ -80,24 +74,20 @@ class KubeApi:
 
     @property
     def asked(self) -> list[Asked]:
-        """Every request so far that named a resource."""
         return self._routes.asked
 
     async def start(self, ssl_context: ssl.SSLContext | None = None) -> None:
-        """Listen on a free port."""
         self._ssl = ssl_context
         self._held = _bound(0)
         await self.come_back()
 
     async def stop(self) -> None:
-        """Listen no more, and give the port away."""
         await self.go_away()
         if self._held is not None:
             self._held.close()
             self._held = None
 
     async def go_away(self) -> None:
-        """Act like a killed process: connections are reset, new ones refused."""
         runner, self._runner = self._runner, None
         if runner is None:
             return
@@ -109,7 +99,7 @@ class KubeApi:
         await runner.cleanup()
 
     async def come_back(self, *, forget_changes: bool = False) -> None:
-        """Listen again where it did; a server that was restarted has forgotten its changes."""
+        """Listen again at the same port; a restarted server has forgotten its changes."""
         if self._held is None:
             raise RuntimeError("the server has not been started")
         if forget_changes:
@@ -125,7 +115,6 @@ class KubeApi:
         await web.SockSite(self._runner, listening, ssl_context=self._ssl).start()
 
     def install(self, *definitions: Object | Path) -> None:
-        """Create CRDs (or those in files), which are served at once."""
         for definition in definitions:
             document: Object = (
                 yaml.safe_load(definition.read_text())
@@ -135,7 +124,7 @@ class KubeApi:
             self.write(in_force(document))
 
     def remove(self, plural: str) -> None:
-        """Delete a CRD: its objects are deleted, its paths are 404; its watches end in a second."""
+        """Delete a CRD and its objects: its paths become 404, its watches end within a second."""
         resource = self.catalogue.named(plural)
         self.store.delete(DEFINITIONS, ("", resource.qualified))
 
@@ -143,11 +132,11 @@ class KubeApi:
         self.clock.call_later(_CRD_GONE_SECONDS, lambda: self.watches.end(name))
 
     def write(self, obj: Object, *, even_if_same: bool = False) -> Stored:
-        """Put an object there as it is, status and all: as kubelets and old schemas do.
+        """Store an object as it is, with its status, as kubelets and old schemas do.
 
-        Nothing is validated or pruned; uid and creation time are filled in where they are missing,
-        and a CRD's defaults, as every read of a real server does. `even_if_same` makes an event
-        also of the state that is there.
+        Nothing is validated or pruned; missing uid, creation time and defaults of a CRD are filled
+        in.
+        `even_if_same` makes an event even of an unchanged state.
         """
         resource = self.catalogue.of_kind(obj["apiVersion"], obj["kind"])
         metadata = dict(obj["metadata"])
@@ -168,21 +157,17 @@ class KubeApi:
         return self.store.replace(resource, whole, even_if_same=even_if_same)
 
     def erase(self, plural: str, name: str, namespace: str = "default") -> Stored:
-        """Take an object away at once."""
         resource = self.catalogue.named(plural)
         return self.store.delete(resource, (namespace if resource.namespaced else "", name))
 
     def read(self, plural: str, name: str, namespace: str = "default") -> Object:
-        """The stored object. Raises ApiError 404."""
         resource = self.catalogue.named(plural)
         return self.store.get(resource, (namespace if resource.namespaced else "", name)).obj
 
     def resource(self, plural: str) -> Resource:
-        """A resource that is served. Raises LookupError."""
         return self.catalogue.named(plural)
 
     def write_kubeconfig(self, path: Path, token: str | None = None) -> Path:
-        """A kubeconfig file that leads here."""
         cluster = {"server": self.url, "insecure-skip-tls-verify": True}
         context = {"cluster": "fake", "user": "fake", "namespace": "default"}
         config = {
@@ -198,7 +183,7 @@ class KubeApi:
 
 
 def _bound(port: int) -> socket.socket:
-    """A socket on the loopback that shares its port with our other one."""
+    """Return a socket on the loopback that shares its port with our other one."""
     bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -213,7 +198,6 @@ async def running_kube_api(
     window: int = 1000,
     first_version: int = 1000,
 ) -> AsyncIterator[KubeApi]:
-    """A server that listens, with these CRDs installed, for the length of the block."""
     api = KubeApi(clock, window=window, first_version=first_version)
     api.install(*definitions)
     await api.start()

@@ -1,4 +1,4 @@
-"""The `Status` bodies a Kubernetes API server refuses with, and the exception that carries one."""
+"""The `Status` bodies of refusals, and the exception that carries one."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ApiError(Exception):
-    """A refusal: HTTP status, machine reason, text, and what `details` says."""
-
     code: int
     reason: str
     message: str
     details: dict[str, Any] | None = None
 
     def body(self) -> dict[str, Any]:
-        """The `Status` object."""
         body: dict[str, Any] = {
             "kind": "Status",
             "apiVersion": "v1",
@@ -37,7 +34,6 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """`Retry-After`, when the details ask for a wait."""
         seconds = (self.details or {}).get("retryAfterSeconds")
         return {} if seconds is None else {"Retry-After": str(seconds)}
 
@@ -48,35 +44,29 @@ def _about(resource: Resource, name: str) -> dict[str, Any]:
 
 
 def bad_request(message: str) -> ApiError:
-    """400: the request itself makes no sense."""
     return ApiError(400, "BadRequest", message)
 
 
 def unauthorized() -> ApiError:
-    """401: no credentials, or none that are known."""
     return ApiError(401, "Unauthorized", "Unauthorized")
 
 
 def not_found(resource: Resource, name: str) -> ApiError:
-    """404 for an object (an unknown resource has a plain text body instead)."""
     text = f'{resource.qualified} "{name}" not found'
     return ApiError(404, "NotFound", text, _about(resource, name))
 
 
 def method_not_allowed() -> ApiError:
-    """405: the path is known, the verb is not for it."""
     text = "the server does not allow this method on the requested resource"
     return ApiError(405, "MethodNotAllowed", text, {})
 
 
 def already_exists(resource: Resource, name: str) -> ApiError:
-    """409 for a second create."""
     text = f'{resource.qualified} "{name}" already exists'
     return ApiError(409, "AlreadyExists", text, _about(resource, name))
 
 
 def conflict(resource: Resource, name: str, why: str | None = None) -> ApiError:
-    """409 for a write that was made against another version of the object."""
     stale = "the object has been modified; please apply your changes to the latest version"
     why = why or f"{stale} and try again"
     text = f'Operation cannot be fulfilled on {resource.qualified} "{name}": {why}'
@@ -84,12 +74,10 @@ def conflict(resource: Resource, name: str, why: str | None = None) -> ApiError:
 
 
 def expired(version: int, oldest: int) -> ApiError:
-    """410 for a watch from before the replay window."""
     return ApiError(410, "Expired", f"too old resource version: {version} ({oldest})")
 
 
 def expired_continue() -> ApiError:
-    """410 for a `continue` token that outlived its snapshot."""
     text = (
         "The provided continue parameter is too old to display a consistent list result. You can "
         "start a new list without the continue parameter."
@@ -98,13 +86,11 @@ def expired_continue() -> ApiError:
 
 
 def unsupported_media_type(accepted: Sequence[str]) -> ApiError:
-    """415: a body (most often a patch) of a kind the resource does not take."""
     text = "the body of the request was in an unknown format - accepted media types include: "
     return ApiError(415, "UnsupportedMediaType", text + ", ".join(accepted))
 
 
 def invalid(resource: Resource, name: str, errors: Sequence[FieldError]) -> ApiError:
-    """422 with every error found."""
     texts = [str(error) for error in errors]
     listed = texts[0] if len(texts) == 1 else "[" + ", ".join(texts) + "]"
     kind = f"{resource.kind}.{resource.group}" if resource.group else resource.kind
@@ -115,23 +101,19 @@ def invalid(resource: Resource, name: str, errors: Sequence[FieldError]) -> ApiE
 
 
 def too_many_requests(message: str, retry_after_seconds: int = 1) -> ApiError:
-    """429 with the wait it asks for."""
     details = {"retryAfterSeconds": retry_after_seconds}
     return ApiError(429, "TooManyRequests", message, details)
 
 
 def initializing() -> ApiError:
-    """The 429 of an API server that has just started."""
     return too_many_requests("storage is (re)initializing")
 
 
 def internal(message: str = "an error on the server") -> ApiError:
-    """500."""
     return ApiError(500, "InternalError", f"Internal error occurred: {message}")
 
 
 def too_large_version(asked: int, current: int) -> ApiError:
-    """504 for a list at a version that the server has not reached."""
     text = f"Timeout: Too large resource version: {asked}, current: {current}"
     cause = {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
     return ApiError(504, "Timeout", text, {"causes": [cause], "retryAfterSeconds": 1})
@@ -140,7 +122,6 @@ def too_large_version(asked: int, current: int) -> ApiError:
 def forbidden(
     resource: Resource, user: str, verb: str, namespace: str | None, name: str
 ) -> ApiError:
-    """403 as the RBAC authorizer words it."""
     target = f'{resource.qualified} "{name}"' if name else resource.qualified
     where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
     text = (
@@ -151,7 +132,6 @@ def forbidden(
 
 
 def success(resource: Resource, name: str, uid: str) -> dict[str, Any]:
-    """The answer to a delete when the object is gone at once."""
     details = _about(resource, name) | {"uid": uid}
     body = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
     return body | {"details": details}

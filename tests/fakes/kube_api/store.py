@@ -1,4 +1,4 @@
-"""The objects of the fake API server: one version counter, and a window of changes to replay.
+"""The objects of the fake API server, one version counter, and a window of changes to replay.
 
 Stored objects are never changed in place; a reader must copy one before writing to it.
 """
@@ -19,8 +19,6 @@ Kind: TypeAlias = tuple[str, str]  # group, plural: versions of a resource share
 
 
 class Type(StrEnum):
-    """The type of a watch event."""
-
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
     DELETED = "DELETED"
@@ -28,8 +26,6 @@ class Type(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An object at one version, and its JSON, made once for every reader."""
-
     obj: Object
     version: int
     raw: bytes
@@ -37,8 +33,6 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One write: what was there before, and what is there after (the last state, if deleted)."""
-
     version: int
     type: Type
     old: Stored | None
@@ -47,8 +41,6 @@ class Change:
 
 @dataclass(slots=True)
 class _Shelf:
-    """The objects of one resource and the window of its changes."""
-
     floor: int
     objects: dict[Key, Stored] = field(default_factory=dict)
     changes: deque[Change] = field(default_factory=deque)
@@ -56,10 +48,10 @@ class _Shelf:
 
 
 class Store:
-    """The sole owner of all objects and of the version counter.
+    """All objects and the version counter.
 
-    `window` is how many changes of each resource can be replayed; a watch from before it is refused
-    with 410. The counter does not start at 1, so that a version from before this store is too old.
+    `window` is the number of changes of each resource that can be replayed; a watch from an older
+    version is refused with 410. The counter does not start at 1, so that 1 is too old.
     """
 
     def __init__(self, window: int = 1000, first_version: int = 1000) -> None:
@@ -69,31 +61,27 @@ class Store:
         self._shelves: dict[Kind, _Shelf] = {}
 
     def get(self, resource: Resource, key: Key) -> Stored:
-        """Raises ApiError 404 when there is none."""
         found = self._shelf(resource).objects.get(key)
         if found is None:
             raise not_found(resource, key[1])
         return found
 
     def find(self, resource: Resource, key: Key) -> Stored | None:
-        """Like `get`, but None when there is none."""
         return self._shelf(resource).objects.get(key)
 
     def all(self, resource: Resource) -> list[Stored]:
-        """Every object, in the order of a list: by namespace and name."""
         objects = self._shelf(resource).objects
         return [objects[key] for key in sorted(objects)]
 
     def insert(self, resource: Resource, obj: Object) -> Stored:
-        """Raises ApiError 409 when the name is taken."""
         if self.find(resource, key_of(obj)) is not None:
             raise already_exists(resource, obj["metadata"]["name"])
         return self._commit(resource, Type.ADDED, None, obj)
 
     def replace(self, resource: Resource, obj: Object, *, even_if_same: bool = False) -> Stored:
-        """Write a new state of an object that is there.
+        """Write a new state of an existing object.
 
-        Writing the same state does nothing, unless a field that is not stored here has changed.
+        An equal state changes nothing, unless a field that is not stored here has changed.
         """
         old = self.get(resource, key_of(obj))
         if not even_if_same and _without_version(old.obj) == _without_version(obj):
@@ -101,27 +89,22 @@ class Store:
         return self._commit(resource, Type.MODIFIED, old, obj)
 
     def delete(self, resource: Resource, key: Key) -> Stored:
-        """Take an object away; gives its last state, under the version of the deletion."""
         old = self.get(resource, key)
         return self._commit(resource, Type.DELETED, old, old.obj)
 
     def since(self, resource: Resource, version: int) -> list[Change]:
-        """The changes after a version. Raises ApiError 410 when that is no longer known."""
         shelf = self._shelf(resource)
         if version < shelf.floor:
             raise expired(version, shelf.floor)
         return [change for change in shelf.changes if change.version > version]
 
     def listen(self, resource: Resource, listener: Callable[[Change], None]) -> None:
-        """Call `listener` at every change of the resource, within the write."""
         self._shelf(resource).listeners.append(listener)
 
     def unlisten(self, resource: Resource, listener: Callable[[Change], None]) -> None:
-        """The end of `listen`."""
         self._shelf(resource).listeners.remove(listener)
 
     def compact(self, resource: Resource | None = None) -> None:
-        """Forget the changes so far (of one resource or all): a watch from before gets 410."""
         if resource is None:
             self._floor = self.version
         for kind, shelf in self._shelves.items():
@@ -130,12 +113,11 @@ class Store:
                 shelf.floor = self.version
 
     def rewind(self, version: int) -> None:
-        """Put the counter back, as a restored backup does: clients hold versions of the future."""
+        """Set the counter back, as a restored backup does, while clients hold later versions."""
         self.version = version
         self.compact()
 
     def check_integrity(self) -> None:
-        """Raises ValueError when versions are not what they must be."""
         for kind, shelf in self._shelves.items():
             versions = [change.version for change in shelf.changes]
             if versions != sorted(set(versions)) or len(versions) > self.window:
@@ -172,7 +154,6 @@ class Store:
 
 
 def stored(obj: Object, version: int) -> Stored:
-    """A copy of `obj` that carries the version."""
     raw = msgspec.json.encode(
         {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(version)}}
     )

@@ -1,4 +1,4 @@
-"""A request's address and query, read once: which verb on which resource, and with what."""
+"""A request's address and query as a verb on a resource."""
 
 import re
 from collections.abc import Mapping
@@ -19,8 +19,6 @@ _ON_OBJECT = {"GET": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The target of a request; `verb` is RBAC's word."""
-
     resource: Resource
     verb: str
     namespace: str | None
@@ -30,25 +28,20 @@ class Target:
 
     @property
     def key(self) -> tuple[str, str]:
-        """The object's place in the store."""
         return self.namespace or "", self.name or ""
 
     @property
     def named(self) -> str | None:
-        """The one name that it can concern: from the path or the field selector."""
         return self.name or self.selector().name
 
     def selector(self) -> Selector:
-        """Raises ApiError 400 for selectors that cannot be parsed."""
         labels, fields = self.query.get("labelSelector", ""), self.query.get("fieldSelector", "")
         return parse_selector(self.resource, self.namespace, labels, fields)
 
     def flag(self, name: str) -> bool:
-        """A boolean of the query."""
         return self.query.get(name, "").lower() in ("true", "1")
 
     def version(self) -> int | None:
-        """The version asked for; None when none is. Raises ApiError 400 for what is no number."""
         text = self.query.get("resourceVersion", "")
         if not text:
             return None
@@ -58,7 +51,6 @@ class Target:
         return int(text)
 
     def number(self, name: str) -> int | None:
-        """A whole number of the query. Raises ApiError 400 for another thing."""
         text = self.query.get(name, "")
         if not text:
             return None
@@ -70,7 +62,6 @@ class Target:
 def target_of(
     catalogue: Catalogue, method: str, path: str, query: Mapping[str, str]
 ) -> Target | None:
-    """The target of a request; None when nothing is served there. Raises ApiError 405."""
     spaces = _SPACES.fullmatch(path)
     found = spaces or _PATH.fullmatch(path)
     if found is None:

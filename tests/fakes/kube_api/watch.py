@@ -1,7 +1,7 @@
-"""Watches: the changes of a resource that one client gets, and the faults a watch can have.
+"""Watches: the changes that a client receives, and the faults of a watch.
 
-A feed is filled within each write, so its order is the store's order and nothing can fall between
-its start and its first change. The connection's task empties it.
+A feed is filled within each write, so its order is the store's order and no change is lost
+between its start and its first event. The connection's task empties it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,12 @@ _TIMEOUT_SECONDS = 1800.0  # of a watch that names no time
 
 
 class End(Enum):
-    """The way in which a feed ended."""
-
     CLEAN = auto()  # the reply ends as it should: the client may resume
     ABORTED = auto()  # the connection is reset in the middle
 
 
 @dataclass(frozen=True, slots=True)
 class WatchRequest:
-    """A client's request to watch."""
-
     resource: Resource
     selector: Selector
     version: int | None = None
@@ -45,8 +41,6 @@ class WatchRequest:
 
 
 class Feed:
-    """The lines for one watching client. `wake` is set when there is something to do."""
-
     def __init__(self, request: WatchRequest, store: Store) -> None:
         self.request = request
         self.wake = asyncio.Event()
@@ -58,7 +52,6 @@ class Feed:
         self._sent = request.version or 0
 
     def start(self) -> None:
-        """Fill in what is due at once, and listen from there on."""
         request = self.request
         if request.version in (None, 0) or request.initial_events:
             for one in self._store.all(request.resource):
@@ -93,16 +86,13 @@ class Feed:
             self.say(*event)
 
     def say(self, kind: str, raw: bytes) -> None:
-        """One event, its object as JSON."""
         self.put(b'{"type":"%s","object":%s}\n' % (kind.encode(), raw))
 
     def put(self, line: bytes) -> None:
-        """Raw bytes, which need not make sense."""
         self._lines.append(line)
         self.wake.set()
 
     def bookmark(self, annotations: Object | None = None) -> None:
-        """Say how far the client has seen all there is."""
         resource = self.request.resource
         metadata: Object = {"resourceVersion": str(self._store.version)}
         if annotations:
@@ -111,17 +101,14 @@ class Feed:
         self.say("BOOKMARK", msgspec.json.encode(body))
 
     def fail(self, error: ApiError) -> None:
-        """An ERROR event, after which the reply ends."""
         self.say("ERROR", msgspec.json.encode(error.body()))
         self.finish(End.CLEAN)
 
     def finish(self, end: End) -> None:
-        """Nothing more is said after what has been."""
         self.end = self.end or end
         self.wake.set()
 
     def take(self) -> bytes:
-        """All that is to be sent now; nothing while the path is silent."""
         if self.silent:
             return b""
         taken = b"".join(self._lines)
@@ -130,19 +117,16 @@ class Feed:
 
     @property
     def ended_cleanly(self) -> bool:
-        """True if the reply may end as replies do."""
         return self.end is End.CLEAN
 
     @property
     def over(self) -> bool:
-        """True if the connection is to end after everything was sent."""
         if self.end is End.ABORTED:
             return True
         return self.end is End.CLEAN and not self._lines and not self.silent
 
 
 def _sent(change: Change, selected: Selector) -> tuple[str, bytes] | None:
-    """The event of a change for one selector, None when it concerns nothing selected."""
     was = change.old is not None and selected(change.old.obj)
     if change.type is Type.DELETED:
         return (Type.DELETED, change.new.raw) if was else None
@@ -158,8 +142,6 @@ def _as_of(old: Stored, version: int) -> bytes:
 
 
 class Watches:
-    """All open feeds, and their faults; the sole owner of that set."""
-
     def __init__(self, store: Store, clock: LoopClock) -> None:
         self.silent = False
         self._store = store
@@ -168,12 +150,9 @@ class Watches:
         self._changed = asyncio.Event()
 
     def of(self, plural: str | None = None) -> list[Feed]:
-        """The open feeds (of one resource)."""
         return [feed for feed in self._feeds if feed.request.resource.is_called(plural)]
 
     async def wait_for(self, count: int, plural: str | None = None) -> None:
-        """Wait until that many watches are open (0: none any more)."""
-
         def reached() -> bool:
             found = len(self.of(plural))
             return found >= count if count else not found
@@ -182,7 +161,6 @@ class Watches:
             await self._changed.wait()
 
     def opened(self, request: WatchRequest) -> Feed:
-        """A new feed, filled from where the request says."""
         feed = Feed(request, self._store)
         feed.silent = self.silent
         feed.start()
@@ -191,7 +169,6 @@ class Watches:
         return feed
 
     def closed(self, feed: Feed) -> None:
-        """The connection of a feed is gone."""
         self._feeds.remove(feed)
         feed.stop()
         self._notify()
@@ -201,7 +178,6 @@ class Watches:
         self._changed = asyncio.Event()
 
     def timers(self, feed: Feed) -> list[asyncio.TimerHandle | _Bookmarks]:
-        """The feed's own end and its bookmarks, on the clock; to be cancelled with it."""
         asked = feed.request.timeout_seconds
         seconds = _TIMEOUT_SECONDS if asked is None else asked
         return [
@@ -210,12 +186,10 @@ class Watches:
         ]
 
     def end(self, plural: str | None = None, *, abruptly: bool = False) -> None:
-        """Close watches: with a clean end of the reply, or in the middle of it."""
         for feed in self.of(plural):
             feed.finish(End.ABORTED if abruptly else End.CLEAN)
 
     def expire(self, plural: str | None = None) -> None:
-        """Send open watches that their version is too old, and forget the changes so far."""
         resources = {feed.request.resource for feed in self.of(plural)}
         for resource in resources:
             self._store.compact(resource)
@@ -223,37 +197,32 @@ class Watches:
             feed.fail(expired(feed.request.version or 0, self._store.version))
 
     def fail(self, error: ApiError, plural: str | None = None) -> None:
-        """An ERROR event with any status on open watches, which then end."""
+        """Withhold all events while connections stay open and new ones are accepted."""
         for feed in self.of(plural):
             feed.fail(error)
 
     def silence(self) -> None:
-        """A path that forwards nothing: connections stay open, new ones too, and nothing comes."""
         self.silent = True
         for feed in self._feeds:
             feed.silent = True
 
     def speak(self) -> None:
-        """The end of `silence`: what was held back comes now."""
         self.silent = False
         for feed in self._feeds:
             feed.silent = False
             feed.wake.set()
 
     def inject(self, lines: Iterable[bytes], plural: str | None = None) -> None:
-        """Say these bytes on open watches, whatever they mean."""
         for feed in self.of(plural):
             for line in lines:
                 feed.put(line)
 
     def inject_object(self, kind: str, obj: Object, plural: str | None = None) -> None:
-        """Say an event whose object breaks what the server itself guarantees."""
+        """Send an event whose object violates what the server itself guarantees."""
         self.inject([msgspec.json.encode({"type": kind, "object": obj}) + b"\n"], plural)
 
 
 class _Bookmarks:
-    """A feed's bookmarks, one after the other, until cancelled."""
-
     def __init__(self, feed: Feed, clock: LoopClock) -> None:
         self._feed = feed
         self._clock = clock

@@ -1,7 +1,7 @@
-"""The steps of an object into the store: pure functions, in the server's own order.
+"""The steps of an object into the store as pure functions, in a server's order.
 
-A create drops the status and sets what only the server may set; an update of the main resource
-keeps the status, one of `/status` keeps all else; the generation moves with the spec alone.
+A create drops the status; an update of the main resource keeps the status, one of `/status` keeps
+all else; the generation changes with the spec alone.
 """
 
 import copy
@@ -31,17 +31,15 @@ _SET_BY_SERVER = (
 
 
 class FieldValidation(StrEnum):
-    """The treatment of fields that the schema does not know."""
-
     STRICT = "Strict"
     WARN = "Warn"
     IGNORE = "Ignore"
 
 
 def decoded(resource: Resource, body: Any, validation: FieldValidation) -> tuple[Object, list[str]]:
-    """A copy of a body as its resource knows it, pruned and defaulted, and the warnings due.
+    """Return a copy of a body, pruned and defaulted, and its warnings.
 
-    Raises ApiError 400 when it is of another kind, or has unknown fields under `Strict`.
+    Raises ApiError 400 for another kind, or for unknown fields under `Strict`.
     """
     if not isinstance(body, dict) or not isinstance(body.get("metadata", {}), dict):
         raise bad_request("the object provided is unrecognized (must be of type Object)")
@@ -64,7 +62,6 @@ def decoded(resource: Resource, body: Any, validation: FieldValidation) -> tuple
 
 
 def _pruned(resource: Resource, obj: Object) -> list[str]:
-    """Takes unknown fields away and puts defaults in; gives the paths taken away."""
     unknown: list[str] = []
     if resource.rules is not None:
         unknown = resource.rules.prune(obj)
@@ -75,10 +72,6 @@ def _pruned(resource: Resource, obj: Object) -> list[str]:
 
 
 def created(resource: Resource, body: Object, namespace: str, uid: str, now: float) -> Object:
-    """A decoded body as it is stored at first.
-
-    Raises ApiError 400 for another namespace or a version, 422 for what breaks the rules.
-    """
     given = body["metadata"]
     if given.get("namespace") not in (None, "", namespace):
         raise bad_request(
@@ -106,7 +99,6 @@ def created(resource: Resource, body: Object, namespace: str, uid: str, now: flo
 
 
 def _redefaulted(resource: Resource, obj: Object) -> None:
-    """A status that the server itself gives a new object."""
     if resource.defaults is not None:
         resource.defaults(obj)
     if resource.rules is not None:
@@ -114,10 +106,11 @@ def _redefaulted(resource: Resource, obj: Object) -> None:
 
 
 def updated(resource: Resource, old: Object, body: Object, *, status: bool) -> Object:
-    """A decoded body as the next state of `old`, by the main path or by `/status`.
+    """Return a decoded body as the next state of `old`, by the main path or by `/status`.
 
-    Raises ApiError 409 for another version or uid, 422 for what breaks the rules; what broke them
-    before and is unchanged is let through.
+    Raises ApiError 409 for another version or uid, 422 for a broken rule, unless the old state
+    broke
+    it with the same value.
     """
     given, stored = body["metadata"], old["metadata"]
     _check_identity(resource, stored, given)
@@ -164,13 +157,11 @@ def _check_identity(resource: Resource, stored: Object, given: Object) -> None:
 
 
 def _spec_of(resource: Resource, obj: Object) -> Object:
-    """All that the generation counts."""
     separate = {"metadata", "status"} if resource.has_status else {"metadata"}
     return {key: value for key, value in obj.items() if key not in separate}
 
 
 def errors_of(resource: Resource, obj: Object) -> list[FieldError]:
-    """Every rule that an object breaks."""
     errors = list(_metadata_errors(obj["metadata"]))
     if resource.rules is not None:
         return errors + list(resource.rules.errors(obj))
@@ -201,7 +192,6 @@ def _name_errors(metadata: Object) -> Iterable[FieldError]:
 
 
 def _newly_broken(resource: Resource, old: Object, new: Object) -> list[FieldError]:
-    """The errors of `new` but those that `old` has too, in values that did not change."""
     errors = errors_of(resource, new)
     if not errors:
         return []
@@ -214,7 +204,6 @@ def _newly_broken(resource: Resource, old: Object, new: Object) -> list[FieldErr
 
 
 def value_at(obj: Object, path: str) -> Any:
-    """The value under a path such as `spec.targetPorts[0].number`; None where there is none."""
     value: Any = obj
     for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
         if index:
@@ -227,13 +216,11 @@ def value_at(obj: Object, path: str) -> Any:
 
 
 def refuse(resource: Resource, obj: Object, errors: list[FieldError]) -> None:
-    """Raises ApiError 422 when there are errors."""
     if errors:
         raise invalid(resource, obj["metadata"].get("name") or "", errors)
 
 
 def put_version_error(resource: Resource, name: str) -> ApiError:
-    """The refusal of a PUT without a version, where the resource must have one."""
     text = "Invalid value: 0: must be specified for an update"
     return invalid(
         resource, name, [FieldError("metadata.resourceVersion", "FieldValueInvalid", text)]

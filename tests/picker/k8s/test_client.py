@@ -1,6 +1,4 @@
-"""The client over real sockets: pages, watches, refusals, failing connections, and proxies that
-forward nothing, too little, or something else.
-"""
+"""The client over real sockets: pages, watches, refusals, failing connections and proxies."""
 
 import asyncio
 import json
@@ -64,7 +62,6 @@ class OfLaterPages(Fault):
     """An expired continue token affects only requests for a later page of a list."""
 
     def concerns(self, target: Target) -> bool:
-        """Return whether the fault affects the request; see `Fault`."""
         return "continue" in target.query and super().concerns(target)
 
 
@@ -73,7 +70,6 @@ def named(raws: Any) -> list[str]:
 
 
 async def test_a_long_list_is_read_in_pages(api: KubeApi, client: KubernetesClient) -> None:
-    """All objects arrive in order, with the version of the first page."""
     for number in range(1201):
         api.write(config(f"n{number:04}"))
     version = str(api.store.version)
@@ -84,7 +80,6 @@ async def test_a_long_list_is_read_in_pages(api: KubeApi, client: KubernetesClie
 
 
 async def test_a_list_whose_token_expires_starts_again(api: KubeApi) -> None:
-    """After 410 for a page, the next attempt returns all objects once."""
     for number in range(5):
         api.write(config(f"n{number}"))
     async with client_of(Access(api.url), limits=ClientLimits(page_objects=2)) as client:
@@ -96,7 +91,6 @@ async def test_a_list_whose_token_expires_starts_again(api: KubeApi) -> None:
 
 
 async def test_a_list_whose_token_always_expires_is_given_up(api: KubeApi) -> None:
-    """The error after three attempts has the server's message."""
     api.faults.answer(statuses.expired_continue(), "list")
     async with client_of(Access(api.url)) as client:
         with pytest.raises(ApiError, match="410"):
@@ -105,7 +99,6 @@ async def test_a_list_whose_token_always_expires_is_given_up(api: KubeApi) -> No
 
 
 async def test_selectors_reach_the_server(api: KubeApi, client: KubernetesClient) -> None:
-    """Lists and watches carry both label and field selectors."""
     api.write(config("a"))
     api.write(config("b", app="y"))
     assert named((await client.list(CONFIGS, SELECTION)).items) == ["a"]
@@ -124,7 +117,6 @@ async def test_selectors_reach_the_server(api: KubeApi, client: KubernetesClient
 async def test_objects_of_three_megabytes_arrive_whole(
     api: KubeApi, client: KubernetesClient
 ) -> None:
-    """This holds in a list and in a watch, among small objects."""
     large = config("large", "x" * 3 * 2**20)
     api.write(large)
     (raw,) = (await client.list(CONFIGS, ALL)).items
@@ -136,7 +128,6 @@ async def test_objects_of_three_megabytes_arrive_whole(
 
 
 async def test_a_watch_ends_when_the_server_ends_it(api: KubeApi, client: KubernetesClient) -> None:
-    """It ends without an error, and the connection serves the next request."""
     async with client.watch(CONFIGS, ALL, str(api.store.version)) as events:
         api.watches.end()
         assert [event async for event in events] == []
@@ -146,7 +137,6 @@ async def test_a_watch_ends_when_the_server_ends_it(api: KubeApi, client: Kubern
 async def test_a_watch_that_is_cut_off_is_unreachable(
     api: KubeApi, client: KubernetesClient
 ) -> None:
-    """Events before the cut are delivered."""
     async with client.watch(CONFIGS, ALL, str(api.store.version)) as events:
         api.write(config("a"))
         assert named([(await anext(events)).object]) == ["a"]
@@ -158,7 +148,6 @@ async def test_a_watch_that_is_cut_off_is_unreachable(
 async def test_leaving_a_watch_closes_its_connection(
     api: KubeApi, client: KubernetesClient
 ) -> None:
-    """It closes at once, not when the server ends it."""
     async with client.watch(CONFIGS, ALL, str(api.store.version)) as events:
         api.write(config("a"))
         await anext(events)
@@ -167,7 +156,6 @@ async def test_leaving_a_watch_closes_its_connection(
 
 @pytest.mark.looptime
 async def test_a_silent_watch_is_given_up(api: KubeApi) -> None:
-    """The socket is open, and the silence is longer than that of a live watch."""
     async with (
         client_of(Access(api.url), limits=QUICK) as client,
         client.watch(CONFIGS, ALL, str(api.store.version)) as events,
@@ -178,7 +166,6 @@ async def test_a_silent_watch_is_given_up(api: KubeApi) -> None:
 
 
 async def test_a_request_that_is_not_answered_is_given_up(api: KubeApi) -> None:
-    """This holds for lists, reads and watches."""
     api.faults.add(Fault(hangs=True))
     async with client_of(Access(api.url), limits=QUICK) as client:
         with pytest.raises(UnreachableError):
@@ -192,7 +179,6 @@ async def test_a_request_that_is_not_answered_is_given_up(api: KubeApi) -> None:
 
 
 async def test_a_server_that_is_gone_is_unreachable(api: KubeApi, client: KubernetesClient) -> None:
-    """Connections are refused or reset; after its return requests succeed again."""
     assert await client.has(PODS)
     await api.go_away()
     for _ in range(2):
@@ -206,7 +192,6 @@ async def test_a_server_that_is_gone_is_unreachable(api: KubeApi, client: Kubern
 
 
 async def test_a_name_that_does_not_exist_is_unreachable() -> None:
-    """An address that cannot be parsed is unreachable too."""
     for url in ("http://no-such-host.invalid:1", "http://127.0.0.1:99999", "http://"):
         async with client_of(Access(url), limits=QUICK) as client:
             with pytest.raises(UnreachableError):
@@ -216,7 +201,6 @@ async def test_a_name_that_does_not_exist_is_unreachable() -> None:
 async def test_a_kind_that_is_not_served_is_a_404_in_text(
     api: KubeApi, client: KubernetesClient
 ) -> None:
-    """Discovery reports the kind before and after its installation."""
     with pytest.raises(ApiError, match="page not found") as raised:
         await client.list(POOLS, ALL)
     assert raised.value.status == 404
@@ -228,7 +212,6 @@ async def test_a_kind_that_is_not_served_is_a_404_in_text(
 
 
 async def test_objects_are_written_and_read(api: KubeApi, client: KubernetesClient) -> None:
-    """Create, read and replace work, and their refusals are reported."""
     lease: dict[str, Any] = {
         "apiVersion": LEASES.api_version,
         "kind": "Lease",
@@ -254,7 +237,6 @@ async def test_objects_are_written_and_read(api: KubeApi, client: KubernetesClie
 
 
 async def test_a_refused_token_is_renewed_once(api: KubeApi) -> None:
-    """The request is repeated with the new token; without one, the refusal is reported."""
     api.access.grant("new", "picker", [Rule(("",), ("configmaps",), ("list",))])
     old, new = Access(api.url, "Bearer old"), Access(api.url, "Bearer new")
     async with client_of(old, new) as client:
@@ -279,7 +261,6 @@ async def test_a_refused_token_is_renewed_once(api: KubeApi) -> None:
     ],
 )
 async def test_bytes_that_are_no_http_mean_unreachable(pieces: tuple[bytes, ...]) -> None:
-    """Every method raises this one error."""
     async with answering(*pieces) as url, client_of(Access(url), limits=QUICK) as client:
         with pytest.raises(UnreachableError):
             await client.list(CONFIGS, ALL)
@@ -291,7 +272,6 @@ async def test_bytes_that_are_no_http_mean_unreachable(pieces: tuple[bytes, ...]
 
 
 async def test_a_redirect_is_not_followed() -> None:
-    """Credentials go to the configured server alone."""
     head = b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"
     async with answering(head) as url, client_of(Access(url, "Bearer x")) as client:
         with pytest.raises(ApiError) as raised:
@@ -300,7 +280,6 @@ async def test_a_redirect_is_not_followed() -> None:
 
 
 async def test_half_a_line_at_the_end_of_a_watch_is_no_event() -> None:
-    """Complete events are delivered before the watch ends as unreachable."""
     lines = b'{"type":"ADDED","object":{"metadata":{"name":"a"}}}\n{"type":"ADD'
     sent = HEAD + b"Content-Length: %d\r\n\r\n" % len(lines) + lines
     async with (
@@ -314,7 +293,6 @@ async def test_half_a_line_at_the_end_of_a_watch_is_no_event() -> None:
 
 
 async def test_a_list_that_never_ends_is_given_up() -> None:
-    """The server repeats one page for ever."""
     page = b'{"metadata":{"continue":"x","resourceVersion":"5"},"items":[]}'
     sent = HEAD + b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(page) + page
     limits = ClientLimits(max_pages=20)
@@ -333,7 +311,6 @@ async def test_a_client_that_is_closed_says_so(api: KubeApi) -> None:
 async def test_pods_are_followed_through_a_restart_of_the_server(
     api: KubeApi, client: KubernetesClient
 ) -> None:
-    """The server of 700 Pods is killed and returns without its latest changes."""
     for number in range(700):
         api.write(pod(f"p{number}", "10.0.0.1", {"app": "x"}))
     views: asyncio.Queue[set[str]] = asyncio.Queue()
@@ -361,7 +338,6 @@ async def test_pods_are_followed_through_a_restart_of_the_server(
 
 
 async def test_the_error_of_a_proxy_that_refuses_omits_its_password() -> None:
-    """The address in the environment contains the password."""
     refusal = b"HTTP/1.1 407 Who are you\r\nContent-Length: 0\r\n\r\n"
     async with asyncio.timeout(PATIENCE_SECONDS), answering(refusal) as url:
         proxy = url.replace("://", "://me:top-secret@")
@@ -376,8 +352,6 @@ async def test_the_error_of_a_proxy_that_refuses_omits_its_password() -> None:
 
 @asynccontextmanager
 async def dripping(head: bytes, drops: Iterable[bytes]) -> AsyncIterator[str]:
-    """Run a server that sends a beginning and then repeats a piece."""
-
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await reader.readuntil(b"\r\n\r\n")
@@ -399,13 +373,11 @@ async def dripping(head: bytes, drops: Iterable[bytes]) -> AsyncIterator[str]:
 
 
 async def watched(client: KubernetesClient) -> None:
-    """Return the first event of a watch that is expected to fail."""
     async with asyncio.timeout(PATIENCE_SECONDS), client.watch(PODS, ALL, "1") as events:
         await anext(events)
 
 
 async def test_a_proxy_that_does_not_answer_is_given_up() -> None:
-    """It accepts the connection and never answers CONNECT."""
     async with (
         answering(holds=True) as url,
         client_of(Access("https://10.0.0.1", proxy=url), limits=QUICK) as client,
@@ -417,7 +389,6 @@ async def test_a_proxy_that_does_not_answer_is_given_up() -> None:
 
 
 async def refused(access: Access) -> str:
-    """Return the error text of a list that fails."""
     async with client_of(access) as client:
         with pytest.raises(UnreachableError) as raised:
             await client.list(PODS, ALL)
@@ -426,7 +397,6 @@ async def refused(access: Access) -> str:
 
 @pytest.mark.parametrize("tls", [None, ssl.create_default_context()])
 async def test_a_closed_port_is_named_in_the_error(tls: ssl.SSLContext | None) -> None:
-    """The error has the address and the reason, without representations of Python objects."""
     url = f"{'http' if tls is None else 'https'}://127.0.0.1:{free_port()}"
     place = url.partition("//")[2]
     said = await refused(Access(url, tls=tls))
@@ -451,7 +421,6 @@ async def test_an_unknown_host_is_named_in_the_error() -> None:
 async def test_an_answer_that_breaks_off_is_named_in_the_error(
     pieces: tuple[bytes, ...], why: str
 ) -> None:
-    """The answer breaks off at its beginning or in the middle."""
     async with answering(*pieces) as url:
         assert await refused(Access(url)) == why
 
@@ -462,7 +431,6 @@ async def test_an_answer_that_breaks_off_is_named_in_the_error(
 async def test_an_untrusted_server_is_named_in_the_error(
     tmp_path: Path, has_tls: bool, why: str
 ) -> None:
-    """Its certificate has an unknown issuer, or it has none; the error quotes OpenSSL."""
     folder = certificates(tmp_path, "localhost")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
@@ -482,7 +450,6 @@ async def test_an_untrusted_server_is_named_in_the_error(
 
 
 async def test_an_answer_whose_head_does_not_end_is_given_up() -> None:
-    """This holds even though bytes arrive all the time."""
     headers = (b"X-%d: y\r\n" % number for number in range(300))
     async with (
         dripping(b"HTTP/1.1 200 OK\r\n", headers) as url,
@@ -505,7 +472,6 @@ async def test_blanks_do_not_keep_a_watch_alive() -> None:
 
 @pytest.mark.looptime
 async def test_events_keep_a_watch_alive() -> None:
-    """With events, each in two pieces, it lasts longer than a silent watch."""
     line = b'{"type":"ADDED","object":{"metadata":{"name":"a"}}}\n'
     halves = [line[:20], line[20:]]
     chunks = [b"%x\r\n%s\r\n" % (len(half), half) for half in halves]
@@ -519,7 +485,6 @@ async def test_events_keep_a_watch_alive() -> None:
 
 
 async def test_a_refusal_in_several_chunks_is_read_whole() -> None:
-    """Its `retryAfterSeconds` is at the end of its body."""
     body = json.dumps(statuses.too_many_requests("busy", 7).body()).encode()
     head = b"HTTP/1.1 429 Busy\r\nContent-Length: %d\r\n\r\n" % len(body)
     async with dripping(head, (body[:20], body[20:])) as url, client_of(Access(url)) as client:
@@ -529,7 +494,7 @@ async def test_a_refusal_in_several_chunks_is_read_whole() -> None:
 
 
 async def test_a_refusal_that_breaks_off_is_one() -> None:
-    """Its status is enough: an expired version must not be tried again."""
+    """The status is enough: an expired version must not be tried again."""
     head = b'HTTP/1.1 410 Gone\r\nContent-Length: 100\r\n\r\n{"kind":'
     async with answering(head) as url, client_of(Access(url)) as client:
         with pytest.raises(ApiError) as raised:

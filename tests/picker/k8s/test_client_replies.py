@@ -27,7 +27,6 @@ from tests.depth import examples
 def test_lines_do_not_depend_on_the_cuts_between_chunks(
     lines: list[bytes], sizes: list[int]
 ) -> None:
-    """Chunks of any size give the sent lines without empty ones."""
     wanted = [line for one in lines for line in one.split(b"\n") if line.strip()]
     sent = b"".join(line + b"\n" for line in lines)
     cutter, found, at = WatchLines(), [], 0
@@ -39,7 +38,6 @@ def test_lines_do_not_depend_on_the_cuts_between_chunks(
 
 
 def test_a_line_that_does_not_end_is_refused() -> None:
-    """The limit is far below the memory; a line of exactly that length is accepted."""
     cutter = WatchLines(max_bytes=10)
     assert list(cutter.added(b"0123456789")) == []
     assert list(cutter.added(b"\n")) == [b"0123456789"]
@@ -48,7 +46,6 @@ def test_a_line_that_does_not_end_is_refused() -> None:
 
 
 def test_an_end_within_a_line_is_an_error() -> None:
-    """Half a line is no event; white space does not count as half a line."""
     cutter = WatchLines()
     list(cutter.added(b'{"a":1}\n \r\n'))
     cutter.check_whole()
@@ -58,14 +55,12 @@ def test_an_end_within_a_line_is_an_error() -> None:
 
 
 def test_an_event_keeps_its_object_as_it_came() -> None:
-    """The object is passed as raw bytes with any content."""
     event = decode_event(b'{"object": {"a" :  1.50}, "type": "ADDED"}')
     assert event.kind == "ADDED"
     assert bytes(event.object) == b'{"a" :  1.50}'
 
 
 def test_an_error_event_is_raised_with_all_its_fields() -> None:
-    """These are code, reason, message and delay."""
     status = {"code": 429, "reason": "TooMany", "details": {"retryAfterSeconds": 3}}
     line = json.dumps({"type": "ERROR", "object": status | {"message": "later"}}).encode()
     with pytest.raises(ApiError, match="429 TooMany: later") as raised:
@@ -75,7 +70,6 @@ def test_an_error_event_is_raised_with_all_its_fields() -> None:
 
 @pytest.mark.parametrize("line", [b"", b"x", b"[]", b'{"type":1}', b'{"type":"ADDED"}', b"\xff"])
 def test_a_line_that_is_no_event_is_refused(line: bytes) -> None:
-    """The error quotes the line."""
     with pytest.raises(UnreachableError, match="a line is no event"):
         decode_event(line)
 
@@ -102,7 +96,6 @@ def test_a_line_that_is_no_event_is_refused(line: bytes) -> None:
 def test_a_refusal_is_reported_with_any_body(
     status: int | None, headers: dict[str, str], body: bytes, wanted: tuple[Any, ...]
 ) -> None:
-    """The body is a Status, a text, garbage or empty."""
     error = api_error(status, headers, body)
     reported = (error.status, error.reason, error.message, error.retry_after_seconds)
     assert [two for one, two in zip(reported, wanted, strict=True) if two is not None] == [
@@ -112,7 +105,6 @@ def test_a_refusal_is_reported_with_any_body(
 
 
 def test_a_page_has_its_objects_and_its_continue_token() -> None:
-    """A server may send null for no items."""
     page = decode_listing(b'{"metadata":{"continue":"x","resourceVersion":"5"},"items":[{"a":1}]}')
     assert (page.metadata.continue_, page.metadata.resource_version) == ("x", "5")
     assert [bytes(one) for one in page.objects] == [b'{"a":1}']
@@ -132,7 +124,6 @@ def test_a_page_has_its_objects_and_its_continue_token() -> None:
     ],
 )
 def test_a_body_that_is_no_list_is_refused(body: bytes) -> None:
-    """An example is a login page with status 200."""
     with pytest.raises(UnreachableError, match="no list"):
         decode_listing(body)
     with pytest.raises(UnreachableError, match="no object"):
@@ -155,7 +146,6 @@ def test_a_refusal_without_end_is_cut() -> None:
 
 
 async def test_an_answer_is_read_up_to_its_limit() -> None:
-    """One byte more is too much."""
     loop = asyncio.get_running_loop()
 
     def of_bytes(size: int) -> aiohttp.StreamReader:

@@ -1,4 +1,4 @@
-"""Access to an API server: its sources, its renewal, errors of broken kubeconfig files, and TLS."""
+"""Access to an API server: sources, renewal, errors of broken kubeconfig files, and TLS."""
 
 import asyncio
 import base64
@@ -25,8 +25,6 @@ from tests.support.kube.wired_client import Accesses
 
 
 class Clock:
-    """A clock that advances only when it is set."""
-
     def __init__(self) -> None:
         self.now = 1000.0
 
@@ -42,7 +40,6 @@ def kubeconfig(
     name: str = "one",
     current: str | None = "one",
 ) -> Path:
-    """A file with one context."""
     context = {"cluster": name, "user": name}
     document = {
         "apiVersion": "v1",
@@ -58,19 +55,16 @@ def kubeconfig(
 
 
 def around(home: Path, **environ: str) -> Places:
-    """An environment, a home and a place for the service account."""
     return Places(environ, home, home / "serviceaccount")
 
 
 def found(
     clock: Callable[[], float], home: Path, path: Path | str = "", context: str | None = None
 ) -> Credentials:
-    """The credentials of a file."""
     return find_credentials(str(path), context, clock=clock, places=around(home))
 
 
 async def access_of(tmp_path: Path, clock: Clock, **given: Any) -> Access:
-    """Load the access that a kubeconfig file describes."""
     path = kubeconfig(tmp_path / "config", **given)
     return await found(clock, tmp_path, path).access()
 
@@ -91,8 +85,6 @@ print(json.dumps({"apiVersion": "client.authentication.k8s.io/v1",
 
 
 class Plugin:
-    """An exec plugin that counts its runs; its tokens expire at a time, and some runs fail."""
-
     def __init__(self, folder: Path, expires: str = "never", failing: tuple[int, ...] = ()) -> None:
         script, self._count = folder / "plugin.py", folder / "count"
         script.write_text(PLUGIN)
@@ -111,7 +103,6 @@ class Plugin:
 
 
 def in_minutes(minutes: float) -> str:
-    """Format a time the way credential plugins report it."""
     return (datetime.now(UTC) + timedelta(minutes=minutes)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -126,14 +117,13 @@ def clock() -> Clock:
 
 @pytest.fixture(autouse=True)
 def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Proxies of the machine that the tests run on are none of theirs."""
+    """The proxies of the test machine must not affect the tests."""
     for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
 
 
 async def test_a_token_is_read(tmp_path: Path, clock: Clock) -> None:
-    """And the slash at the end of a server's address does no harm."""
     path = kubeconfig(tmp_path / "config", {"token": "abc"})
     credentials = found(clock, tmp_path, path)
     assert await credentials.access() == Access("http://10.0.0.1:6443", "Bearer abc")
@@ -145,13 +135,11 @@ async def test_a_name_and_a_password_are_basic_authentication(tmp_path: Path, cl
 
 
 async def test_a_user_without_credentials_sends_none(tmp_path: Path, clock: Clock) -> None:
-    """Some servers ask for none; the default namespace is `default`."""
     access = await access_of(tmp_path, clock)
     assert access.authorization is None
 
 
 async def test_the_first_of_several_files_wins(tmp_path: Path, clock: Clock) -> None:
-    """The first file in `KUBECONFIG` wins for each name; missing files are skipped."""
     first = kubeconfig(tmp_path / "first", {"token": "first"}, name="a", current="b")
     second = kubeconfig(tmp_path / "second", {"token": "second"}, name="b", current="a")
     listed = f"{tmp_path / 'missing'}:{first}::{second}"
@@ -165,7 +153,6 @@ async def test_the_first_of_several_files_wins(tmp_path: Path, clock: Clock) -> 
 
 
 def service_account(home: Path, authority: Authority, token: str) -> Path:
-    """The files that Kubernetes puts into a Pod."""
     folder = home / "serviceaccount"
     folder.mkdir(exist_ok=True)
     (folder / "token").write_text(token + "\n")
@@ -176,7 +163,6 @@ def service_account(home: Path, authority: Authority, token: str) -> Path:
 async def test_a_pod_uses_its_service_account_and_sees_its_token_change(
     tmp_path: Path, clock: Clock
 ) -> None:
-    """The file is read again every minute, and the TLS context stays while the authority does."""
     authority = Authority(tmp_path)
     service_account(tmp_path, authority, "old")
     environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
@@ -202,14 +188,12 @@ async def test_a_pod_uses_its_service_account_and_sees_its_token_change(
 async def test_the_file_in_the_home_directory_is_the_last_resort(
     tmp_path: Path, clock: Clock
 ) -> None:
-    """Outside a Pod, without flag and variable."""
     (tmp_path / ".kube").mkdir()
     kubeconfig(tmp_path / ".kube" / "config", {"token": "home"})
     assert (await found(clock, tmp_path).access()).authorization == "Bearer home"
 
 
 async def test_files_with_tokens_are_read_again(tmp_path: Path, clock: Clock) -> None:
-    """A `tokenFile`, and the kubeconfig file itself."""
     token = tmp_path / "token"
     token.write_text("one\n")
     path = kubeconfig(tmp_path / "config", {"tokenFile": "token"})
@@ -248,7 +232,6 @@ async def test_a_token_file_without_a_token_changes_nothing(
 async def test_a_plugin_runs_again_only_when_its_token_expires(
     tmp_path: Path, clock: Clock
 ) -> None:
-    """Or when the server does not take the token, at most once in ten seconds."""
     plugin = Plugin(tmp_path, in_minutes(60))
     credentials = found(clock, tmp_path, kubeconfig(tmp_path / "config", plugin.user))
     first = await credentials.access()
@@ -265,7 +248,6 @@ async def test_a_plugin_runs_again_only_when_its_token_expires(
 
 
 async def test_a_token_that_is_about_to_expire_is_replaced(tmp_path: Path, clock: Clock) -> None:
-    """Without the server having refused it."""
     plugin = Plugin(tmp_path, in_minutes(1))
     credentials = found(clock, tmp_path, kubeconfig(tmp_path / "config", plugin.user))
     before = await credentials.access()
@@ -278,7 +260,6 @@ async def test_a_token_that_is_about_to_expire_is_replaced(tmp_path: Path, clock
 async def test_a_plugin_that_fails_later_leaves_the_old_token_in_use(
     tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is said, and tried again."""
     plugin = Plugin(tmp_path, failing=(2,))
     credentials = found(clock, tmp_path, kubeconfig(tmp_path / "config", plugin.user))
     first = await credentials.access()
@@ -296,7 +277,6 @@ def test_a_plugin_that_fails_at_the_start_is_an_error(tmp_path: Path, clock: Clo
 
 
 async def listed(credentials: Credentials) -> int:
-    """Return the number of Pods that the API server lists for these credentials."""
     async with KubernetesClient(credentials, rng=Random(1)) as client:
         return len((await client.list(PODS, ALL)).items)
 
@@ -304,7 +284,6 @@ async def listed(credentials: Credentials) -> int:
 async def test_a_token_that_was_replaced_on_disk_is_found_when_it_is_refused(
     tmp_path: Path, clock: Clock
 ) -> None:
-    """The request succeeds, though the minute is not over."""
     api = KubeApi()
     await api.start()
     try:
@@ -321,7 +300,6 @@ async def test_a_token_that_was_replaced_on_disk_is_found_when_it_is_refused(
 
 
 async def test_all_waiting_requests_share_one_renewal(clock: Clock) -> None:
-    """Ten requests refused at the same time cause one renewal."""
     old, new = Access("http://a", "Bearer old"), Access("http://a", "Bearer new")
     source = Accesses(old, new, Access("http://a", "Bearer too new"))
     credentials = Credentials(source, clock)
@@ -331,21 +309,17 @@ async def test_all_waiting_requests_share_one_renewal(clock: Clock) -> None:
 
 
 class Held(Accesses):
-    """A source that after its first load takes its time, until it may `go_on`."""
-
     def __init__(self, *accesses: Access) -> None:
         super().__init__(*accesses)
         self.go_on = threading.Event()
 
     def load(self, *, anew: bool) -> Access:
-        """The next one, see `Accesses`."""
         if self.loads:
             self.go_on.wait(60)
         return super().load(anew=anew)
 
 
 async def test_reading_does_not_block_the_event_loop(clock: Clock) -> None:
-    """A source that takes its time keeps only those waiting who need it."""
     first, second = Access("http://a"), Access("http://b")
     source = Held(first, second)
     credentials = Credentials(source, clock)
@@ -360,7 +334,6 @@ async def test_reading_does_not_block_the_event_loop(clock: Clock) -> None:
 async def test_a_source_that_hangs_leaves_the_old_credentials_in_use(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One request waits, and only for so long; the next ones do not."""
     source = Held(Access("http://a"), Access("http://b"))
     credentials = Credentials(source, clock, timeout_seconds=0.05)
     before = await credentials.access()
@@ -428,7 +401,6 @@ def test_a_broken_file_is_an_error_that_says_what_is_wrong(
 def test_the_error_about_a_missing_entry_names_the_files_searched(
     tmp_path: Path, clock: Clock
 ) -> None:
-    """No configuration, no such file, no such context, a service account without files."""
     with pytest.raises(
         ConfigError, match="give --kubeconfig PATH, set KUBECONFIG, or run in a Pod"
     ):
@@ -472,7 +444,7 @@ def test_the_error_without_the_extra_names_it(
     ],
 )
 def test_errors_show_no_secrets(tmp_path: Path, clock: Clock, text: str, wanted: str) -> None:
-    """They are logged, also while the picker runs."""
+    """Errors are logged, also while the picker runs."""
     path = tmp_path / "config"
     path.write_text(text)
     with pytest.raises(ConfigError, match=wanted) as raised:
@@ -481,7 +453,6 @@ def test_errors_show_no_secrets(tmp_path: Path, clock: Clock, text: str, wanted:
 
 
 async def test_credentials_are_not_shown_by_accident(tmp_path: Path, clock: Clock) -> None:
-    """Neither a token nor the password of a proxy."""
     given = {"server": "http://10.0.0.1", "proxy-url": "http://me:top-secret@proxy:1"}
     access = await access_of(tmp_path, clock, user={"token": "top-secret"}, cluster=given)
     assert access.authorization == "Bearer top-secret"
@@ -491,7 +462,6 @@ async def test_credentials_are_not_shown_by_accident(tmp_path: Path, clock: Cloc
 async def test_proxies_are_those_of_the_file_or_of_the_environment(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But not for servers that `NO_PROXY` names."""
     given = {"server": "http://10.0.0.1", "proxy-url": "http://proxy:1"}
     assert (await access_of(tmp_path, clock, cluster=given)).proxy == "http://proxy:1"
     monkeypatch.setenv("HTTP_PROXY", "http://other:2")
@@ -501,12 +471,10 @@ async def test_proxies_are_those_of_the_file_or_of_the_environment(
 
 
 def encoded(path: Path) -> str:
-    """A file as `…-data` holds it."""
     return base64.b64encode(path.read_bytes()).decode()
 
 
 async def test_tls_verifies_as_the_file_demands(tmp_path: Path, clock: Clock) -> None:
-    """The authority, by file and by data; another name; a client certificate; or nothing at all."""
     authority = Authority(tmp_path)
     served, client = authority.issue("server", "kubernetes"), authority.issue("picker")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.path)
@@ -542,7 +510,6 @@ async def test_tls_verifies_as_the_file_demands(tmp_path: Path, clock: Clock) ->
 
 
 def test_an_unreadable_certificate_is_an_error(tmp_path: Path, clock: Clock) -> None:
-    """A key that does not match and a CA file without certificates are errors too."""
     authority = Authority(tmp_path)
     one, other = authority.issue("one"), authority.issue("other")
     cluster = {"server": "https://10.0.0.1", "certificate-authority": str(authority.path)}

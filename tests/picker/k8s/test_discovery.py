@@ -15,7 +15,6 @@ MINUTE = 60.0
 
 @pytest.mark.looptime
 async def test_nothing_is_known_before_there_is_a_pool() -> None:
-    """Pods alone are no pool; the picker is not ready and reports what is missing."""
     async with following() as scene:
         scene.kubelet.run("a", "10.0.0.1", APP)
         await scene.settled()
@@ -30,7 +29,6 @@ async def test_nothing_is_known_before_there_is_a_pool() -> None:
 
 @pytest.mark.looptime
 async def test_a_pool_without_pods_is_known_to_have_none() -> None:
-    """An empty list is an answer: the picker is ready."""
     async with following() as scene:
         await ready(scene)
         assert scene.datastore.synced
@@ -38,7 +36,6 @@ async def test_a_pool_without_pods_is_known_to_have_none() -> None:
 
 @pytest.mark.looptime
 async def test_pods_are_added_changed_and_removed() -> None:
-    """Labels and IPs change, and ready Pods are deleted."""
     async with following() as scene:
         await ready(scene, "a", "b", "c", "d")
         scene.kubelet.move("a", "10.0.0.9")
@@ -54,7 +51,6 @@ async def test_pods_are_added_changed_and_removed() -> None:
 
 @pytest.mark.looptime
 async def test_other_ports_are_other_endpoints() -> None:
-    """The Pods are already known, so no new watch starts; unchanged endpoints keep their state."""
     async with following() as scene:
         await ready(scene, "a")
         watches = [one for one in scene.api.requests if one.plural == "pods"]
@@ -67,7 +63,6 @@ async def test_other_ports_are_other_endpoints() -> None:
 
 @pytest.mark.looptime
 async def test_another_protocol_changes_no_endpoint() -> None:
-    """No list is sent, and the endpoints are not set again."""
     async with following() as scene:
         await ready(scene, "a")
         version, requests = scene.datastore.snapshot().version, len(scene.api.requests)
@@ -79,7 +74,6 @@ async def test_another_protocol_changes_no_endpoint() -> None:
 
 @pytest.mark.looptime
 async def test_other_pods_are_swapped_in_when_they_are_known() -> None:
-    """Until then the former Pods serve, and their changes apply."""
     async with following() as scene:
         await ready(scene, "a", "b")
         scene.kubelet.run("x", "10.0.0.8", {"app": "other"})
@@ -100,7 +94,6 @@ async def test_other_pods_are_swapped_in_when_they_are_known() -> None:
 
 @pytest.mark.looptime
 async def test_a_second_change_of_selector_is_followed_to_its_end() -> None:
-    """The selector changes and changes back before the other Pods are known."""
     async with following() as scene:
         await ready(scene, "a")
         scene.server.faults.delay(5.0, "list", plural="pods")
@@ -120,7 +113,6 @@ async def test_a_second_change_of_selector_is_followed_to_its_end() -> None:
 async def test_an_invalid_pool_is_reported_and_ignored(
     spec: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its last valid version stays in use, and Pods are watched by it."""
     async with following() as scene:
         await ready(scene, "a")
         scene.server.write(pool_object(spec))
@@ -151,7 +143,6 @@ async def test_a_pool_that_was_never_valid_is_waited_for() -> None:
 @pytest.mark.looptime
 @pytest.mark.parametrize("way", ["gone", "deleting", "invalid and deleting"])
 async def test_a_deleted_pool_has_no_endpoints(way: str) -> None:
-    """Endpoints and rules disappear; they return with the pool."""
     async with following() as scene:
         await ready(scene, "a")
         scene.write_policy("InferenceObjective", "high", priority=3)
@@ -178,7 +169,6 @@ async def test_a_deleted_pool_has_no_endpoints(way: str) -> None:
 
 @pytest.mark.looptime
 async def test_a_pool_replaced_at_once_remains_followed() -> None:
-    """After `kubectl replace --force` the watch of its Pods continues, by the new specification."""
     async with following() as scene:
         await ready(scene, "a")
         await asyncio.sleep(1)
@@ -194,7 +184,6 @@ async def test_a_pool_replaced_at_once_remains_followed() -> None:
 
 @pytest.mark.looptime
 async def test_malformed_pods_are_logged_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """Other Pods count, and a known Pod keeps its last valid state."""
     async with following() as scene:
         await ready(scene, "a", "b")
         found = scene.server.read("pods", "a")
@@ -214,7 +203,7 @@ async def test_malformed_pods_are_logged_and_left_out(caplog: pytest.LogCaptureF
 async def test_pods_of_one_node_that_claim_one_port_are_warned_of_together(
     caplog: pytest.LogCaptureFixture, second: tuple[int, ...], names: set[str], warnings: int
 ) -> None:
-    """Both run on the host's network, where `a` declares 8000; one warning covers all changes."""
+    """Both Pods run on the host's network, where `a` declares 8000."""
     async with following() as scene:
         scene.write_pool(APP, 8000, 8001)
         for name, created, ports in (("a", "2026", (8000,)), ("b", "2027", second)):
@@ -232,7 +221,6 @@ async def test_pods_of_one_node_that_claim_one_port_are_warned_of_together(
 
 @pytest.mark.looptime
 async def test_endpoints_survive_ten_minutes_without_an_api_server() -> None:
-    """The last view serves, is reported as old, and is right within seconds after the outage."""
     async with following() as scene:
         await ready(scene, "a", "b", "c")
         scene.write_policy("InferenceObjective", "high", priority=3)
@@ -261,7 +249,6 @@ async def test_endpoints_survive_ten_minutes_without_an_api_server() -> None:
 
 @pytest.mark.looptime
 async def test_an_outage_that_begins_while_a_node_flickers_empties_nothing() -> None:
-    """The recovery of its Pods is unknown until the API server is back."""
     async with following() as scene:
         await ready(scene, "a", "b")
         await asyncio.sleep(6)
@@ -278,7 +265,6 @@ async def test_an_outage_that_begins_while_a_node_flickers_empties_nothing() -> 
 
 @pytest.mark.looptime
 async def test_pods_without_a_pool_are_followed_by_a_selector() -> None:
-    """Selectors may use sets and inequality; only Pods are requested, and no rules apply."""
     selector = "app in (vllm,sglang),!canary"
     async with following(pods=selected_pods(selector, (8000, 8001))) as scene:
         scene.kubelet.run("a", "10.0.0.1", APP)
@@ -293,7 +279,6 @@ async def test_pods_without_a_pool_are_followed_by_a_selector() -> None:
 
 @pytest.mark.looptime
 async def test_a_storm_of_changes_is_applied_in_few_steps(caplog: pytest.LogCaptureFixture) -> None:
-    """A thousand changes a second of 100 Pods: at most ten steps a second, a line a second."""
     caplog.set_level(logging.INFO)
     async with following() as scene:
         scene.write_pool(APP)

@@ -14,8 +14,6 @@ TIMINGS = Timings(15.0, 10.0, 2.0)
 
 @dataclass(slots=True)
 class Asked:
-    """A request in flight: its version, and its answer (None: none yet)."""
-
     step: Step
     asked_at: float
     version: int
@@ -26,8 +24,6 @@ class Asked:
 
 @dataclass(slots=True)
 class Replica:
-    """An elector, its clock (`rate` seconds per second), and its request in flight."""
-
     name: str
     rate: float
     offset: float
@@ -58,24 +54,20 @@ class ElectionWalk:
         return self.now * replica.rate + replica.offset
 
     def leaders(self) -> list[str]:
-        """Return the replicas that claim to lead, each by its own clock."""
         return [one.name for one in self.replicas if one.elector.is_leader(self.clock(one))]
 
     def check(self) -> None:
-        """Check that at most one replica leads."""
         found = self.leaders()
         assert len(found) <= 1, f"at {self.now}: {found}"
         if found and self.reigns[-1:] != found:
             self.reigns.extend(found)
 
     def pass_time(self, seconds: float) -> None:
-        """Advance time in small steps, with checks."""
         for _ in range(4):
             self.now += seconds / 4
             self.check()
 
     def ask(self, index: int) -> None:
-        """Send the next request of a replica without one in flight."""
         one = self.replicas[index % len(self.replicas)]
         if one.asked is None:
             step = one.elector.step(self.clock(one))
@@ -84,18 +76,15 @@ class ElectionWalk:
                 one.elector.lost_track()
 
     def reach(self, index: int) -> None:
-        """Deliver the request of a replica to the server."""
         one = self.replicas[index % len(self.replicas)]
         if one.asked is not None:
             self._process(one, one.asked)
 
     def reach_stray(self, index: int) -> None:
-        """Deliver a request to the server after its sender has given it up."""
         if self.stray:
             self._process(*self.stray.pop(index % len(self.stray)))
 
     def answer(self, index: int) -> None:
-        """Deliver the answer to the replica."""
         one = self.replicas[index % len(self.replicas)]
         asked = one.asked
         if asked is None or not asked.processed:
@@ -114,7 +103,6 @@ class ElectionWalk:
             one.version = int(asked.answer.mark)
 
     def give_up(self, index: int) -> None:
-        """Give up a request, which may still reach the server."""
         one = self.replicas[index % len(self.replicas)]
         if one.asked is not None:
             if not one.asked.processed:
@@ -122,7 +110,6 @@ class ElectionWalk:
             one.asked = None
 
     def release(self, index: int) -> None:
-        """Stop a replica regularly and start it again under another identity."""
         one = self.replicas[index % len(self.replicas)]
         self.give_up(index)
         one.elector.stand_down()
@@ -132,12 +119,10 @@ class ElectionWalk:
         one.elector, one.version = Elector(one.name, TIMINGS), 0
 
     def touch(self) -> None:
-        """Write the Lease as another client, without a change of its holder."""
         if self.record is not None:
             self._store(self.record.holder or "")
 
     def go_on(self, seconds: float) -> None:
-        """Run all replicas with immediate answers for a span of true time."""
         until = self.now + seconds
         while self.now < until:
             for index in range(len(self.replicas)):
@@ -189,7 +174,6 @@ def _elector() -> Elector:
 def test_two_replicas_never_lead_together_and_finally_one_leads(
     rates: list[float], moves: list[tuple[str, int | float]]
 ) -> None:
-    """Late, lost and conflicting writes, pauses and clocks of any speed never make two leaders."""
     walk = ElectionWalk(rates)
     for name, *arguments in moves:
         getattr(walk, name)(*arguments)
@@ -220,7 +204,6 @@ def test_clocks_beyond_the_bound_make_two_leaders() -> None:
 
 
 def test_a_leader_counts_from_its_request() -> None:
-    """A late answer proves nothing about the present."""
     elector = _elector()
     elector.wrote(LeaseRecord("me", "2"), asked_at=100.0)
     assert elector.is_leader(109.9)
@@ -232,7 +215,6 @@ def test_a_leader_counts_from_its_request() -> None:
 
 
 def test_a_standby_counts_from_the_change_it_saw_last() -> None:
-    """Only a read with a change restarts the time."""
     elector = _elector()
     elector.saw(OTHERS, 100.0)
     elector.saw(OTHERS, 110.0)
@@ -245,7 +227,6 @@ def test_a_standby_counts_from_the_change_it_saw_last() -> None:
 
 
 def test_a_released_lease_is_taken_at_once() -> None:
-    """A released Lease has no holder, and neither has a new one."""
     elector = _elector()
     elector.saw(OTHERS, 100.0)
     elector.saw(LeaseRecord("", "2"), 100.5)

@@ -24,7 +24,6 @@ WHOLE_WINDOW = 20
 
 
 def config(name: str, app: str = "x", **data: str) -> dict[str, Any]:
-    """A ConfigMap with one label."""
     metadata = {"name": name, "namespace": "default", "labels": {"app": app}}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
 
@@ -37,7 +36,6 @@ def pool(**spec: Any) -> dict[str, Any]:
 
 
 def applied(objects: dict[str, Any], events: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a client's objects after these events; fail at an event that cannot follow."""
     for event in events:
         name = event["object"]["metadata"]["name"]
         assert (event["type"] == "ADDED") is (name not in objects)
@@ -60,7 +58,6 @@ WRITES = st.lists(
 
 
 def write(store: Store, how: str, name: str, app: str, value: int) -> None:
-    """One write; deleting what is not there does nothing."""
     obj = config(name, app, value=str(value))
     found = store.find(CONFIGS, key_of(obj))
     if how == "delete":
@@ -77,7 +74,6 @@ def write(store: Store, how: str, name: str, app: str, value: int) -> None:
 def test_list_and_watch_lead_to_the_same_objects(
     before: list[Any], after: list[Any], data: st.DataObject
 ) -> None:
-    """From every listed version, at once or late; one before the window is refused."""
     store = Store(window=WHOLE_WINDOW)
     selector = parse_selector(CONFIGS, "default", "app=x", "")
     for one in before:
@@ -104,7 +100,6 @@ def test_list_and_watch_lead_to_the_same_objects(
 
 
 def test_the_window_of_changes_is_bounded() -> None:
-    """A watch from one before the oldest is replayed whole; from one earlier it is refused."""
     store = Store(window=3)
     store.insert(CONFIGS, config("a"))
     versions = [store.replace(CONFIGS, config("a", n=str(n))).version for n in range(5)]
@@ -115,7 +110,6 @@ def test_the_window_of_changes_is_bounded() -> None:
 
 
 async def test_a_rule_with_names_needs_the_field_selector_of_that_name(tmp_path: Path) -> None:
-    """The least Role of a picker: its own pool only, and nothing without a token."""
     rule = Rule(["inference.networking.k8s.io"], ["inferencepools"], ["list"], ["p"], "default")
     async with open_cluster(*CRDS) as cluster:
         if cluster.fake is None:
@@ -136,7 +130,6 @@ async def test_a_rule_with_names_needs_the_field_selector_of_that_name(tmp_path:
 
 
 async def test_unknown_fields_are_refused_warned_of_or_dropped_in_silence() -> None:
-    """The three values of fieldValidation; what is let through is pruned."""
     async with open_cluster(*CRDS) as cluster:
         path = cluster.path("inferencepools", group=GROUP)
         body = pool(targetPortNumber=8000)
@@ -152,7 +145,6 @@ async def test_unknown_fields_are_refused_warned_of_or_dropped_in_silence() -> N
 
 
 async def test_an_object_that_breaks_a_newer_schema_may_change_elsewhere() -> None:
-    """An object stored under a looser schema is refused only if a change breaks another field."""
     async with open_cluster(*CRDS) as cluster:
         if cluster.fake is None:
             pytest.skip("a real server's schema is not ours to loosen")

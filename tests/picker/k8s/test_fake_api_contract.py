@@ -1,4 +1,4 @@
-"""The fake API server answers what a real one answered, line for line (`api_contract.txt`).
+"""The fake API server answers as a recorded real one, line for line (`api_contract.txt`).
 
 With `KUBECONFIG` set the same calls go to a real API server.
 """
@@ -28,7 +28,6 @@ REF = {"name": "epp", "port": {"number": 9002}}
 
 
 def pool(name: str = "c", **changes: Any) -> dict[str, Any]:
-    """A good pool but for these fields of its spec; None takes a field away."""
     spec: dict[str, Any] = {
         "selector": {"matchLabels": {"app": "vllm"}},
         "targetPorts": [{"number": 8000}],
@@ -45,7 +44,6 @@ def labels(**labels: Any) -> dict[str, Any]:
 
 
 def ports(*numbers: Any) -> list[dict[str, Any]]:
-    """Target ports."""
     return [{"number": number} for number in numbers]
 
 
@@ -112,7 +110,6 @@ FOUND_AGAIN = re.compile(r'(must be of type \w+): "\w+"')
 
 
 def described(answer: Answer) -> str:
-    """An answer to a create as the recording writes it."""
     if answer.reason is not None:
         message = FOUND_AGAIN.sub(r"\1", answer.body["message"])
         return f"{answer.short} {message[:SHOWN]}"
@@ -120,7 +117,6 @@ def described(answer: Answer) -> str:
 
 
 def names(events: list[dict[str, Any]]) -> str:
-    """Events of a watch as the recording writes them."""
     shown: list[Any] = []
     for event in events:
         if event["type"] == "EOF":
@@ -136,20 +132,17 @@ def names(events: list[dict[str, Any]]) -> str:
 
 @pytest_asyncio.fixture
 async def cluster() -> AsyncIterator[Cluster]:
-    """The API server to ask, with the CRDs installed."""
     async with open_cluster(*CRDS) as opened:
         yield opened
 
 
 def test_every_recorded_line_is_compared() -> None:
-    """Every recorded answer is compared, and a repeated name is compared each time."""
     asked = [f"pool {name}" for name in POOLS]
     asked += [*ABOUT_STATUS, *ABOUT_REFUSALS, *CREATED_PODS, *ABOUT_PODS, *ABOUT_LEASES]
     assert sorted(name for name, _ in LINES) == sorted(asked)
 
 
 def recorded(names: Iterable[str]) -> dict[str, str]:
-    """Return the recorded answers with these names."""
     return {name: RECORDED[name] for name in names}
 
 
@@ -157,19 +150,16 @@ def recorded(names: Iterable[str]) -> dict[str, str]:
 async def test_a_pool_is_taken_or_refused_in_the_recorded_words(
     cluster: Cluster, name: str
 ) -> None:
-    """Status, reason and message (or the spec as stored) are the recorded ones."""
     path = cluster.path("inferencepools", group=GROUP)
     answer = await cluster.call("POST", path, POOLS[name], dryRun="All", fieldValidation="Strict")
     assert described(answer) == RECORDED[f"pool {name}"]
 
 
 def parent(name: str = "g", **fields: Any) -> dict[str, Any]:
-    """A parent of a pool's status."""
     return {"parentRef": {"name": name}} | fields
 
 
 def condition(**changes: Any) -> dict[str, Any]:
-    """A good condition but for these fields."""
     return {
         "type": "Accepted",
         "status": "True",
@@ -189,7 +179,6 @@ CONDITIONS = {
 
 
 async def test_the_status_of_a_pool_is_its_own_subresource(cluster: Cluster) -> None:
-    """Status is dropped on the main path, spec on the other, and only a spec moves generations."""
     path = cluster.path("inferencepools", group=GROUP)
     one = f"{path}/c"
     status = {"status": {"parents": [parent()]}}
@@ -219,7 +208,6 @@ async def test_the_status_of_a_pool_is_its_own_subresource(cluster: Cluster) -> 
 
 
 async def test_requests_that_make_no_sense_are_refused_as_recorded(cluster: Cluster) -> None:
-    """Unknown patches, selectors, objects and groups have the recorded status."""
     path = cluster.path("inferencepools", group=GROUP)
     await cluster.call("POST", path, pool())
     strategic = "application/strategic-merge-patch+json"
@@ -239,7 +227,6 @@ async def test_requests_that_make_no_sense_are_refused_as_recorded(cluster: Clus
 
 
 def pod(name: str, app: str) -> dict[str, Any]:
-    """A Pod on a node without a kubelet, so that its status stays as written."""
     containers = [{"name": "c", "image": "none.invalid/none:1"}]
     spec = {"nodeName": "nowhere", "containers": containers, "terminationGracePeriodSeconds": 30}
     metadata = {"name": name, "labels": {"app": app}}
@@ -247,7 +234,6 @@ def pod(name: str, app: str) -> dict[str, Any]:
 
 
 async def test_pods_are_listed_and_watched_by_selector_as_recorded(cluster: Cluster) -> None:
-    """Entering and leaving a selector, graceful deletion and a resumed watch, event by event."""
     path = cluster.path("pods")
     found = {}
     created = [await cluster.call("POST", path, pod(*one)) for one in (("a", "x"), ("b", "y"))]
@@ -282,16 +268,16 @@ async def test_pods_are_listed_and_watched_by_selector_as_recorded(cluster: Clus
 
 
 async def from_the_beginning(cluster: Cluster) -> list[dict[str, Any]]:
-    """A watch of Pods from the first version of all."""
     beginning = {"resourceVersion": "1", "timeoutSeconds": "1"}
     return await cluster.watch(cluster.path("pods"), **beginning)
 
 
 def as_forgotten(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The events as a server gives them that no longer knows its beginning.
+    """Return the events as a server sends them that no longer knows its beginning.
 
-    Its etcd is compacted every five minutes. Before the first time all is replayed, which is right
-    as well, and was not recorded.
+    Its etcd is compacted every five minutes. Before the first time all is replayed, which is
+    correct
+    too and was not recorded.
     """
     if names(events) == str([("ADDED", "a"), ("ADDED", "b"), "EOF"]):
         return [{"type": "ERROR", "object": {"code": 410}}, {"type": "EOF"}]
@@ -299,7 +285,6 @@ def as_forgotten(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 async def test_a_new_server_replays_its_whole_history() -> None:
-    """Instead of the error that was recorded of an older one."""
     async with open_cluster(first_version=1) as cluster:
         for one in (("a", "x"), ("b", "y")):
             await cluster.call("POST", cluster.path("pods"), pod(*one))
@@ -310,7 +295,6 @@ async def test_a_new_server_replays_its_whole_history() -> None:
 
 
 async def test_a_lease_is_taken_and_lost_as_recorded(cluster: Cluster) -> None:
-    """A PUT with the read version is taken; a second one with the same version is a conflict."""
     path = cluster.path("leases", group="coordination.k8s.io/v1")
     body = {"metadata": {"name": "l"}, "spec": {"holderIdentity": "a", "leaseDurationSeconds": 15}}
     kind = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
@@ -330,7 +314,6 @@ async def test_a_lease_is_taken_and_lost_as_recorded(cluster: Cluster) -> None:
 async def test_a_server_named_by_kubeconfig_gets_a_namespace_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Definitions are created where they are missing; the namespace is deleted afterwards."""
     async with running_kube_api() as api:
         monkeypatch.setenv("KUBECONFIG", str(api.write_kubeconfig(tmp_path / "config")))
         async with open_cluster(*CRDS) as opened:

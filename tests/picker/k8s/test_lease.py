@@ -1,4 +1,4 @@
-"""Replicas that keep a Lease at an API server with faults, in virtual time."""
+"""Replicas that hold a Lease at an API server with faults, in virtual time."""
 
 import asyncio
 import logging
@@ -27,29 +27,23 @@ SOON = 0.1
 
 @dataclass
 class Replica:
-    """A keeper with its client, its metrics and its task."""
-
     keeper: LeaseKeeper
     api: InProcessKubeApi
     metrics: PickerMetrics
     task: asyncio.Task[None]
 
     async def killed(self) -> None:
-        """Stop as by SIGKILL, without a release of the Lease."""
         self.api.away = True
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
 
     def counted(self, name: str, **labels: str) -> float | None:
-        """Return a series of the replica's Lease."""
         labels = {"lease": LEASE.name, **labels}
         return self.metrics.registry.get_sample_value(f"pointsman_{name}", labels)
 
 
 @dataclass
 class LeaseScene:
-    """The server and the started replicas; `most` is the highest number of leaders at a time."""
-
     server: KubeApi
     replicas: dict[str, Replica] = field(default_factory=dict)
     most: int = 0
@@ -72,7 +66,6 @@ class LeaseScene:
 
     @property
     def leaders(self) -> list[str]:
-        """Return the replicas that claim to lead."""
         found = [name for name, one in self.replicas.items() if one.keeper.is_leader()]
         self.most = max(self.most, len(found))
         return found
@@ -82,14 +75,12 @@ class LeaseScene:
         return self.server.read("leases", LEASE.name)["spec"]
 
     def write(self, spec: Any) -> None:
-        """Write a Lease as another client."""
         metadata = {"name": LEASE.name, "namespace": LEASE.namespace}
         version = "coordination.k8s.io/v1"
         lease = {"apiVersion": version, "kind": "Lease", "metadata": metadata, "spec": spec}
         self.server.write(lease)
 
     async def until(self, condition: Callable[[], bool], seconds: float) -> float:
-        """Wait up to `seconds` for a condition; return the time it took."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while not condition():
@@ -99,7 +90,6 @@ class LeaseScene:
         return loop.time() - began
 
     async def watched(self, seconds: float) -> list[set[str]]:
-        """Return the sets of leaders seen during `seconds`, without repetitions in sequence."""
         seen: list[set[str]] = []
         for _ in range(round(seconds / 0.05)):
             await asyncio.sleep(0.05)
@@ -111,7 +101,6 @@ class LeaseScene:
 
 @asynccontextmanager
 async def electing(*names: str) -> AsyncIterator[LeaseScene]:
-    """Run replicas of these names, of which the first leads; check that two never led."""
     scene = LeaseScene(KubeApi(LoopClock()))
     try:
         for name in names:
@@ -132,7 +121,6 @@ LEASE_SECONDS = TIMINGS.lease_seconds
 
 
 async def test_one_replica_leads_and_remains_leader() -> None:
-    """The others only read the Lease."""
     async with electing("a", "b", "c") as scene:
         assert await scene.watched(120.0) == [{"a"}]
         spec = scene.spec
@@ -145,7 +133,6 @@ async def test_one_replica_leads_and_remains_leader() -> None:
 
 
 async def test_a_killed_leader_is_succeeded_when_its_lease_ends() -> None:
-    """The change happens within a second and is counted in the Lease."""
     async with electing("a", "b") as scene:
         await asyncio.sleep(31.0)
         await scene.replicas["a"].killed()
@@ -156,7 +143,6 @@ async def test_a_killed_leader_is_succeeded_when_its_lease_ends() -> None:
 
 @pytest.mark.parametrize("way", ["resign", "cancel"])
 async def test_a_stopping_leader_releases_its_lease(way: str) -> None:
-    """It stops leading at once; a standby takes over at its next read."""
     async with electing("a", "b") as scene:
         await asyncio.sleep(5.3)
         one = scene.replicas["a"]
@@ -172,7 +158,6 @@ async def test_a_stopping_leader_releases_its_lease(way: str) -> None:
 
 
 async def test_a_leader_that_stops_during_a_renewal_releases_its_lease() -> None:
-    """This holds whether or not the renewal was stored."""
     async with electing("a") as scene:
         scene.server.faults.delay(0.5, "update")
         one = scene.replicas["a"]
@@ -184,7 +169,6 @@ async def test_a_leader_that_stops_during_a_renewal_releases_its_lease() -> None
 
 
 async def test_leadership_ends_and_returns_with_the_server() -> None:
-    """The leader resigns by its own clock; no replica exits; one leads again within seconds."""
     async with electing("a", "b") as scene:
         await asyncio.sleep(10.0)
         for one in scene.replicas.values():
@@ -201,7 +185,6 @@ async def test_leadership_ends_and_returns_with_the_server() -> None:
 
 
 async def test_a_leader_resigns_when_the_server_hangs() -> None:
-    """Silence is no renewal; requests do not pile up."""
     async with electing("a", "b") as scene:
         scene.server.faults.add(Fault(hangs=True))
         await scene.until(lambda: not scene.leaders, TIMINGS.renew_seconds + SOON)
@@ -210,7 +193,6 @@ async def test_a_leader_resigns_when_the_server_hangs() -> None:
 
 
 async def test_a_write_by_another_client_is_no_loss() -> None:
-    """After a conflict the Lease is read and renewed."""
     async with electing("a", "b") as scene:
         for _ in range(8):
             await asyncio.sleep(1.7)
@@ -222,7 +204,6 @@ async def test_a_write_by_another_client_is_no_loss() -> None:
 
 
 async def test_a_deleted_lease_is_made_again_by_its_holder() -> None:
-    """A standby waits because the holder does not know yet."""
     async with electing("a", "b") as scene:
         await asyncio.sleep(3.3)
         scene.server.erase("leases", LEASE.name)
@@ -242,7 +223,6 @@ async def test_a_deleted_lease_is_made_again_by_its_holder() -> None:
     ],
 )
 async def test_any_lease_is_taken_in_the_end(spec: dict[str, Any]) -> None:
-    """A Lease without a holder is taken at once, any other once it was not renewed in time."""
     async with electing() as scene:
         scene.write(spec)
         scene.start("a")
@@ -254,7 +234,6 @@ async def test_any_lease_is_taken_in_the_end(spec: dict[str, Any]) -> None:
 
 
 async def test_missing_rights_name_the_rule(caplog: pytest.LogCaptureFixture) -> None:
-    """The refusal is logged once and shown; with the permission the replica leads."""
     async with electing() as scene:
         forbidden = statuses.ApiError(403, "Forbidden", "leases is forbidden")
         scene.server.faults.answer(forbidden, "create")
@@ -273,7 +252,6 @@ async def test_missing_rights_name_the_rule(caplog: pytest.LogCaptureFixture) ->
 
 
 async def test_series_show_the_leader() -> None:
-    """They are the gauge of leadership, the changes, and the age of the last renewal."""
     async with electing("a", "b") as scene:
         await asyncio.sleep(9.0)
         a, b = scene.replicas["a"], scene.replicas["b"]

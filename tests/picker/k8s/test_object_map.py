@@ -1,4 +1,4 @@
-"""Records of objects: which object they are of, what is wrong with some, when a view changes."""
+"""Records of objects: identity, malformed objects, and changes of the view."""
 
 import logging
 from typing import Any
@@ -13,13 +13,11 @@ from tests.depth import examples
 
 
 def raw(name: str, value: Any = 1, uid: str = "u", namespace: str = "default") -> msgspec.Raw:
-    """An object with a value."""
     metadata = {"name": name, "namespace": namespace, "uid": uid, "resourceVersion": "5"}
     return msgspec.Raw(msgspec.json.encode({"metadata": metadata, "value": value}))
 
 
 def decode(given_raw: msgspec.Raw) -> int | None:
-    """The value; negative ones are not to be seen, and 13 is malformed beyond its last good one."""
     value = msgspec.json.decode(given_raw)["value"]
     if value == 13:
         raise MalformedObjectError("unlucky", keep_last_good=False)
@@ -29,7 +27,6 @@ def decode(given_raw: msgspec.Raw) -> int | None:
 
 
 def put(objects: ObjectMap[int], name: str, value: Any = 1, uid: str = "u") -> bool:
-    """An event that adds or changes."""
     given_raw = raw(name, value, uid)
     metadata = metadata_of(given_raw)
     return objects.put(metadata, given_raw)
@@ -41,7 +38,6 @@ def settle(objects: ObjectMap[int], *given_raws: msgspec.Raw) -> bool:
 
 @pytest.fixture
 def objects() -> ObjectMap[int]:
-    """An empty map."""
     return ObjectMap(decode, "things")
 
 
@@ -50,7 +46,6 @@ def shown(objects: ObjectMap[int]) -> dict[str, int]:
 
 
 def test_a_view_never_changes(objects: ObjectMap[int]) -> None:
-    """The one handed out before a change is the one before, and cannot be written to."""
     put(objects, "a", 1)
     before = objects.view
     assert put(objects, "a", 2)
@@ -61,7 +56,6 @@ def test_a_view_never_changes(objects: ObjectMap[int]) -> None:
 
 
 def test_the_same_record_is_no_change(objects: ObjectMap[int]) -> None:
-    """The view stays the same object, also after a list that says nothing new."""
     put(objects, "a", 1)
     before = objects.view
     assert not put(objects, "a", 1)
@@ -70,14 +64,12 @@ def test_the_same_record_is_no_change(objects: ObjectMap[int]) -> None:
 
 
 def test_another_object_of_the_name_is_a_change(objects: ObjectMap[int]) -> None:
-    """Even where its record is equal, by event and by list."""
     put(objects, "a", 1, uid="u1")
     assert put(objects, "a", 1, uid="u2")
     assert settle(objects, raw("a", 1, uid="u3"))
 
 
 def test_the_deletion_of_an_older_object_removes_nothing(objects: ObjectMap[int]) -> None:
-    """A DELETED that comes after its name was taken by another."""
     put(objects, "a", 1, uid="new")
     assert not objects.remove(Metadata("a", "default", "old", "9"))
     assert shown(objects) == {"a": 1}
@@ -86,7 +78,6 @@ def test_the_deletion_of_an_older_object_removes_nothing(objects: ObjectMap[int]
 
 
 def test_a_list_replaces_all_objects(objects: ObjectMap[int]) -> None:
-    """Objects it does not name are removed; known objects keep their places before new ones."""
     for name in "cab":
         put(objects, name)
     assert settle(objects, raw("b"), raw("d"), raw("c"))
@@ -94,7 +85,6 @@ def test_a_list_replaces_all_objects(objects: ObjectMap[int]) -> None:
 
 
 def test_an_object_without_a_record_is_known_but_not_shown(objects: ObjectMap[int]) -> None:
-    """Going out of sight and coming back are changes; staying out of sight is none."""
     assert not put(objects, "a", -1)
     assert not put(objects, "a", -2)
     assert put(objects, "a", 1)
@@ -103,7 +93,6 @@ def test_an_object_without_a_record_is_known_but_not_shown(objects: ObjectMap[in
 
 
 def test_a_malformed_object_keeps_its_last_good_record(objects: ObjectMap[int]) -> None:
-    """This holds for events and lists while the object is the same; the error is reported."""
     put(objects, "a", 1)
     assert not put(objects, "a", "x")
     assert not settle(objects, raw("a", "x"))
@@ -114,7 +103,6 @@ def test_a_malformed_object_keeps_its_last_good_record(objects: ObjectMap[int]) 
 
 
 def test_a_malformed_object_may_lose_its_last_good_record(objects: ObjectMap[int]) -> None:
-    """The decoder decides whether the last good record stays."""
     put(objects, "a", 1)
     assert put(objects, "a", 13)
     assert shown(objects) == {}
@@ -125,7 +113,6 @@ def test_a_malformed_object_may_lose_its_last_good_record(objects: ObjectMap[int
 def test_an_error_is_reported_once(
     objects: ObjectMap[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """However often the object comes; again when something else is wrong, or after it was well."""
     with caplog.at_level(logging.WARNING):
         for value in ("x", "x", "y", 1, "y"):
             put(objects, "a", value)
@@ -138,8 +125,6 @@ def test_an_error_is_reported_once(
 
 @pytest.mark.parametrize("error", [KeyError("spec"), TypeError("x"), msgspec.DecodeError("y")])
 def test_a_decoder_that_fails_is_a_malformed_object(error: Exception) -> None:
-    """The report contains the name of the object and nothing else of it."""
-
     def failing(_: msgspec.Raw) -> int | None:
         raise error
 
@@ -172,7 +157,6 @@ def test_an_unreadable_list_removes_nothing(objects: ObjectMap[int], text: bytes
     "text", [b'{"metadata":{"name":"\xff"}}', b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"]
 )
 def test_bytes_that_no_server_sends_have_no_metadata(text: bytes) -> None:
-    """Broken text and endless nesting do not fail the reflector."""
     assert metadata_of(msgspec.Raw(text)) is None
 
 
@@ -190,7 +174,6 @@ EVENTS = st.lists(
 @examples(150)
 @given(EVENTS)
 def test_the_map_equals_a_plain_dictionary(events: list[tuple[str, str, int, str]]) -> None:
-    """And it says that the view changed exactly when an object of it or its record did."""
     objects: ObjectMap[int] = ObjectMap(decode, "things")
     model: dict[str, tuple[str, int]] = {}
     for how, name, value, uid in events:

@@ -22,7 +22,6 @@ from tests.support.kube.kubernetes_objects import legacy_pool, objective, pool, 
 
 
 def referred(found: Pool) -> tuple[Any, ...]:
-    """The picker that a pool names."""
     one = found.picker
     return one.group, one.kind, one.name, one.service_port, one.failure_mode
 
@@ -32,7 +31,6 @@ def errors(problems: tuple[Finding, ...]) -> list[str]:
 
 
 def labels(selector: dict[str, Any], **metadata: Any) -> dict[str, Any]:
-    """A pool that selects by these labels."""
     made = pool(selector={"matchLabels": selector})
     made["metadata"] |= metadata
     return made
@@ -46,7 +44,6 @@ def read(document: dict[str, Any]) -> Pool:
 
 
 def test_a_pool_is_read_whole() -> None:
-    """Its whole spec is read, and the metadata that identifies it."""
     document = pool(
         targetPorts=[{"number": 8000}, {"number": 8001}],
         appProtocol="kubernetes.io/h2c",
@@ -67,7 +64,6 @@ def test_a_pool_is_read_whole() -> None:
 
 
 def test_an_absent_or_null_field_has_its_default() -> None:
-    """The same that an API server would fill in."""
     for found in (read(pool()), read(pool(appProtocol=None, endpointPickerRef=None))):
         assert found.picker is None
     reference = {"name": "e", "kind": "Deployment", "group": None, "failureMode": None}
@@ -76,7 +72,6 @@ def test_an_absent_or_null_field_has_its_default() -> None:
 
 
 def test_a_selector_takes_pods_that_have_all_labels() -> None:
-    """And is asked for in the words of the API."""
     found = read(labels({"b": "2", "a": ""}))
     assert found.selects({"a": "", "b": "2", "c": "3"})
     assert not found.selects({"b": "2"})
@@ -95,7 +90,7 @@ def test_a_selector_takes_pods_that_have_all_labels() -> None:
 def test_the_legacy_form_is_read_to_the_same_values(
     reference: dict[str, Any], port: int | None
 ) -> None:
-    """One port, and 9002 as the port of a picker's Service that names none."""
+    """The port of a picker's Service defaults to 9002."""
     found = read(legacy_pool(extensionRef=reference))
     assert dict(found.selector) == {"app": "vllm"}
     assert found.target_ports == (8000,)
@@ -129,7 +124,6 @@ LEGACY = {"apiVersion": "inference.networking.x-k8s.io/v1alpha2"}
 def test_only_legacy_rewrites_may_split(
     document: dict[str, Any], targets: list[tuple[RewriteTarget, ...]], paths: list[str]
 ) -> None:
-    """The older name of `targets`, which count where both are given."""
     reading = read_policy(document)
     assert isinstance(reading.value, InferenceModelRewrite)
     assert [one.targets for one in rules_of(reading.value)] == targets
@@ -238,25 +232,21 @@ def test_a_status_changes_nothing(status: Any) -> None:
 
 @pytest.fixture
 def errors_counted() -> Iterator[int]:
-    """A counter that goes up by one at each step."""
     return count()
 
 
 @pytest.fixture
 def reader(errors_counted: Iterator[int]) -> ObjectReader:
-    """Reads what concerns the pool `p` of the namespace "ours"."""
     pool_name = PoolName("p", "ours", "inference.networking.k8s.io")
     return ObjectReader(pool_name, lambda: next(errors_counted))
 
 
 def raw(document: dict[str, Any], namespace: str = "ours", **metadata: Any) -> msgspec.Raw:
-    """An object of a namespace."""
     given = document.get("metadata", {"name": "a"}) | {"namespace": namespace, "uid": "u"}
     return msgspec.Raw(msgspec.json.encode(document | {"metadata": given | metadata}))
 
 
 def test_only_objects_of_the_namespace_count(reader: ObjectReader) -> None:
-    """Objects of other namespaces are ignored, even if they name a pool of the same name."""
     for namespace, counts in (("ours", True), ("theirs", False)):
         assert (reader.read_pool(raw(pool(name="p"), namespace)) is not None) is counts
         assert (reader.read_objective(raw(objective(), namespace)) is not None) is counts
@@ -266,7 +256,6 @@ def test_only_objects_of_the_namespace_count(reader: ObjectReader) -> None:
 
 
 def test_only_objects_that_concern_the_pool_count(reader: ObjectReader) -> None:
-    """Problems of others are not reported; a pool that is being deleted is as good as gone."""
     assert reader.read_pool(raw(pool(name="other"))) is None
     ending = raw(pool(name="p", targetPorts=7), deletionTimestamp="2026-01-01T00:00:00Z")
     assert reader.read_pool(ending) is None
@@ -276,7 +265,6 @@ def test_only_objects_that_concern_the_pool_count(reader: ObjectReader) -> None:
 def test_problems_are_logged_and_counted_once_for_each_state(
     reader: ObjectReader, errors_counted: Iterator[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Though the same object is listed again and again; an error is raised every time."""
     for version in ("1", "1", "2"):
         given = raw(pool(name="p", new=1), resourceVersion=version)
         assert reader.read_pool(given) is not None
@@ -295,7 +283,6 @@ def test_problems_are_logged_and_counted_once_for_each_state(
 def test_a_malformed_pod_keeps_its_last_state_until_it_is_deleted(
     reader: ObjectReader, metadata: dict[str, str], keeps: bool
 ) -> None:
-    """A deletion counts whatever else is wrong."""
     with pytest.raises(MalformedObjectError) as raised:
         reader.read_pod(raw({"status": {"podIP": "nowhere"}}, **metadata))
     assert raised.value.keep_last_good is keeps

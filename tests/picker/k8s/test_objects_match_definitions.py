@@ -1,6 +1,4 @@
-"""The definitions under `crds/`: what an API server makes of objects, and that the picker's structs
-say the same.
-"""
+"""The definitions under `crds/`: the effect on objects, and their agreement with the structs."""
 
 import copy
 from collections.abc import Iterator
@@ -43,7 +41,6 @@ RANGES = {"int32": {"minimum": -(2**31), "maximum": 2**31 - 1}}
 
 
 def differences(schema: dict[str, Any], kind: inspect.Type, at: str = "spec") -> Iterator[str]:
-    """Yield the differences between a schema and a type."""
     while isinstance(kind, inspect.Metadata | inspect.UnionType):
         kind = kind.type if isinstance(kind, inspect.Metadata) else kind.types[0]
     schema = RANGES.get(schema.get("format", ""), {}) | schema
@@ -85,7 +82,6 @@ SPECS = [
 def test_structs_have_the_fields_and_limits_of_their_definition(
     rules: CrdRules, shape: type[msgspec.Struct]
 ) -> None:
-    """Fields, required ones, defaults, enumerations, bounds and patterns."""
     assert list(differences(rules.schema["properties"]["spec"], inspect.type_info(shape))) == []
 
 
@@ -113,14 +109,13 @@ def test_every_kind_of_difference_is_found(place: tuple[str, ...], change: dict[
 
 
 def is_out_of_schema(spec: dict[str, Any]) -> bool:
-    """True if the picker is stricter: a selector that is empty, or has a null."""
+    """Return whether the picker is stricter: for a selector that is empty or has a null."""
     selector = spec.get("selector")
     labels = selector.get("matchLabels") if isinstance(selector, dict) else None
     return isinstance(labels, dict) and (not labels or None in labels.values())
 
 
 def as_encoded(value: Any) -> Any:
-    """`value` as an API server writes it: 1.0 is 1."""
     if isinstance(value, dict):
         return {key: as_encoded(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -142,7 +137,6 @@ SPEC = st.one_of(
 def test_objects_are_followed_that_their_definition_accepts(
     drawn: tuple[CrdRules, dict[str, Any]],
 ) -> None:
-    """No object is accepted by one and refused by the other."""
     rules, document = drawn
     accepts = not rules.admit(document)[1] and not is_out_of_schema(document["spec"])
     value = (read_pool if rules is POOL_RULES else read_policy)(as_encoded(document)).value
@@ -150,7 +144,6 @@ def test_objects_are_followed_that_their_definition_accepts(
 
 
 def answer(rules: CrdRules, given: dict[str, Any]) -> str:
-    """The words of an API server about an object."""
     return "; ".join(str(one) for one in rules.admit(given)[1])
 
 
@@ -158,12 +151,10 @@ REFERENCE = {"name": "epp", "port": {"number": 9002}}
 
 
 def picker(**reference: Any) -> dict[str, Any]:
-    """A pool with a picker but for what is given."""
     return pool(endpointPickerRef=REFERENCE | reference)
 
 
 def test_a_stored_object_has_defaults_and_no_unknown_fields() -> None:
-    """Nothing is put inside a picker reference that is not there; metadata and free keys stay."""
     stored, _ = POOL_RULES.admit(pool())
     assert stored["spec"]["appProtocol"] == "http"
     assert "endpointPickerRef" not in stored["spec"]
@@ -191,7 +182,6 @@ def test_a_stored_object_has_defaults_and_no_unknown_fields() -> None:
     ],
 )
 def test_conditions_are_checked_everywhere(conditions: list[Any], text: str) -> None:
-    """In pools, imports, objectives and rewrites alike."""
     importing = {"controllers": [{"name": "example.net/c", "conditions": conditions}]}
     parent = {"parentRef": {"name": "g"}, "conditions": conditions}
     for rules, given_ in (
@@ -205,7 +195,6 @@ def test_conditions_are_checked_everywhere(conditions: list[Any], text: str) -> 
 
 
 def test_statuses_have_their_limits_and_defaults() -> None:
-    """A written status of a policy begins with a condition that waits for a controller."""
     parent = {"parentRef": {"name": "g"}}
     assert answer(POOL_RULES, pool({"parents": [parent] * 32})) == ""
     assert "Too many: 33" in answer(POOL_RULES, pool({"parents": [parent] * 33}))
@@ -246,7 +235,6 @@ TARGET = {"modelRewrite": "t"}
     ],
 )
 def test_policies_are_checked(rules: CrdRules, given: dict[str, Any], text: str) -> None:
-    """Also what makes no sense is accepted, as it is upstream."""
     said = answer(rules, given)
     assert text in said if text else not said
 
@@ -263,7 +251,6 @@ def test_policies_are_checked(rules: CrdRules, given: dict[str, Any], text: str)
 def test_definitions_are_those_of_upstream(
     plural: str, short_names: list[str] | None, columns: list[str]
 ) -> None:
-    """Names, columns, a status of its own, and who approved a group of `*.k8s.io`."""
     name, _, group = plural.partition(".")
     document = yaml.safe_load((CRDS / f"{group}_{name}.yaml").read_text())
     assert document["metadata"]["name"] == plural
@@ -283,7 +270,6 @@ def test_definitions_are_those_of_upstream(
 
 
 def test_a_schema_that_is_not_structural_is_refused() -> None:
-    """By the checker itself, for each thing that an API server asks for."""
     for change, text in (
         ({"oneOf": []}, "unknown keywords"),
         ({"additionalProperties": {"type": "string"}}, "both properties and additional"),

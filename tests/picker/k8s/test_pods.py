@@ -1,4 +1,4 @@
-"""Pods as JSON → what the picker needs to know of them."""
+"""Pods as JSON become the picker's records."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,6 @@ FOLDER = Path(__file__).parents[3] / "tests/data/kubernetes"
 
 
 def changed(path: str, value: Any) -> bytes:
-    """A good Pod with `value` at a dotted path."""
     document = pod_document("a")
     *steps, last = path.split(".")
     part = document
@@ -24,7 +23,6 @@ def changed(path: str, value: Any) -> bytes:
 
 
 def test_a_pod_is_read_whole() -> None:
-    """Its identity, its address and node, and its readiness are read."""
     read = record("a", "10.0.0.7", labels={"app": "x"}, node="n")
     assert (read.key, read.uid, read.address) == (("default", "a"), "uid-a", "10.0.0.7")
     assert (read.node, read.node_address) == ("n", "192.168.0.1")
@@ -34,7 +32,6 @@ def test_a_pod_is_read_whole() -> None:
 
 
 def test_every_recorded_pod_can_be_read() -> None:
-    """Pods written by a real kubelet, with their phases, IPs and deletions, decode."""
     for path in sorted(FOLDER.glob("*.jsonl")):
         for line in path.read_text().splitlines():
             given = json.loads(line)["object"]
@@ -60,12 +57,11 @@ def test_every_recorded_pod_can_be_read() -> None:
 def test_phase_conditions_and_deletion_decide_whether_a_pod_serves(
     how: dict[str, Any], could_serve: bool
 ) -> None:
-    """Readiness is judged by others, as it may be missing for a moment only."""
+    """Readiness is judged by the view, as it may be missing for a moment only."""
     assert record("a", **how).could_serve() is could_serve
 
 
 def test_the_first_ip_of_a_pod_with_two_is_its_address() -> None:
-    """It equals `podIP`; an IPv6 address is written in its shortest form."""
     ips = [{"ip": "FD00:0:0::1"}, {"ip": "10.0.0.1"}]
     document = pod_document("a")
     document["status"] |= {"podIP": "fd00::1", "podIPs": ips}
@@ -88,12 +84,11 @@ def test_the_first_ip_of_a_pod_with_two_is_its_address() -> None:
 def test_active_ports_are_those_of_the_annotation(
     annotations: dict[str, str], ports: set[int] | None
 ) -> None:
-    """Values that are no ports are left out; an annotation without ports yields none."""
     assert record("a", annotations=annotations).active_ports == ports
 
 
 def test_an_incarnation_is_of_the_containers_that_declare_the_port() -> None:
-    """A sidecar that was restarted has nothing to do with what a server has cached."""
+    """A restarted sidecar does not affect the server's cache."""
     two = {"server": {"ports": [8000]}, "proxy": {"ports": [15090]}}
     before = record("a", containers=two).incarnation(8000)
     restarted = {**two, "proxy": {"ports": [15090], "restarts": 1}}
@@ -103,14 +98,14 @@ def test_an_incarnation_is_of_the_containers_that_declare_the_port() -> None:
 
 
 def test_without_declared_ports_every_container_may_be_the_server() -> None:
-    """Ports need not be declared; then any restart may have emptied the cache."""
+    """Ports need not be declared; any restart may then have emptied the cache."""
     two: dict[str, Any] = {"server": {}, "proxy": {}}
     before = record("a", containers=two).incarnation(8000)
     assert record("a", containers={**two, "proxy": {"restarts": 1}}).incarnation(8000) != before
 
 
 def test_another_pod_of_the_same_name_is_another_incarnation() -> None:
-    """A StatefulSet gives its names again."""
+    """A StatefulSet reuses its names."""
     assert record("a", uid="1").incarnation(1) != record("a", uid="2").incarnation(1)
 
 

@@ -12,19 +12,15 @@ from tests.support.kube.pod_records import LABELS, record
 
 
 def selects(labels: Mapping[str, str]) -> bool:
-    """Select the Pods of the tests."""
     return labels.get("app") == "vllm"
 
 
 class Scene:
-    """A view of a pool, and the time."""
-
     def __init__(self, *ports: int) -> None:
         self.now = 100.0
         self.view = PoolView(PoolShape("", selects, ports or (8000,)))
 
     def put(self, name: str, ip: str = "", **how: Any) -> None:
-        """Add a Pod with its own IP in a given state."""
         self.view.put(record(name, ip or f"10.0.0.{ord(name[0])}", **how), self.now)
 
     @property
@@ -38,7 +34,6 @@ class Scene:
 
     @property
     def pods(self) -> set[str]:
-        """Return the first letters of the Pods that are endpoints now."""
         return {name[0] for name in self.names}
 
     def wait(self, seconds: float) -> None:
@@ -46,7 +41,6 @@ class Scene:
 
 
 def test_every_port_of_a_pod_is_an_endpoint_of_its_own() -> None:
-    """It has the Pod's name, the port's index, and the Pod's labels and node."""
     scene = Scene(8000, 8001)
     scene.put("a", "10.0.0.1", namespace="default")
     first, second = scene.endpoints
@@ -61,7 +55,6 @@ def test_every_port_of_a_pod_is_an_endpoint_of_its_own() -> None:
 
 
 def test_a_pod_may_restrict_itself_to_some_ports() -> None:
-    """Ranks keep their numbers; a Pod without any target port is no endpoint."""
     scene = Scene(8000, 8001, 8002)
     scene.put("a", annotations={ACTIVE_PORTS: "8002,8000,9999"})
     assert scene.names == {"a-rank-0", "a-rank-2"}
@@ -85,7 +78,6 @@ def test_a_pod_may_restrict_itself_to_some_ports() -> None:
     ],
 )
 def test_a_change_beyond_lost_readiness_takes_effect_at_once(how: dict[str, Any]) -> None:
-    """This holds even for the last Pod of the pool."""
     scene = Scene()
     scene.put("a")
     assert scene.pods == {"a"}
@@ -96,7 +88,6 @@ def test_a_change_beyond_lost_readiness_takes_effect_at_once(how: dict[str, Any]
 
 
 def test_an_unready_pod_alone_on_its_node_is_removed_at_once() -> None:
-    """Other Pods serve, and no sign points to a fault of its node."""
     scene = Scene()
     scene.put("a", node="n1")
     scene.put("b", node="n2")
@@ -105,7 +96,6 @@ def test_an_unready_pod_alone_on_its_node_is_removed_at_once() -> None:
 
 
 def test_one_unready_pod_of_a_node_is_removed_when_the_others_stay_ready() -> None:
-    """It is held for a moment, after which the view changes by itself."""
     scene = Scene()
     for name in "abc":
         scene.put(name)
@@ -118,7 +108,6 @@ def test_one_unready_pod_of_a_node_is_removed_when_the_others_stay_ready() -> No
 
 
 def test_pods_of_a_node_that_flicker_together_stay() -> None:
-    """They flicker in sequence, as at a restart of the kubelet, and return in half a second."""
     scene = Scene()
     for name in "abc":
         scene.put(name)
@@ -135,7 +124,6 @@ def test_pods_of_a_node_that_flicker_together_stay() -> None:
 
 
 def test_pods_of_a_node_that_stay_unready_are_removed_after_a_second() -> None:
-    """Each is removed a second after its change was received."""
     scene = Scene()
     for name in "ab":
         scene.put(name)
@@ -151,7 +139,6 @@ def test_pods_of_a_node_that_stay_unready_are_removed_after_a_second() -> None:
 
 
 def test_the_last_pods_of_a_pool_remain_for_a_second() -> None:
-    """A pool is not emptied by a flicker, whichever nodes its Pods are on."""
     scene = Scene()
     scene.put("a", node="n1")
     scene.put("b", node="n2")
@@ -163,7 +150,6 @@ def test_the_last_pods_of_a_pool_remain_for_a_second() -> None:
 
 
 def test_a_removed_pod_returns_when_it_is_ready() -> None:
-    """After that it may flicker again."""
     scene = Scene()
     scene.put("a")
     scene.put("a", ready=False)
@@ -189,7 +175,6 @@ def test_the_newer_of_two_pods_with_one_ip_has_it() -> None:
 
 
 def test_on_a_hosts_network_an_ip_is_shared_and_a_port_is_not() -> None:
-    """Annotations let each of two Pods serve at its own ports of the host."""
     scene = Scene(8000, 8001)
     host = {"host_network": True}
     scene.put("a", "10.0.0.1", annotations={ACTIVE_PORTS: "8000"}, **host)
@@ -201,7 +186,6 @@ def test_on_a_hosts_network_an_ip_is_shared_and_a_port_is_not() -> None:
 
 
 def at(*ports: int) -> dict[str, Any]:
-    """A Pod on its host's network with these container ports, and one for metrics."""
     return {"host_network": True, "containers": {"server": {"ports": (9400, *ports)}}}
 
 
@@ -236,7 +220,6 @@ def test_on_a_hosts_network_a_port_is_that_of_the_pod_that_declares_it(
 
 
 def test_a_pod_without_a_free_port_is_reported() -> None:
-    """It declares no port, and other Pods declare all of them."""
     scene = Scene(8000, 8001)
     scene.put("a", "10.0.0.1", **at(8000))
     scene.put("b", "10.0.0.1", **at(8001))
@@ -251,7 +234,6 @@ def test_a_pod_without_a_free_port_is_reported() -> None:
 
 @pytest.mark.parametrize("how", [at(), at(8000), {"host_network": True}, {}])
 def test_two_pods_with_equal_claims_to_a_port_are_reported_once(how: dict[str, Any]) -> None:
-    """The newer one gets it. With Pod networking, a stale Pod is reported as well."""
     scene = Scene()
     scene.put("a", "10.0.0.1", created="2026-01-01T00:00:00Z", **how)
     scene.put("b", "10.0.0.1", created="2026-01-01T00:00:05Z", **how)
@@ -263,7 +245,6 @@ def test_two_pods_with_equal_claims_to_a_port_are_reported_once(how: dict[str, A
 
 
 def test_pods_missing_from_a_complete_list_are_removed() -> None:
-    """A list is complete."""
     scene = Scene()
     scene.put("a")
     scene.put("b")
@@ -272,7 +253,6 @@ def test_pods_missing_from_a_complete_list_are_removed() -> None:
 
 
 def test_an_irrelevant_change_gives_the_same_endpoints() -> None:
-    """Identical objects show readers at once that nothing has changed."""
     scene = Scene()
     scene.put("a")
     (before,) = scene.endpoints
@@ -283,7 +263,6 @@ def test_an_irrelevant_change_gives_the_same_endpoints() -> None:
 
 
 def test_no_hold_expires_during_an_outage() -> None:
-    """Pods that flickered before it still serve; a second after it, unready ones are removed."""
     scene = Scene()
     for name in "ab":
         scene.put(name)

@@ -24,7 +24,6 @@ def recording(name: str) -> Recording:
 
 
 def serving(pods: Iterable[Object]) -> set[str]:
-    """The Pods that serve by what each says of itself now."""
     names = set()
     for pod in pods:
         metadata, status = pod["metadata"], pod["status"]
@@ -37,7 +36,6 @@ def serving(pods: Iterable[Object]) -> set[str]:
 
 
 def states_after(steps: Iterable[Step], before: Iterable[Object]) -> dict[str, Object]:
-    """The Pods as they are after all of the steps."""
     pods = {pod["metadata"]["name"]: pod for pod in before}
     for step in steps:
         name = step.obj["metadata"]["name"]
@@ -51,7 +49,6 @@ def states_after(steps: Iterable[Step], before: Iterable[Object]) -> dict[str, O
 @pytest.mark.looptime
 @pytest.mark.parametrize("name", ["pod_lifecycle", "pod_faults", "deployment_rollout"])
 async def test_ready_pods_serve_after_every_step(name: str) -> None:
-    """With time after each to be sure that nothing is held for a moment only."""
     stream = recording(name)
     async with following() as scene:
         scene.write_pool(APP)
@@ -66,7 +63,6 @@ async def test_ready_pods_serve_after_every_step(name: str) -> None:
 
 
 async def played(scene: FollowedPool, stream: Recording) -> list[tuple[float, set[str]]]:
-    """Play a stream in its own time; every set of Pods that served, with when that began."""
     loop = asyncio.get_running_loop()
     began = loop.time() - stream.steps[0].seconds
     shown: list[tuple[float, set[str]]] = [(0, scene.pods)]
@@ -85,7 +81,6 @@ async def played(scene: FollowedPool, stream: Recording) -> list[tuple[float, se
 
 
 def check(shown: list[tuple[float, set[str]]], *expected: tuple[float, set[str]]) -> None:
-    """These sets, each from its time on or a little later."""
     assert [pods for _, pods in shown] == [pods for _, pods in expected]
     for (at, _), (due, _) in zip(shown[1:], expected[1:], strict=True):
         assert due - 0.001 <= at <= due + LATE_SECONDS
@@ -93,7 +88,9 @@ def check(shown: list[tuple[float, set[str]]], *expected: tuple[float, set[str]]
 
 @pytest.mark.looptime
 async def test_endpoints_follow_a_recorded_life_of_a_pod() -> None:
-    """It serves from its readiness to its deletion, though it says ready for three seconds more."""
+    """It serves from its readiness to its deletion, although it reports ready for three more
+    seconds.
+    """
     async with following() as scene:
         scene.write_pool(APP)
         await scene.settled()
@@ -103,7 +100,6 @@ async def test_endpoints_follow_a_recorded_life_of_a_pod() -> None:
 
 @pytest.mark.looptime
 async def test_endpoints_follow_a_recorded_rollout() -> None:
-    """Three Pods are replaced one by one, and at no time fewer than three serve."""
     async with following() as scene:
         scene.write_pool(APP)
         await scene.settled()
@@ -127,7 +123,6 @@ async def test_endpoints_follow_a_recorded_rollout() -> None:
 
 @pytest.mark.looptime
 async def test_endpoints_follow_recorded_faults() -> None:
-    """A failing probe, two kills for memory under one IP, a node that is lost and comes back."""
     async with following() as scene:
         scene.write_pool(APP)
         await scene.settled()
@@ -162,7 +157,6 @@ async def test_endpoints_follow_recorded_faults() -> None:
 
 @pytest.mark.looptime
 async def test_a_returning_kubelet_removes_no_endpoint() -> None:
-    """All Pods of its node are unready for up to half a second; nothing is forgotten of them."""
     whole = recording("pod_faults")
     steps = [one for one in whole.steps if FLAP_SECONDS[0] < one.seconds < FLAP_SECONDS[1]]
     stream = replace(whole, steps=tuple(steps))
@@ -179,7 +173,6 @@ async def test_a_returning_kubelet_removes_no_endpoint() -> None:
 
 @pytest.mark.looptime
 async def test_a_recorded_out_of_memory_kill_is_a_new_incarnation() -> None:
-    """Same name, same IP and port; what was known of it is forgotten, its metrics with it."""
     whole = recording("pod_faults")
     stream = replace(
         whole, steps=tuple(one for one in whole.steps if one.obj["metadata"]["name"] == "oom")

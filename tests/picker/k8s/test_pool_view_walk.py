@@ -1,6 +1,4 @@
-"""A random walk of a pool's Pods in time, against the state of each of them by itself, and against
-a view that looks at all Pods at every look.
-"""
+"""A random walk of a pool's Pods in time, compared with a view that examines all Pods each time."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,10 +21,7 @@ APPS = st.sampled_from(["x", "y"])
 
 
 class WholePoolView(PoolView):
-    """Looks at every Pod at every look, whatever has changed."""
-
     def look(self, now: float, *, is_current: bool = True) -> View:
-        """See the base class."""
         for one in self.records.values():
             self._touch(one)
         return super().look(now, is_current=is_current)
@@ -34,8 +29,6 @@ class WholePoolView(PoolView):
 
 @dataclass
 class PodHistory:
-    """All that was ever said of a Pod, with the time; the last entry is how it is."""
-
     states: list[tuple[float, PodRecord]] = field(default_factory=list)
 
     @property
@@ -44,8 +37,6 @@ class PodHistory:
 
 
 class PoolWalk(RuleBasedStateMachine):
-    """Pods come, change and go; labels and ports of the pool change; time passes."""
-
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
@@ -57,12 +48,10 @@ class PoolWalk(RuleBasedStateMachine):
         self.how: dict[str, dict[str, Any]] = {}
 
     def shape(self) -> PoolShape:
-        """Return the selector and the ports of the pool."""
         app = self.app
         return PoolShape("", lambda labels: labels.get("app") == app, self.ports)
 
     def look(self, now: float) -> float | None:
-        """Look at both; when the next look is due."""
         view, whole = self.view.look(now), self.whole.look(now)
         self.datastore.change_endpoints(view.changed, view.gone)
         assert view.next_due == whole.next_due
@@ -73,11 +62,9 @@ class PoolWalk(RuleBasedStateMachine):
 
     @property
     def endpoints(self) -> dict[str, Endpoint]:
-        """Return the endpoints after all changes so far."""
         return {one.key: one.endpoint for one in self.datastore.snapshot().candidates}
 
     def report(self, name: str, **changes: Any) -> None:
-        """A Pod is, or has become, like this."""
         how = self.how[name] = self.how[name] | changes
         said = record(name, **how)
         assert self.view.put(said, self.now) == self.whole.put(said, self.now)
@@ -85,13 +72,11 @@ class PoolWalk(RuleBasedStateMachine):
 
     @initialize(nodes=st.lists(st.sampled_from(["n1", "n2"]), min_size=4, max_size=4))
     def begin(self, nodes: list[str]) -> None:
-        """Four Pods serve."""
         for number, (name, node) in enumerate(zip("abcd", nodes, strict=True), 1):
             self.arrive(name, f"10.0.0.{number}", node, ready=True, app="x")
 
     @rule(name=NAMES, ip=IPS, node=st.sampled_from(["n1", "n2"]), ready=st.booleans(), app=APPS)
     def arrive(self, name: str, ip: str | None, node: str, ready: bool, app: str) -> None:
-        """A new Pod, perhaps of the name of another that is gone by then."""
         self.born += 1
         self.how[name] = {"created": f"2026-01-01T00:00:00.{self.born:06}Z"}
         self.pods[name] = PodHistory()
@@ -102,13 +87,11 @@ class PoolWalk(RuleBasedStateMachine):
 
     @rule(name=NAMES, ready=st.booleans())
     def turn(self, name: str, ready: bool) -> None:
-        """Its readiness, and nothing else."""
         if name in self.how:
             self.report(name, ready=ready)
 
     @rule(node=st.sampled_from(["n1", "n2"]), ready=st.booleans())
     def node_turns(self, node: str, ready: bool) -> None:
-        """Change the readiness of all Pods of a node."""
         for name, how in list(self.how.items()):
             if how["node"] == node:
                 self.report(name, ready=ready)
@@ -120,7 +103,6 @@ class PoolWalk(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def restart(self, name: str) -> None:
-        """Its container was killed, and runs again."""
         if name in self.how:
             restarts = self.how[name].get("containers", {"server": {}})["server"].get("restarts", 0)
             self.report(name, containers={"server": {"restarts": restarts + 1}})
@@ -132,13 +114,11 @@ class PoolWalk(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def delete(self, name: str) -> None:
-        """Its end begins, and it is as ready as ever."""
         if name in self.how:
             self.report(name, deleting=True)
 
     @rule(name=NAMES)
     def end(self, name: str) -> None:
-        """It has ended, and keeps its IP."""
         if name in self.how:
             self.report(name, phase="Succeeded")
 
@@ -151,14 +131,12 @@ class PoolWalk(RuleBasedStateMachine):
 
     @rule(app=APPS, ports=PORTS)
     def reshape(self, app: str, ports: tuple[int, ...]) -> None:
-        """The pool asks for others."""
         self.app, self.ports = app, ports
         self.view.use(self.shape(), self.now)
         self.whole.use(self.shape(), self.now)
 
     @rule()
     def list_again(self) -> None:
-        """All is listed, which is no news."""
         due, before = self.look(self.now), self.datastore.snapshot()
         self.view.replace({one.last.key: one.last for one in self.pods.values()}, self.now)
         assert self.look(self.now) == due
@@ -166,7 +144,6 @@ class PoolWalk(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.01, 0.1, 0.25, 0.5, 1.0, 2.0]))
     def wait(self, seconds: float) -> None:
-        """Nothing happens before it is due."""
         end = self.now + seconds
         while True:
             due, before = self.look(self.now), self.endpoints
@@ -182,7 +159,6 @@ class PoolWalk(RuleBasedStateMachine):
 
     @invariant()
     def serves_what_says_so(self) -> None:
-        """All that are ready serve, but where a newer Pod has their IP."""
         self.look(self.now)
         shown = {one.name: one for one in self.endpoints.values()}
         for name, pod in self.pods.items():
@@ -198,24 +174,20 @@ class PoolWalk(RuleBasedStateMachine):
 
     @invariant()
     def one_server_has_one_name(self) -> None:
-        """No two endpoints are at one address and port."""
         places = [one.host_port for one in self.endpoints.values()]
         assert len(places) == len(set(places))
 
     def is_eligible(self, said: PodRecord) -> bool:
-        """True if a Pod of the pool lacks nothing but perhaps readiness."""
         runs = said.phase is Phase.RUNNING and said.address is not None
         return runs and not said.is_deleting and said.labels["app"] == self.app
 
     def owns_ip(self, said: PodRecord) -> bool:
-        """True if no newer Pod that has not ended has its IP."""
         living = (one.last for one in self.pods.values())
         living = (one for one in living if one.phase is not Phase.SUCCEEDED)
         same = [one for one in living if one.address == said.address]
         return said.created == max(one.created for one in same)
 
     def check_held(self, pod: PodHistory) -> None:
-        """One that is not ready was ready less than a second ago, and nothing else has changed."""
         last = pod.last
         assert self.is_eligible(last)
         assert self.owns_ip(last)
@@ -253,7 +225,6 @@ STATES = st.tuples(
 def test_pods_that_share_an_ip_resolve_as_in_a_full_scan(
     states: list[tuple[str, str, bool, bool, dict[str, str], str]], looks: set[int]
 ) -> None:
-    """On the network of their host they share ports; some are looked at only after more changes."""
     shape = PoolShape("", lambda _: True, (8000, 8001))
     view, whole, shown = PoolView(shape), WholePoolView(shape), dict[str, Endpoint]()
     for number, (name, ip, is_on_host, ready, notes, how) in enumerate(states):

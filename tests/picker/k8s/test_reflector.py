@@ -11,7 +11,6 @@ pytestmark = pytest.mark.looptime
 
 
 async def test_a_reflector_lists_and_watches() -> None:
-    """Existing, added, modified and deleted objects all appear."""
     async with following("a", "b") as scene:
         assert scene.reflector.synced
         assert scene.shown == {"a": "1", "b": "1"}
@@ -25,7 +24,6 @@ async def test_a_reflector_lists_and_watches() -> None:
 
 
 async def test_an_empty_list_is_published_too() -> None:
-    """Listeners learn once that no object exists; before that the state is unknown."""
     async with following(first_seconds=0) as scene:
         assert not scene.reflector.synced
         await asyncio.sleep(1)
@@ -34,7 +32,6 @@ async def test_an_empty_list_is_published_too() -> None:
 
 
 async def test_many_events_at_once_are_one_change() -> None:
-    """The published view has all of them."""
     async with following() as scene:
         scene.published.clear()
         for number in range(500):
@@ -44,7 +41,6 @@ async def test_many_events_at_once_are_one_change() -> None:
 
 
 async def test_a_stream_of_events_is_published_every_few_milliseconds() -> None:
-    """Listeners are called every five milliseconds at most, and the last event is published."""
     async with following("a") as scene:
         scene.published.clear()
         for number in range(1000):
@@ -58,7 +54,6 @@ async def test_a_stream_of_events_is_published_every_few_milliseconds() -> None:
 
 
 async def test_a_single_event_is_published_at_once() -> None:
-    """It does not wait for later events."""
     async with following("a") as scene:
         scene.write("a", "2")
         loop = asyncio.get_running_loop()
@@ -69,7 +64,6 @@ async def test_a_single_event_is_published_at_once() -> None:
 
 
 async def test_a_change_of_an_unread_field_is_not_published() -> None:
-    """Other fields of an object may change often."""
     async with following("a") as scene:
         scene.published.clear()
         changed = dict(scene.server.read("configmaps", "a"))
@@ -93,7 +87,6 @@ async def test_a_quiet_selection_costs_three_requests_a_minute() -> None:
 
 
 async def test_no_event_is_lost_or_doubled_between_two_watches() -> None:
-    """Writes continue while many watches end."""
     async with following() as scene:
         for number in range(2000):
             scene.write(f"n{number % 50}", str(number))
@@ -117,7 +110,6 @@ async def test_no_event_is_lost_or_doubled_between_two_watches() -> None:
     ],
 )
 async def test_a_nonsensical_event_is_harmless(line: bytes) -> None:
-    """The event changes nothing, and the same watch continues."""
     async with following("a") as scene:
         scene.server.watches.inject([line])
         await asyncio.sleep(1)
@@ -128,7 +120,6 @@ async def test_a_nonsensical_event_is_harmless(line: bytes) -> None:
 
 
 async def test_an_unreadable_event_causes_a_list_soon() -> None:
-    """The list comes within a minute, and not for every such event."""
     async with following("a") as scene:
         for _ in range(100):
             scene.server.watches.inject([b'{"type":"DELETED","object":{"metadata":null}}\n'])
@@ -141,7 +132,6 @@ async def test_an_unreadable_event_causes_a_list_soon() -> None:
     "line", [b"garbage\n", b'{"type":"ADD', b'{"type":3,"object":{}}\n', b"\xff\n"]
 )
 async def test_a_malformed_line_breaks_only_the_watch(line: bytes) -> None:
-    """Another watch starts from the same version, and no event is lost."""
     async with following("a") as scene:
         scene.server.watches.inject([line])
         scene.write("b")
@@ -150,7 +140,6 @@ async def test_a_malformed_line_breaks_only_the_watch(line: bytes) -> None:
 
 
 async def test_a_server_that_sends_garbage_is_asked_with_growing_delays() -> None:
-    """Lists keep the view right, without a flood of requests."""
     async with following("a") as scene:
         before = scene.asked()
         for second in range(300):
@@ -164,7 +153,6 @@ async def test_a_server_that_sends_garbage_is_asked_with_growing_delays() -> Non
 
 
 async def test_an_outage_and_its_end_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Single attempts are not logged."""
     with caplog.at_level(logging.INFO, logger="picker.k8s.reflector"):
         async with following("a") as scene:
             scene.api.go_away()

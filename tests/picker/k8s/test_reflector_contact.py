@@ -8,7 +8,6 @@ from picker.k8s.reflector import Contact
 
 @pytest.fixture
 def contact() -> Contact:
-    """Return the contact of a reflector of Pods in a namespace."""
     return Contact(PODS, Selection("models"))
 
 
@@ -18,7 +17,6 @@ def test_a_new_contact_has_no_problem(contact: Contact) -> None:
 
 
 def test_a_failure_and_its_end_are_reported_once(contact: Contact) -> None:
-    """Another reason is news again; how long it has lasted counts from the first."""
     assert contact.failed(10, UnreachableError("refused"))
     assert not contact.failed(20, UnreachableError("reset"))
     assert contact.failed(30, ApiError(500, "InternalError", "oops"))
@@ -30,7 +28,6 @@ def test_a_failure_and_its_end_are_reported_once(contact: Contact) -> None:
 
 
 def test_after_silence_only_a_received_event_is_proof(contact: Contact) -> None:
-    """Not a list, not a watch that opens, and not another failure of the same way."""
     contact.failed(10, SilentError("nothing came"))
     assert not contact.answered(11)
     contact.failed(12, UnreachableError("reset"))
@@ -51,7 +48,6 @@ def test_after_silence_only_a_received_event_is_proof(contact: Contact) -> None:
     ],
 )
 def test_a_refusal_says_what_to_do(status: int, wanted: str) -> None:
-    """With the kind and the namespace."""
     contact = Contact(POOLS, Selection("models"))
     contact.failed(0, ApiError(status, "Why", "words"))
     problem = contact.problem(1) or ""

@@ -21,7 +21,6 @@ SELECTED_RULE = Rule(("",), ("configmaps",), ("list", "watch"), namespace="defau
 
 
 async def test_a_version_that_is_too_old_is_listed_again() -> None:
-    """Changes in the meantime appear: deleted, added and modified objects."""
     async with following("a", "b") as scene:
         scene.server.watches.expire("configmaps")
         scene.write("a", "2")
@@ -34,7 +33,6 @@ async def test_a_version_that_is_too_old_is_listed_again() -> None:
 
 
 async def test_a_window_that_is_always_too_short_causes_no_flood() -> None:
-    """Every watch is refused with 410: lists get rarer and keep the view right."""
     async with following("a") as scene:
         scene.server.faults.answer(statuses.expired(1, 2), "watch")
         scene.server.watches.end()
@@ -46,7 +44,6 @@ async def test_a_window_that_is_always_too_short_causes_no_flood() -> None:
 
 
 async def test_an_outage_of_ten_minutes_leaves_the_view_unchanged() -> None:
-    """The outage is reported, requests are few, and the view is right seconds after its end."""
     async with following("a", "b") as scene:
         scene.api.go_away()
         await asyncio.sleep(1)
@@ -65,7 +62,6 @@ async def test_an_outage_of_ten_minutes_leaves_the_view_unchanged() -> None:
 
 
 async def test_a_short_outage_needs_no_list() -> None:
-    """The next watch delivers the missed events."""
     async with following("a") as scene:
         scene.api.go_away()
         scene.write("a", "2")
@@ -76,7 +72,6 @@ async def test_a_short_outage_needs_no_list() -> None:
 
 
 async def test_a_silent_path_is_noticed_within_half_a_minute() -> None:
-    """Sockets stay open; lists keep the view right until a watch speaks."""
     async with following("a") as scene:
         scene.server.watches.silence()
         scene.write("a", "2")
@@ -95,7 +90,6 @@ async def test_a_silent_path_is_noticed_within_half_a_minute() -> None:
 
 
 async def test_a_server_that_never_answers_is_noticed_too() -> None:
-    """Both watches and lists hang."""
     async with following("a") as scene:
         scene.server.faults.add(Fault(hangs=True))
         scene.server.watches.end(abruptly=True)
@@ -109,7 +103,6 @@ async def test_a_server_that_never_answers_is_noticed_too() -> None:
 
 
 async def test_a_server_that_asks_for_patience_gets_it() -> None:
-    """429 with Retry-After, also within a watch: no request is sent before."""
     async with following("a") as scene:
         scene.server.faults.answer(statuses.too_many_requests("busy", 20), "watch", "list")
         scene.server.watches.fail(statuses.too_many_requests("busy", 20))
@@ -126,7 +119,6 @@ async def test_a_server_that_asks_for_patience_gets_it() -> None:
 
 
 async def test_watches_that_end_at_once_cause_no_flood() -> None:
-    """The server or a proxy accepts and closes; every change still appears soon."""
     async with following("a") as scene:
         before = scene.asked()
         for number in range(1200):
@@ -139,7 +131,6 @@ async def test_watches_that_end_at_once_cause_no_flood() -> None:
 
 
 async def test_lost_permissions_are_logged_with_the_rule_to_grant() -> None:
-    """The view stays, requests are few, and a new grant is enough to recover."""
     async with following("a", token="secret", first_seconds=0) as scene:
         scene.server.access.grant("secret", "picker", [SELECTED_RULE])
         await scene.until(lambda: scene.reflector.synced, seconds=20)
@@ -164,7 +155,6 @@ def _missing(scene: Scene) -> list[Resource]:
 
 
 async def test_a_kind_that_is_not_installed_has_no_objects() -> None:
-    """A 404 is an answer, logged with advice on what to install; the kind is retried."""
     async with following(first_seconds=0) as scene:
         (resource,) = _missing(scene)
         await asyncio.sleep(1)
@@ -197,7 +187,7 @@ async def test_a_removed_kind_loses_its_objects_after_a_minute() -> None:
 
 
 async def test_a_version_of_the_future_is_noticed_by_the_list_that_is_due() -> None:
-    """A restored backup: watches are silent about it, so the regular list finds it."""
+    """After a restored backup watches are silent about it, so the regular list finds it."""
     async with following("a") as scene:
         for number in range(100):
             scene.write("a", str(number))
@@ -225,7 +215,6 @@ async def test_a_version_of_the_future_after_an_outage_is_noticed_at_once() -> N
 
 
 async def test_a_bookmark_that_goes_back_is_a_backup_too() -> None:
-    """It causes a new list."""
     async with following("a") as scene:
         body = {"kind": "ConfigMap", "metadata": {"resourceVersion": "7"}}
         scene.server.watches.inject_object("BOOKMARK", body)
@@ -234,7 +223,6 @@ async def test_a_bookmark_that_goes_back_is_a_backup_too() -> None:
 
 
 async def test_the_next_watch_begins_at_the_last_bookmark() -> None:
-    """Changes of other objects advanced the window; no new list is necessary."""
     async with following("a", window=5) as scene:
         for number in range(20):
             scene.write("other", str(number), app="y")
@@ -247,7 +235,6 @@ async def test_the_next_watch_begins_at_the_last_bookmark() -> None:
 
 
 async def test_a_list_that_fails_when_it_is_due_does_not_stop_the_watch() -> None:
-    """It is retried after a minute or two; changes appear meanwhile."""
     async with following("a") as scene:
         scene.server.faults.answer(statuses.internal(), "list")
         await asyncio.sleep(1500)
@@ -314,7 +301,6 @@ def _configs(scene: Scene) -> Resource:
 
 @pytest.mark.parametrize("seed", range(worlds(40)))
 async def test_the_view_ends_up_right_after_any_faults(seed: int) -> None:
-    """It converges within half a minute of quiet, notifies listeners and never floods."""
     rng = Random(seed)
     loop = asyncio.get_running_loop()
     async with following("n1", "n2", window=20, seed=seed) as scene:
@@ -336,7 +322,7 @@ async def test_the_view_ends_up_right_after_any_faults(seed: int) -> None:
 
 
 async def test_periodic_lists_make_up_for_silent_watches() -> None:
-    """A proxy accepts the watches and closes them at once; changes appear soon."""
+    """A proxy accepts the watches and closes them at once."""
 
     @asynccontextmanager
     async def barren(*_: object) -> AsyncIterator[AsyncIterator[WatchEvent]]:
@@ -359,7 +345,7 @@ async def test_periodic_lists_make_up_for_silent_watches() -> None:
 
 
 async def test_a_proxy_that_answers_404_removes_nothing() -> None:
-    """A kind is only missing when discovery says so, and still knows of others."""
+    """A kind is missing only if discovery lists other kinds without it."""
 
     async def none(_: object) -> bool:
         return False

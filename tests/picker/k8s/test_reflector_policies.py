@@ -20,7 +20,6 @@ MINUTE = 60.0
 
 @pytest.mark.looptime
 async def test_objectives_and_rewrites_of_the_pool_count() -> None:
-    """Objects that name it by name and group count; the oldest rewrite is first, as in a file."""
     async with following() as scene:
         await ready(scene, "a")
         scene.write_policy("InferenceObjective", "mine", priority=2)
@@ -43,7 +42,6 @@ async def test_objectives_and_rewrites_of_the_pool_count() -> None:
 
 @pytest.mark.looptime
 async def test_definitions_may_be_installed_later(caplog: pytest.LogCaptureFixture) -> None:
-    """First there is nothing but Pods; the pool comes, then objectives; requests need not wait."""
     server = new_server(with_definitions=False)
     pools, objectives = sorted(CRDS.glob("*pools.yaml")), sorted(CRDS.glob("*objectives.yaml"))
     async with following(server) as scene:
@@ -69,7 +67,7 @@ async def test_definitions_may_be_installed_later(caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.looptime
 async def test_a_server_without_any_known_kind_removes_no_rules() -> None:
-    """It is no API server but something before one, however long it answers like that."""
+    """Something in front of the API server answers, however long it does so."""
     async with following() as scene:
         await ready(scene, "a")
         scene.write_policy("InferenceObjective", "high", priority=3)
@@ -90,7 +88,6 @@ async def test_a_server_without_any_known_kind_removes_no_rules() -> None:
 async def test_the_current_group_is_preferred_to_the_deprecated_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is followed while there is no other, with a log line about it."""
     server = new_server(with_definitions=False)
     server.install(*sorted(CRDS.glob("*pools.yaml")), legacy(CRDS))
     async with following(server) as scene:
@@ -106,7 +103,6 @@ async def test_the_current_group_is_preferred_to_the_deprecated_one(
 
 
 def legacy(folder: Path) -> dict[str, Any]:
-    """Objectives of the deprecated group, as definitions of ours would be."""
     (path,) = folder.glob("*inferenceobjectives.yaml")
     definition: dict[str, Any] = yaml.safe_load(path.read_text())
     definition["metadata"]["name"] = "inferenceobjectives.inference.networking.x-k8s.io"
@@ -116,7 +112,6 @@ def legacy(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.looptime
 async def test_forbidden_objectives_do_not_stop_requests() -> None:
-    """After a few seconds requests continue without them, and the log names the missing role."""
     server = new_server()
     refused = ApiError(403, "Forbidden", "no role")
     server.faults.answer(refused, "list", plural="inferenceobjectives")
@@ -132,7 +127,6 @@ async def test_forbidden_objectives_do_not_stop_requests() -> None:
 
 @pytest.mark.looptime
 async def test_rules_are_loaded_before_the_first_endpoint() -> None:
-    """However long objectives take, no request is decided without them in the first seconds."""
     server = new_server()
     server.faults.delay(3.0, "list", plural="inferenceobjectives")
     async with following(server) as scene:
@@ -147,17 +141,13 @@ async def test_rules_are_loaded_before_the_first_endpoint() -> None:
 
 
 class SlowToEnd:
-    """A stand-in for a reflector that is slow to end when it is cancelled."""
-
     def __init__(self) -> None:
         self.ending = asyncio.Event()
         self.may_end = asyncio.Event()
 
-    def subscribe(self, listener: Any) -> None:
-        """Publish nothing, ever."""
+    def subscribe(self, listener: Any) -> None: ...
 
     async def run(self) -> None:
-        """Until cancelled, and then until it may end."""
         try:
             await asyncio.Event().wait()
         finally:
@@ -166,8 +156,6 @@ class SlowToEnd:
 
 
 class Discovery:
-    """An API server that has the legacy kind, and later the current one too."""
-
     def __init__(self) -> None:
         self.kinds = {OBJECTIVE_KIND.legacy}
 
@@ -177,7 +165,6 @@ class Discovery:
 
 @pytest.mark.looptime
 async def test_the_reader_stops_during_a_change_of_groups() -> None:
-    """A cancellation is not mistaken for the end of what was followed before."""
     api, slow = Discovery(), SlowToEnd()
     follower = KindFollower(
         OBJECTIVE_KIND, lambda _: cast("Reflector[int]", slow), lambda records: None

@@ -1,4 +1,4 @@
-"""Reviews of tokens and their permissions by an API server, and how long each result is cached."""
+"""Reviews of tokens and their permissions by an API server, and the cache of their results."""
 
 from typing import Any, cast
 
@@ -19,14 +19,11 @@ from picker.k8s.reviews import (
 
 
 class _Reviewer:
-    """Knows `good`, who may read /metrics; what it was asked is in `asked`."""
-
     def __init__(self) -> None:
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.error: Exception | None = None
 
     async def send(self, _: str, path: str, document: dict[str, Any]) -> dict[str, Any]:
-        """Answer as a real API server does."""
         self.asked.append((path, document))
         if self.error is not None:
             raise self.error
@@ -48,7 +45,6 @@ class _Scene:
 
 
 async def test_the_cluster_decides() -> None:
-    """A token that it knows, and a path that its bearer may get."""
     scene = _Scene()
     assert await scene.reviews.authorize("good", "/metrics") is Authorization.ALLOWED
     assert await scene.reviews.authorize("good", "/decisions/") is Authorization.FORBIDDEN
@@ -56,7 +52,6 @@ async def test_the_cluster_decides() -> None:
 
 
 async def test_answers_are_remembered_for_a_while() -> None:
-    """Positive answers are cached for longer; an impossible token causes no review."""
     scene = _Scene()
     for token, seconds, requests in (("good", ALLOWED_SECONDS, 2), ("bad", REFUSED_SECONDS, 1)):
         scene.api.asked.clear()
@@ -77,7 +72,6 @@ async def test_answers_are_remembered_for_a_while() -> None:
 
 
 async def test_the_cache_of_answers_is_bounded() -> None:
-    """A flood of tokens evicts the oldest answers and grows nothing."""
     scene = _Scene()
     await scene.reviews.authorize("good", "/metrics")
     for number in range(MAX_REMEMBERED):
@@ -100,7 +94,6 @@ async def test_the_cache_of_answers_is_bounded() -> None:
     ],
 )
 async def test_a_cluster_that_fails_to_answer_denies_access(error: Exception, said: str) -> None:
-    """And it is asked again the next time."""
     scene = _Scene()
     scene.api.error = error
     with pytest.raises(ReviewError, match=said):

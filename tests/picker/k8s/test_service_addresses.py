@@ -1,4 +1,4 @@
-"""The addresses behind a Service, by its EndpointSlices, in virtual time."""
+"""The addresses behind a Service, from its EndpointSlices, in virtual time."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -20,7 +20,6 @@ SLICES = ENDPOINT_SLICES.path("default")
 
 
 def sliced(name: str, *addresses: str, service: str = "peers") -> dict[str, Any]:
-    """A slice of a service."""
     return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
@@ -33,14 +32,11 @@ def sliced(name: str, *addresses: str, service: str = "peers") -> dict[str, Any]
 
 
 def encoded(document: dict[str, Any]) -> msgspec.Raw:
-    """Encode a document as a server sends it."""
     return msgspec.Raw(msgspec.json.encode(document))
 
 
 @asynccontextmanager
 async def following(api: InProcessKubeApi, found: list[Sequence[str]]) -> AsyncIterator[None]:
-    """A client that follows the addresses behind `peers`."""
-
     @asynccontextmanager
     async def opened() -> AsyncIterator[InProcessKubeApi]:
         yield api
@@ -58,7 +54,6 @@ async def following(api: InProcessKubeApi, found: list[Sequence[str]]) -> AsyncI
 
 
 async def test_all_slices_of_the_service_are_published_together_and_followed() -> None:
-    """Also Pods that are not ready; each once; those of other Services never."""
     api = InProcessKubeApi(KubeApi(LoopClock()), Random(2))
     first = await api.send("POST", SLICES, sliced("a", "10.0.0.2", "10.0.0.1"))
     await api.send("POST", SLICES, sliced("b", "10.0.0.2", "10.0.0.3"))
@@ -73,7 +68,6 @@ async def test_all_slices_of_the_service_are_published_together_and_followed() -
 
 
 async def test_peers_remain_during_an_outage_of_the_api_server() -> None:
-    """And followed again when it is back."""
     api = InProcessKubeApi(KubeApi(LoopClock()), Random(3))
     await api.send("POST", SLICES, sliced("a", "10.0.0.1"))
     found: list[Sequence[str]] = []
@@ -88,14 +82,12 @@ async def test_peers_remain_during_an_outage_of_the_api_server() -> None:
 
 
 async def test_a_service_without_endpoints_is_published_as_empty() -> None:
-    """An empty Service differs from an unknown one."""
     found: list[Sequence[str]] = []
     async with following(InProcessKubeApi(KubeApi(LoopClock()), Random(4)), found):
         assert found == [[]]
 
 
 def test_host_names_and_endpoints_without_addresses_are_skipped() -> None:
-    """A slice without endpoints is skipped too; only the first address of a Pod is published."""
     odd = sliced("a", "peer.example", "fd00::1")
     odd["endpoints"] += [{"addresses": []}, {"addresses": ["10.0.0.1", "10.0.0.2"]}]
     assert slice_addresses(encoded(odd)) == ("fd00::1", "10.0.0.1")

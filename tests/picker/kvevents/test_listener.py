@@ -16,7 +16,6 @@ from tests.support.picker.kv_scene import TOPIC, FakeEngine, Notebook, Stage, co
 
 
 async def test_the_consumer_receives_messages_in_order() -> None:
-    """With the endpoint's key and the topic, after `lost` for earlier state."""
     async with stage() as s:
         for number, payload in enumerate((b"one", b"two")):
             await s.engine.say(number, payload)
@@ -44,7 +43,6 @@ async def test_other_topics_are_ignored_and_malformed_messages_counted() -> None
 
 
 async def test_metrics_count_messages_errors_and_gaps_by_endpoint() -> None:
-    """Pods outside the pool share the label `unknown`."""
     async with stage() as s:
         await s.engine.say(0, b"one")
         await s.engine.say(2, b"bad")
@@ -78,7 +76,6 @@ async def test_a_skipped_event_is_counted_always_and_logged_once(
 
 
 async def test_a_large_message_is_applied_in_parts() -> None:
-    """Other tasks run between the parts; it counts as one message."""
     events = [["BlockRemoved", [number], "x" * 2000] for number in range(100)]
     whole = msgspec.msgpack.encode([1.0, events])
     seen = set[int]()
@@ -102,7 +99,6 @@ async def test_a_large_message_is_applied_in_parts() -> None:
 
 
 async def test_a_listener_that_joins_late_requests_a_replay() -> None:
-    """From the first message; the subscription continues after it."""
     async with stage(replays=True, n0=b"zero", n1=b"one") as s:
         await s.book.until(lambda: "one" in s.book.payloads())
         await s.engine.say(2, b"two")
@@ -112,7 +108,6 @@ async def test_a_listener_that_joins_late_requests_a_replay() -> None:
 
 
 async def test_a_replay_fills_a_gap() -> None:
-    """Repeated messages count once."""
     async with stage(replays=True) as s:
         await s.engine.answered.wait()
         await s.engine.say(0, b"zero")
@@ -135,7 +130,7 @@ async def test_a_gap_without_a_replay_address_is_only_counted() -> None:
 
 
 async def test_a_gap_that_the_replay_leaves_open_discards_the_endpoint() -> None:
-    """The missing messages may contain removals; later messages count."""
+    """The missing messages may contain removals."""
     async with stage(replays=True) as s:
         await s.engine.say(0, b"0")
         await s.book.until(lambda: "0" in s.book.payloads())
@@ -146,7 +141,6 @@ async def test_a_gap_that_the_replay_leaves_open_discards_the_endpoint() -> None
 
 
 async def test_a_stalled_replay_continues_and_fails_without_progress() -> None:
-    """The engine answers each request with one message, and finally with none."""
     stored = {"n0": b"0", "n1": b"1", "n2": b"2"}
     async with stage(replays=True, answers_at_most=1, idle_seconds=0.05, **stored) as s:
         await s.book.until(lambda: s.book.payloads().count("lost") == 2)
@@ -169,7 +163,6 @@ async def test_replayed_messages_without_a_topic_wait_for_one() -> None:
 
 
 async def test_a_lower_number_reveals_a_restart() -> None:
-    """Even if the first messages after the restart were lost."""
     async with stage() as s:
         for number in range(3):
             await s.engine.say(number, b"old")
@@ -199,7 +192,6 @@ async def test_subscriptions_follow_the_endpoints_of_the_pool() -> None:
 
 
 async def test_the_topic_identifies_an_engine_that_connects(tmp_path: object) -> None:
-    """Messages of pods outside the pool are dropped."""
     book, datastore = Notebook(feed=KvEventFeed(f"ipc://{tmp_path}/kv", "kv@")), Datastore()
     datastore.set_endpoints(
         [Endpoint("a", "10.0.0.1", 8000), Endpoint("b", "10.0.0.1", 8001, rank_index=1)]
@@ -222,7 +214,6 @@ async def test_an_address_that_cannot_be_bound_is_an_error() -> None:
 
 
 async def reconnect(s: Stage, replayable: list[tuple[int, bytes]], last: str) -> None:
-    """Replace the silent engine's socket and messages until `last` is received."""
     address = s.engine.source.address
     s.engine.fall_silent()
     s.engine.replayable = replayable
@@ -235,7 +226,6 @@ async def reconnect(s: Stage, replayable: list[tuple[int, bytes]], last: str) ->
 
 @pytest.mark.parametrize("further", [0, 3])
 async def test_a_reconnect_reveals_a_restart_of_a_silent_engine(further: int) -> None:
-    """Its stream is shorter than before, or has another message at the same number."""
     async with stage(replays=True, n0=b"a0", n1=b"a1", n2=b"a2") as s:
         await s.book.until(lambda: "a2" in s.book.payloads())
         news = [f"b{n}" for n in range(1 + further)]

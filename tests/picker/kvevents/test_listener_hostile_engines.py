@@ -17,7 +17,6 @@ from tests.support.picker.kv_scene import FakeEngine, Notebook, connected, stage
 
 
 async def test_an_endpoint_that_leaves_loses_its_stream_state(tmp_path: object) -> None:
-    """Names of unknown pods are not stored; an endpoint that returns starts at 0 again."""
     book, datastore = Notebook(feed=KvEventFeed(f"ipc://{tmp_path}/kv", "kv@")), Datastore()
     here = Endpoint("a", "10.0.0.1", 8000)
     datastore.set_endpoints([here])
@@ -35,7 +34,7 @@ async def test_an_endpoint_that_leaves_loses_its_stream_state(tmp_path: object) 
 
 
 async def test_a_bug_in_the_consumer_does_not_stop_the_listener() -> None:
-    """It is counted, and the endpoint's blocks are lost: the message may be partly applied."""
+    """The endpoint's blocks are discarded because the message may be partly applied."""
     async with stage() as s:
         for number, payload in enumerate((b"one", b"mistake", b"two")):
             await s.engine.say(number, payload)
@@ -45,7 +44,7 @@ async def test_a_bug_in_the_consumer_does_not_stop_the_listener() -> None:
 
 
 async def test_numbers_beyond_int64_are_refused() -> None:
-    """Among them -1, which marks the end of a replay."""
+    """One of them is -1, which marks the end of a replay."""
     async with stage() as s:
         for number in (2**64 - 1, 2**63, 0):
             await s.engine.say(number, b"%d" % number)
@@ -55,7 +54,7 @@ async def test_numbers_beyond_int64_are_refused() -> None:
 
 
 async def test_queued_messages_of_an_endpoint_that_left_are_dropped() -> None:
-    """Nothing would ever remove their blocks."""
+    """Otherwise nothing would ever remove their blocks."""
 
     @dataclass
     class Remover(Notebook):

@@ -10,7 +10,6 @@ EJECTED, HEALTHY, SUSPECT = EndpointState.EJECTED, EndpointState.HEALTHY, Endpoi
 
 @pytest.fixture
 def scene() -> Scene:
-    """Three endpoints that have answered well."""
     scene = Scene(3)
     for number in range(3):
         scene.answers(number, 200)
@@ -18,7 +17,7 @@ def scene() -> Scene:
 
 
 def test_successes_from_before_the_failures_do_not_clear_a_suspect(scene: Scene) -> None:
-    """It may complete long answers and fail all new requests: three failures are enough."""
+    """It may complete long answers and fail all new requests."""
     before = [scene.send(0) for _ in range(10)]
     for attempt in before:
         scene.now += 0.01
@@ -30,7 +29,6 @@ def test_successes_from_before_the_failures_do_not_clear_a_suspect(scene: Scene)
 
 
 def test_one_failure_among_long_answers_costs_a_busy_server_little(scene: Scene) -> None:
-    """Two more at a time may go there, and once these are silent an answer of any clears it."""
     before = [scene.send(0) for _ in range(10)]
     before[0].responded(Answer(500), scene.now)
     assert scene.usable() == [0, 1, 2]
@@ -47,7 +45,6 @@ def test_one_failure_among_long_answers_costs_a_busy_server_little(scene: Scene)
 
 
 def test_a_slow_failure_is_waited_for(scene: Scene) -> None:
-    """A failure after a second is not silence before that."""
     before = [scene.send(0) for _ in range(10)]
     scene.now = 1.0
     before[0].responded(Answer(500), scene.now)

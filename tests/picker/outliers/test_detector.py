@@ -16,7 +16,6 @@ ON_TRIAL, SUSPECT = EndpointState.ON_TRIAL, EndpointState.SUSPECT
 
 @pytest.fixture
 def scene() -> Scene:
-    """Three endpoints that have answered well."""
     scene = Scene(3)
     for number in range(3):
         scene.answers(number, 200)
@@ -32,7 +31,6 @@ def ejected(scene: Scene, number: int = 0) -> Scene:
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504])
 def test_failures_in_a_row_eject(scene: Scene, status: int) -> None:
-    """Two make it a suspect, the third ejects it; nothing else is sent there then."""
     scene.answers(0, status)
     scene.answers(0, status)
     assert scene.state(0) is SUSPECT
@@ -44,7 +42,6 @@ def test_failures_in_a_row_eject(scene: Scene, status: int) -> None:
 
 
 def test_a_success_in_between_begins_the_count_anew(scene: Scene) -> None:
-    """Two, a success, and two more are no three in a row."""
     for status in (500, 500, 200, 500, 500):
         scene.answers(0, status)
     assert scene.state(0) is SUSPECT
@@ -65,7 +62,7 @@ def test_an_answer_about_the_request_neither_blames_nor_clears(scene: Scene, sta
 
 @pytest.mark.parametrize("cause", [FinishCause.CLIENT_GONE, FinishCause.RESET, FinishCause.SKIPPED])
 def test_an_end_without_an_answer_is_no_evidence(scene: Scene, cause: FinishCause) -> None:
-    """A client that leaves is no fault of the endpoint's, nor is a stream that breaks."""
+    """Neither a client that leaves nor a stream that breaks is the endpoint's fault."""
     for _ in range(10):
         scene.send(0).ended(cause, Answer(None), scene.now)
     assert scene.memory.views(0) == {}
@@ -73,7 +70,7 @@ def test_an_end_without_an_answer_is_no_evidence(scene: Scene, cause: FinishCaus
 
 @pytest.mark.parametrize("cause", [FinishCause.EVICTED, FinishCause.REFUSED])
 def test_the_pickers_own_status_is_not_the_endpoints(scene: Scene, cause: FinishCause) -> None:
-    """An evicted request is answered by the picker."""
+    """The picker itself answers an evicted request."""
     for _ in range(5):
         scene.send(0).ended(cause, Answer(503), scene.now)
     assert scene.memory.views(0) == {}
@@ -86,7 +83,6 @@ def test_the_status_at_the_end_counts_where_no_response_was_watched(scene: Scene
 
 
 def test_the_end_of_a_response_changes_nothing(scene: Scene) -> None:
-    """The beginning was the verdict, once."""
     attempt = scene.send(0)
     attempt.responded(Answer(500), scene.now)
     attempt.responded(Answer(500), scene.now)
@@ -95,7 +91,6 @@ def test_the_end_of_a_response_changes_nothing(scene: Scene) -> None:
 
 
 def test_an_endpoint_is_sent_no_more_than_would_eject_it(scene: Scene) -> None:
-    """One failure leaves room for two at a time, two failures for one."""
     scene.answers(0, 500)
     first = scene.send(0)
     assert scene.usable() == [0, 1, 2]
@@ -108,7 +103,6 @@ def test_an_endpoint_is_sent_no_more_than_would_eject_it(scene: Scene) -> None:
 
 
 def test_a_stranger_gets_few_requests_until_it_has_answered_one() -> None:
-    """However many come at once; and any number afterwards."""
     scene = Scene(2)
     scene.answers(1, 200)
     attempts = [scene.send(0) for _ in range(3)]
@@ -129,7 +123,6 @@ def test_a_pool_of_unproven_endpoints_is_used_as_a_whole() -> None:
 
 
 def test_when_all_are_held_back_the_blameless_go_first(scene: Scene) -> None:
-    """Then suspects, then all that there are."""
     stranger = Scene(3)
     attempts = [stranger.send(number) for number in (0, 0, 0, 1, 1, 1)]
     ejected(stranger, 2)
@@ -144,7 +137,6 @@ def test_when_all_are_held_back_the_blameless_go_first(scene: Scene) -> None:
 
 
 def test_the_proxy_may_have_tried_another_endpoint(scene: Scene) -> None:
-    """Then the one picked has failed, and the answer is the other's."""
     for _ in range(3):
         scene.answers(0, 200, served_by=endpoint(1).host_port)
     assert scene.state(0) is EJECTED
@@ -162,14 +154,13 @@ def test_an_unknown_address_is_no_evidence(scene: Scene) -> None:
 
 
 def test_an_answer_of_the_proxy_itself_blames_no_endpoint(scene: Scene) -> None:
-    """The proxy's own 503: it knew no endpoint to ask."""
+    """The proxy answers 503 itself when it has no endpoint to ask."""
     for _ in range(5):
         scene.send(0).responded(Answer(503, reached_no_endpoint=True), scene.now)
     assert scene.memory.views(0) == {}
 
 
 def test_a_busy_server_that_turns_requests_away_is_not_ejected(scene: Scene) -> None:
-    """It gets no more while others can take them; once it is idle and still fails, it goes."""
     working = [scene.send(0) for _ in range(10)]
     for _ in range(4):
         scene.answers(0, 503)
@@ -187,7 +178,6 @@ def test_a_busy_server_that_turns_requests_away_is_not_ejected(scene: Scene) -> 
 
 
 def test_a_probe_is_one_request_when_it_is_due(scene: Scene) -> None:
-    """After a second, then after two and four if it fails, one at a time."""
     ejected(scene)
     waits = []
     for _ in range(5):
@@ -205,7 +195,7 @@ def test_a_probe_is_one_request_when_it_is_due(scene: Scene) -> None:
 
 
 def test_a_probe_without_an_answer_keeps_the_next_one_waiting_for_a_while(scene: Scene) -> None:
-    """But not for ever: what hangs now may answer the next one."""
+    """A new probe follows eventually: the endpoint may answer it."""
     ejected(scene)
     scene.now = 2.0
     hanging = scene.send(0)
@@ -219,7 +209,6 @@ def test_a_probe_without_an_answer_keeps_the_next_one_waiting_for_a_while(scene:
 
 
 def test_a_probe_that_goes_well_begins_a_trial(scene: Scene) -> None:
-    """Two at a time, until three have gone well and two seconds have passed."""
     ejected(scene)
     scene.now = 1.0
     scene.answers(0, 200)
@@ -240,7 +229,6 @@ def test_a_probe_that_goes_well_begins_a_trial(scene: Scene) -> None:
 
 
 def test_one_failure_on_trial_ejects_and_the_waits_go_on(scene: Scene) -> None:
-    """The same holds for a failure soon after the return; later ones count as the first."""
     ejected(scene)
     scene.now = 1.0
     scene.answers(0, 200)
@@ -264,7 +252,6 @@ def test_one_failure_on_trial_ejects_and_the_waits_go_on(scene: Scene) -> None:
 
 
 def test_answers_to_requests_from_before_the_ejection_are_ignored(scene: Scene) -> None:
-    """Late successes do not bring it back, late failures do not put the probe off."""
     late = [scene.send(0) for _ in range(2)]
     ejected(scene)
     late[0].ended(FinishCause.COMPLETED, Answer(200), scene.now)
@@ -274,7 +261,6 @@ def test_answers_to_requests_from_before_the_ejection_are_ignored(scene: Scene) 
 
 
 def test_in_need_any_success_brings_an_endpoint_back(scene: Scene) -> None:
-    """When all are ejected requests go there without being probes."""
     for number in range(3):
         ejected(scene, number)
     scene.answers(1, 200)
@@ -298,7 +284,6 @@ def test_bodyless_requests_clear_no_endpoint(scene: Scene) -> None:
 
 
 def test_an_endpoint_that_left_or_restarted_is_a_stranger(scene: Scene) -> None:
-    """Requests under way there no longer count."""
     late = scene.send(0)
     ejected(scene)
     scene.memory.pool_changed(EndpointChanges(restarted=("default/pod-0",)))
@@ -316,7 +301,6 @@ def test_an_endpoint_that_left_or_restarted_is_a_stranger(scene: Scene) -> None:
 
 
 def test_without_any_response_no_endpoint_is_held_back(scene: Scene) -> None:
-    """Until the next response; an ejection without an end is dropped."""
     ejected(scene)
     for _ in range(UNSEEN_ATTEMPTS):
         scene.send(1).ended(FinishCause.SKIPPED, Answer(None), scene.now)
@@ -342,7 +326,6 @@ def test_waits_are_drawn_a_little_longer() -> None:
 
 
 def test_the_one_that_waits_longest_is_tried_out_first(scene: Scene) -> None:
-    """If the request may go there at all."""
     ejected(scene, 1)
     scene.now = 0.5
     ejected(scene, 0)
@@ -353,14 +336,13 @@ def test_the_one_that_waits_longest_is_tried_out_first(scene: Scene) -> None:
 
 
 def test_the_threshold_is_a_setting() -> None:
-    """One failure is enough, where that is wanted."""
     scene = Scene(2, OutlierSettings(failures=1))
     scene.answers(0, 500)
     assert scene.state(0) is EJECTED
 
 
 def test_nothing_is_made_of_candidates_while_all_is_well(scene: Scene) -> None:
-    """The same sequence comes back, so that large pools cost nothing."""
+    """Returning the same sequence makes large pools cost nothing."""
     candidates = [Candidate(endpoint(number)) for number in range(3)]
     assert scene.memory.usable(candidates, 0.0) is candidates
     assert scene.memory.probe(candidates, 0.0) is None

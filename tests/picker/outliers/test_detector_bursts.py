@@ -1,4 +1,4 @@
-"""A crowd that comes to a pool that has long been idle: few of it are risked before an answer."""
+"""A crowd arrives at a pool that has long been idle: few requests are risked before an answer."""
 
 import pytest
 
@@ -11,7 +11,6 @@ from tests.support.picker.health_scene import Scene
 
 @pytest.fixture
 def scene() -> Scene:
-    """Two endpoints that have answered well, three seconds ago."""
     scene = Scene(2)
     for number in range(2):
         scene.answers(number, 200)
@@ -26,7 +25,6 @@ def fill(scene: Scene, *numbers: int) -> None:
 
 
 def test_an_idle_endpoint_has_to_prove_itself_again(scene: Scene) -> None:
-    """Three at a time while others can take the rest, until one is answered."""
     first = scene.send(0)
     scene.send(0)
     assert scene.usable() == [0, 1]
@@ -41,7 +39,6 @@ def test_an_idle_endpoint_has_to_prove_itself_again(scene: Scene) -> None:
 
 
 def test_an_endpoint_is_idle_when_its_success_is_older_than_that(scene: Scene) -> None:
-    """Two seconds, and not before."""
     scene.now = 2.0
     fill(scene, 0)
     assert scene.usable() == [0, 1]
@@ -59,7 +56,6 @@ def test_one_that_works_on_something_is_not_idle(scene: Scene) -> None:
 
 
 def test_silence_proves_an_endpoint_that_has_answered_before(scene: Scene) -> None:
-    """Long answers that are not streamed hold it back for a moment only."""
     fill(scene, 0)
     assert scene.usable() == [1]
     scene.now = 3.3
@@ -69,7 +65,6 @@ def test_silence_proves_an_endpoint_that_has_answered_before(scene: Scene) -> No
 
 
 def test_a_full_pool_without_an_answer_is_worth_a_wait(scene: Scene) -> None:
-    """Until every endpoint has answered, well or not; that is reported once."""
     woken: list[float] = []
     scene.memory._settled = lambda: woken.append(scene.now)
     good, bad = scene.send(0), scene.send(1)
@@ -87,7 +82,6 @@ def test_a_full_pool_without_an_answer_is_worth_a_wait(scene: Scene) -> None:
 
 
 def test_the_wait_is_short(scene: Scene) -> None:
-    """All silent endpoints may receive more."""
     fill(scene, 0, 1)
     scene.now = 3.19
     assert scene.memory.is_unsure(scene.now)
@@ -109,7 +103,6 @@ def test_no_request_waits_for_the_only_endpoint() -> None:
 
 
 def test_a_wait_ends_with_its_endpoints(scene: Scene) -> None:
-    """They restart, leave, or all of their clients do."""
     woken: list[float] = []
     scene.memory._settled = lambda: woken.append(scene.now)
     attempts = [scene.send(number) for number in (0, 1) * 3]

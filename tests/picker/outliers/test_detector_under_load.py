@@ -1,4 +1,4 @@
-"""Many endpoints under load in virtual time: what a bad one costs, and how soon it is back."""
+"""Many endpoints under load in virtual time: the cost of a bad one, and the time to its return."""
 
 import heapq
 from collections.abc import Callable
@@ -22,8 +22,6 @@ Status = Callable[[int, float], int]  # of an endpoint's answers, by its number 
 
 @dataclass(frozen=True)
 class Load:
-    """The arrivals of requests a second, and the seconds to their answers."""
-
     per_second: float = 200.0
     fastest_seconds: float = 0.005
     slowest_seconds: float = 0.3
@@ -31,8 +29,6 @@ class Load:
 
 @dataclass
 class Loop:
-    """Runs a pool. `received` is when each endpoint was sent something."""
-
     size: int
     rng: Random
     status: Status
@@ -47,7 +43,6 @@ class Loop:
         self.received = [[] for _ in range(self.size)]
 
     def run(self, seconds: float) -> None:
-        """Requests for so long, all of them answered."""
         order, answers = count(), list[tuple[float, int, int, Attempt]]()
         arrival = 0.0
         while arrival < seconds or answers:
@@ -87,7 +82,6 @@ RANDOM = st.randoms(use_true_random=False)
 @examples(25)
 @given(LOADS, st.integers(2, 12), RANDOM)
 def test_an_endpoint_that_fails_everything_gets_little(load: Load, size: int, rng: Any) -> None:
-    """It joins a pool that works: three requests before it is ejected, then a probe a second."""
     loop = Loop(size, Random(rng.random()), lambda n, _: 500 if n == 0 else 200, load)
     for number in range(1, size):
         loop.scene.answers(number, 200)
@@ -104,8 +98,6 @@ def test_an_endpoint_that_fails_everything_gets_little(load: Load, size: int, rn
 def test_an_endpoint_that_recovers_is_back_within_ten_seconds(
     load: Load, healed_at: float, rng: Any
 ) -> None:
-    """Sharing the load like any other, wherever in its wait it recovers."""
-
     def status(number: int, at: float) -> int:
         return 500 if number == 0 and 0.5 <= at < healed_at else 200
 
@@ -119,7 +111,6 @@ def test_an_endpoint_that_recovers_is_back_within_ten_seconds(
 @examples(10)
 @given(RANDOM)
 def test_an_endpoint_that_turns_bad_gets_no_more_than_it_had(rng: Any) -> None:
-    """With many under way: all of these may fail, but hardly one that comes later."""
     load = Load(per_second=400.0, slowest_seconds=0.2)
     loop = Loop(4, Random(rng.random()), lambda n, at: 500 if n == 0 and at >= 5.0 else 200, load)
     loop.run(8.0)
@@ -130,7 +121,6 @@ def test_an_endpoint_that_turns_bad_gets_no_more_than_it_had(rng: Any) -> None:
 
 @pytest.mark.parametrize("seed", range(worlds(4)))
 def test_random_errors_do_not_eject(seed: int) -> None:
-    """An endpoint that fails a few requests in a hundred keeps nearly all of its share."""
     draws = Random(seed)
     loop = Loop(4, Random(seed + 6), lambda n, _: 500 if n == 0 and draws.random() < 0.03 else 200)
     loop.run(20.0)
@@ -140,7 +130,6 @@ def test_random_errors_do_not_eject(seed: int) -> None:
 
 
 def test_one_that_flaps_is_sent_little() -> None:
-    """Up and down every two seconds: the longer it does, the longer it waits."""
     loop = Loop(4, Random(7), lambda n, at: 500 if n == 0 and int(at) % 4 >= 2 else 200)
     loop.run(60.0)
     late = [sum(at >= 20.0 for at in each) for each in loop.received]
@@ -150,7 +139,6 @@ def test_one_that_flaps_is_sent_little() -> None:
 
 
 def test_a_pool_of_nothing_but_failures_is_used_all_the_same() -> None:
-    """Every request goes somewhere, and the first one that works again is found at once."""
     loop = Loop(3, Random(8), lambda n, at: 200 if n == 2 and at >= 5.0 else 500)
     loop.run(10.0)
     ended = [status for at, status in loop.statuses if at >= 6.0]

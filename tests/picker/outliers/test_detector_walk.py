@@ -18,8 +18,6 @@ STEPS = ("decide", "decide", "decide", "answer", "answer", "end", "wait", "long"
 
 
 class Walk:
-    """Random requests through a pool, and what is checked after every step."""
-
     def __init__(self, size: int, failures: int, rng: Random) -> None:
         self.rng = rng
         self.settings = OutlierSettings(failures=failures)
@@ -28,7 +26,6 @@ class Walk:
         self.probes: dict[int, float] = {}
 
     def decide(self) -> None:
-        """Send a request where a decision would."""
         scene = self.scene
         due = scene.probe()
         if due is not None:
@@ -46,12 +43,10 @@ class Walk:
         self.open.append((number, scene.send(number)))
 
     def is_held(self, number: int) -> bool:
-        """True if more should be sent there, as the record of the endpoint says."""
         record = self.scene.memory._breakers.get(self.scene.pool[number].key)
         return record is not None and record.is_held_back(True)
 
     def answer(self) -> None:
-        """Begin the response of some request."""
         if self.open:
             number, attempt = self.rng.choice(self.open)
             other = self.rng.choice(self.scene.pool).host_port
@@ -86,7 +81,6 @@ class Walk:
 @examples(150)
 @given(st.integers(1, 4), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_no_walk_contradicts_itself(size: int, failures: int, rng: Any) -> None:
-    """An endpoint is always usable, probes are rare, and no request is under way at the end."""
     walk = Walk(size, failures, rng)
     for _ in range(rng.randint(1, 120)):
         getattr(walk, rng.choice(STEPS))()

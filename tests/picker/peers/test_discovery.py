@@ -26,7 +26,6 @@ from picker.peers.discovery import (
     ],
 )
 def test_a_peer_is_a_host_and_a_port(text: str, default: int | None, name: PeerName) -> None:
-    """IPv6 in brackets; the port is optional if there is a default."""
     assert peer_name(text, default) == name
 
 
@@ -37,8 +36,6 @@ def test_a_text_that_is_not_a_peer_is_refused(text: str) -> None:
 
 
 class Names:
-    """A resolver whose answers may change; None: it fails."""
-
     def __init__(self, **known: Sequence[str] | None) -> None:
         self.known = known
 
@@ -50,7 +47,6 @@ class Names:
 
 
 async def test_a_name_follows_the_resolver_and_survives_its_failures() -> None:
-    """A name that resolves to nothing has no replicas."""
     names, found = Names(service=["10.0.0.1", "fd00::1"], single=["10.0.0.1"]), []
     wanted = [PeerName("service", 9), PeerName("single", 9)]
     peers = NamedPeers(wanted, lambda addresses: found.append(addresses), "", names.resolve)
@@ -64,7 +60,7 @@ async def test_a_name_follows_the_resolver_and_survives_its_failures() -> None:
 
 
 async def test_a_name_resolves_to_a_bounded_number_of_replicas() -> None:
-    """All certificates must name the given server name."""
+    """The bound is safe, as all certificates must name the given server name."""
     names, found = Names(many=[f"10.0.1.{number}" for number in range(200)]), []
     peers = NamedPeers([PeerName("many", 9)], found.extend, "replicas", names.resolve)
     await peers.look()
@@ -80,7 +76,6 @@ async def test_an_address_resolves_to_itself() -> None:
 async def test_an_invalid_name_is_logged_like_an_unknown_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The other names still resolve."""
     found: list[PeerAddress] = []
     names = [PeerName("a..b", 9), PeerName("x" * 64 + ".example", 9), PeerName("10.0.0.1", 9)]
     await NamedPeers(names, found.extend).look()

@@ -19,7 +19,6 @@ SILENCE = InboxLimits().silence_seconds
 
 
 def two(**first: object) -> list[Node]:
-    """Two connected replicas."""
     rng = Random(1)
     nodes = [node(rng, **first), node(rng)]  # type: ignore[arg-type]
     round_of(nodes, 0.1)
@@ -27,7 +26,6 @@ def two(**first: object) -> list[Node]:
 
 
 def test_each_replica_learns_the_decisions_of_the_other() -> None:
-    """Placements, sessions and loads; nothing is sent back."""
     one, other = two()
     one.placements.place(KEYS[0], 1, 2, 3)
     one.sessions.session_bindings.bind("s", KEYS[1], 5.0)
@@ -43,7 +41,6 @@ def test_each_replica_learns_the_decisions_of_the_other() -> None:
 
 
 def test_a_third_replica_follows_the_seed_of_two_others() -> None:
-    """They keep what they know."""
     rng = Random(2)
     nodes = [node(rng), node(rng)]
     round_of(nodes, 0.1)
@@ -62,7 +59,6 @@ def test_a_third_replica_follows_the_seed_of_two_others() -> None:
 
 
 def test_replicas_with_another_configured_seed_learn_no_placements() -> None:
-    """The seed is neither sent nor changed."""
     rng = Random(3)
     secret = 0x1234_5678_9ABC_DEF0
     one, other = node(rng, seed=secret), node(rng)
@@ -115,7 +111,6 @@ def test_unchanged_loads_are_sent_again_and_do_not_expire() -> None:
 
 
 def test_entries_about_another_server_or_plugin_are_ignored() -> None:
-    """The endpoint is not in the pool, or is another server there."""
     one, other = two()
     one.datastore.set_endpoints(
         [Endpoint("a", "10.9.9.9", 80, "ns"), Endpoint("new", "10.0.0.1", 80, "ns")]
@@ -131,7 +126,6 @@ def test_entries_about_another_server_or_plugin_are_ignored() -> None:
 
 
 def test_a_session_that_two_replicas_bind_at_once_ends_at_one_endpoint() -> None:
-    """The order of arrival does not matter; a later move wins."""
     one, other = two()
     one.sessions.session_bindings.bind("s", KEYS[1], 1.0)
     other.sessions.session_bindings.bind("s", KEYS[0], 1.0)
@@ -144,7 +138,6 @@ def test_a_session_that_two_replicas_bind_at_once_ends_at_one_endpoint() -> None
 
 
 def test_the_plugins_of_another_configuration_take_over_the_exchange() -> None:
-    """They know the loads of peers, and use the agreed seed."""
     one, other = two()
     one.inflight.acquire(KEYS[0])
     round_of([one, other], 1.0)
@@ -201,8 +194,6 @@ STEPS = {
 
 
 class Walk:
-    """Three replicas, and the messages in flight."""
-
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
         self.now = 0.0
@@ -211,7 +202,6 @@ class Walk:
         self.number = 0
 
     def step(self, action: str) -> None:
-        """Run `action` at a random replica."""
         getattr(self, action)(self.rng.choice(self.nodes))
         for one in self.nodes:
             one.check_integrity()
@@ -261,7 +251,6 @@ class Walk:
         self.nodes[self.nodes.index(one)] = node(self.rng, self.now)
 
     def _deliver(self, keep: bool) -> None:
-        """Deliver a random message."""
         if self.wires:
             at = self.rng.randrange(len(self.wires))
             who, index, message = self.wires[at] if keep else self.wires.pop(at)
@@ -269,7 +258,6 @@ class Walk:
                 self.nodes[index].exchange.receive(who, message, self.now)
 
     def converge(self) -> None:
-        """Deliver everything, for longer than the loads of a silent replica count."""
         for _ in range(20):
             self.now += 1.0
             round_of(self.nodes, self.now)
@@ -278,7 +266,6 @@ class Walk:
 @examples(40)
 @given(st.integers(0, 2**32), st.integers(1, 200))
 def test_loads_and_seeds_converge_after_any_losses(seed: int, length: int) -> None:
-    """Every replica knows the loads of all others and none of a killed one; limits hold."""
     walk = Walk(seed)
     for action in Random(seed).choices(list(STEPS), list(STEPS.values()), k=length):
         walk.step(action)
@@ -294,7 +281,6 @@ def test_loads_and_seeds_converge_after_any_losses(seed: int, length: int) -> No
 
 
 def test_a_peer_that_does_not_read_loses_only_its_own_batches() -> None:
-    """The log stays bounded."""
     rng = Random(6)
     limits = OutboxLimits(log_bytes=2000, pending_bytes=100_000, batch_bytes=500)
     one, slow, fast = (node(rng, limits=limits) for _ in range(3))
@@ -315,7 +301,6 @@ def test_a_peer_that_does_not_read_loses_only_its_own_batches() -> None:
 
 
 def test_few_loads_are_added_up_at_once_and_many_with_a_delay() -> None:
-    """The next tick completes the sum without another message."""
     names = tuple(f"ns/e{number}" for number in range(MAX_LOADS_PER_MESSAGE + 50))
     rng = Random(9)
     nodes = [node(rng, endpoints=KEYS), node(rng, endpoints=KEYS)]

@@ -9,13 +9,11 @@ A, B = (PICKER, "ns/a"), (PICKER, "ns/b")
 
 
 def report(version: int, whole: bool = True, **counts: int) -> LoadReport:
-    """A report of these numbers of requests by endpoint."""
     loads = {(PICKER, f"ns/{name}"): EndpointLoad(count) for name, count in counts.items()}
     return LoadReport(version, whole, loads)
 
 
 def test_each_batch_counts_once_in_any_order() -> None:
-    """A skipped batch is counted, and accepted if it arrives later."""
     inbox = Inbox()
     taken = [inbox.take_batch(PEER, number, 0.0) for number in (3, 3, 6, 4, 4, 5, 1)]
     assert taken == [True, False, True, True, False, True, True]
@@ -32,7 +30,6 @@ def test_gaps_take_little_memory() -> None:
 
 
 def test_loads_add_up_over_peers_and_the_newest_counts() -> None:
-    """A partial report changes the loads it names, a whole one replaces all."""
     inbox = Inbox()
     assert inbox.take_loads(PEER, report(1, a=1, b=2), 0.0)
     assert inbox.take_loads(OTHER, report(9, a=4), 0.0)
@@ -45,7 +42,6 @@ def test_loads_add_up_over_peers_and_the_newest_counts() -> None:
 
 
 def test_a_silent_peer_has_no_load_and_later_is_forgotten() -> None:
-    """Its next report counts, whatever its version."""
     inbox = Inbox(InboxLimits(silence_seconds=5.0, memory_seconds=60.0))
     inbox.take_loads(PEER, report(7, a=1), 0.0)
     inbox.take_batch(PEER, 4, 0.0)
@@ -62,7 +58,6 @@ def test_a_silent_peer_has_no_load_and_later_is_forgotten() -> None:
 
 
 def test_the_limits_on_peers_and_loads_hold() -> None:
-    """The peer that has been silent longest is evicted; surplus loads of a peer are ignored."""
     inbox = Inbox(InboxLimits(max_peers=3, max_loads=2))
     for number in range(5):
         inbox.take_loads(bytes([number]) * 16, report(1, a=1, b=1, c=1), float(number))

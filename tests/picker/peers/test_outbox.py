@@ -12,7 +12,6 @@ A, B = (PICKER, "ns/a"), (PICKER, "ns/b")
 
 
 def outbox(**limits: int) -> Outbox:
-    """The outbox of a pool with the endpoint `ns/a`."""
     known = {"ns/a": EndpointName("ns/a", "10.0.0.1:80")}
     return Outbox(known.get, OutboxLimits(**limits))
 
@@ -27,7 +26,6 @@ def flush(box: Outbox, loads: Loads | None = None, now: float = 0.0) -> None:
 
 
 def everything(box: Outbox, last: int = 0, now: float = 0.0) -> list[PeerReport]:
-    """All reports to a peer that has received batch `last`."""
     cursor, found = box.open(last), []
     while (message := cursor.next(SEED, now)) is not None:
         found.append(decoded_report(message))
@@ -35,7 +33,6 @@ def everything(box: Outbox, last: int = 0, now: float = 0.0) -> list[PeerReport]
 
 
 def test_entries_are_sent_in_batches_of_bounded_size() -> None:
-    """In order, each with its number and its age."""
     box = outbox(batch_bytes=1000)
     fill(box, 20)
     flush(box, now=1.0)
@@ -49,7 +46,6 @@ def test_entries_are_sent_in_batches_of_bounded_size() -> None:
 
 
 def test_a_peer_resumes_behind_its_last_batch() -> None:
-    """A peer that claims a later batch than the last one receives only new ones."""
     box = outbox()
     for number in range(3):
         fill(box, 1)
@@ -60,7 +56,6 @@ def test_a_peer_resumes_behind_its_last_batch() -> None:
 
 
 def test_the_oldest_entries_are_dropped_first() -> None:
-    """Pending entries, which are counted, and batches of the log."""
     box = outbox(log_bytes=2000, pending_bytes=1280, batch_bytes=500)
     fill(box, 30)
     assert box.dropped == 20
@@ -82,7 +77,6 @@ def test_an_entry_larger_than_a_batch_is_a_batch_of_its_own() -> None:
 
 
 def test_entries_of_a_departed_endpoint_are_not_sent() -> None:
-    """Without other entries there is no batch."""
     box = outbox()
     box.bound("s", "session", "ns/gone", 1)
     flush(box)
@@ -91,7 +85,6 @@ def test_entries_of_a_departed_endpoint_are_not_sent() -> None:
 
 
 def test_a_new_seed_empties_the_log_and_is_sent_once() -> None:
-    """To connected peers; new peers receive it with the greeting."""
     box = outbox()
     fill(box, 1)
     flush(box)
@@ -105,7 +98,6 @@ def test_a_new_seed_empties_the_log_and_is_sent_once() -> None:
 
 
 def test_loads_are_sent_whole_then_as_changes_then_whole_again() -> None:
-    """A load that has ended is sent as zero; without changes nothing is sent."""
     box = outbox()
     flush(box, {A: EndpointLoad(1, 5)})
     cursor = box.open(0)
@@ -129,7 +121,6 @@ def test_loads_are_sent_whole_then_as_changes_then_whole_again() -> None:
 
 
 def test_a_board_forgets_loads_that_ended_long_ago() -> None:
-    """A reader of an old version receives all loads."""
     board = LoadBoard()
     for number in range(1, 5000):
         board.update({(PICKER, f"ns/{number}"): EndpointLoad(1)})

@@ -10,7 +10,6 @@ from tests.depth import examples
 
 
 def test_all_replicas_follow_one_seed_in_any_order() -> None:
-    """A replica that joins follows the settled ones."""
     for order in permutations(range(3)):
         known = [SeedAgreement(index, bytes([index]), 0.0, 100.0 - index) for index in range(3)]
         late = SETTLE_SECONDS + 1.0
@@ -24,7 +23,6 @@ def test_all_replicas_follow_one_seed_in_any_order() -> None:
 
 
 def test_a_configured_seed_is_neither_sent_nor_changed() -> None:
-    """Peers receive only its fingerprint."""
     fixed, drawn = (
         SeedAgreement(5, b"f", 0.0, 0.0, is_configured=True),
         SeedAgreement(6, b"d", 0, 0),

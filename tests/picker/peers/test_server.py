@@ -37,7 +37,6 @@ async def listening(one: Node, clock: Clock) -> AsyncIterator[int]:
 
 
 async def test_the_load_of_a_killed_replica_expires() -> None:
-    """Its connection breaks without a goodbye."""
     rng, clock = Random(1), Clock()
     here, killed = node(rng), node(rng)
     killed.inflight.acquire(KEYS[0])
@@ -71,7 +70,6 @@ async def test_calls_are_refused_until_the_pool_is_known() -> None:
 
 
 async def test_a_mesh_follows_addresses_but_not_its_own() -> None:
-    """It disconnects from a replica whose address is gone."""
     rng, clock = Random(3), Clock()
     here, there = node(rng), node(rng)
     metrics = PickerMetrics().peers

@@ -20,27 +20,21 @@ from tests.support.waiting import until
 
 @dataclass
 class Pool:
-    """A pool that is served here."""
-
     node: Node
     is_ready: bool = True
     series: Any = field(default_factory=lambda: PickerMetrics().peers)
 
     @property
     def num_reporting(self) -> float:
-        """The number of replicas that report about it."""
         return dict(self.series.reporting.numbers()).get((), 0.0)
 
     @property
     def refused(self) -> float:
-        """The number of refused messages about it."""
         return dict(self.series.messages_refused_total.numbers()).get((), 0.0)
 
 
 @dataclass
 class Scene:
-    """A port, its pools, and a channel to it."""
-
     pools: Mapping[str, Pool]
     channel: grpc.aio.Channel
     rng: Random
@@ -73,7 +67,6 @@ async def scene(*names: str) -> AsyncIterator[Scene]:
 
 
 async def test_a_call_belongs_to_the_pool_that_it_names() -> None:
-    """Only that pool learns and counts its reports."""
     async with scene("a", "b") as here:
         caller, calling = here.caller("b"), here.call()
         await calling.write(caller.exchange.hello(0.0))
@@ -94,7 +87,6 @@ async def test_a_call_belongs_to_the_pool_that_it_names() -> None:
 async def test_a_call_about_another_pool_is_refused_with_a_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The replica calls again and again, but the log has one line."""
     async with scene("a", "b") as here:
         with caplog.at_level(logging.WARNING, "picker.peers.server"):
             for _ in range(3):
@@ -116,7 +108,6 @@ async def test_a_call_without_a_hello_is_refused(first: bytes) -> None:
 
 
 async def test_an_invalid_message_is_counted_for_its_pool() -> None:
-    """Not for the first pool."""
     async with scene("a", "b") as here:
         caller, calling = here.caller("b"), here.call()
         await calling.write(caller.exchange.hello(0.0))
@@ -142,7 +133,6 @@ async def test_a_pool_that_is_not_known_yet_refuses_only_its_own_calls() -> None
 
 
 async def test_a_replica_that_calls_itself_notices_it_in_each_pool() -> None:
-    """By its id in that pool."""
     async with scene("a", "b") as here:
         for pool in here.pools.values():
             exchange, calling = pool.node.exchange, here.call()
@@ -158,7 +148,7 @@ async def test_a_replica_that_calls_itself_notices_it_in_each_pool() -> None:
 async def test_the_limit_on_calls_grows_with_the_number_of_pools(
     calls: int, is_taken: bool
 ) -> None:
-    """Else five other replicas of 64 pools would exceed it."""
+    """Otherwise five other replicas of 64 pools would exceed it."""
     async with scene("a", "b") as here:
         here.server._num_calls = calls
         caller, calling = here.caller("b"), here.call()
@@ -172,7 +162,6 @@ async def test_the_limit_on_calls_grows_with_the_number_of_pools(
 
 
 def test_a_replica_counts_until_its_last_call_ends() -> None:
-    """It may have two calls at a time."""
     pool = Pool(node(Random(1), pool=KEYS[0]))
     reports = PoolReports(pool.node.exchange, pool.series, lambda: True)
     for peer in (b"a", b"b", b"a"):

@@ -40,8 +40,6 @@ def test_a_load_beyond_the_limit_is_sent_as_the_limit(tokens: int) -> None:
 
 
 def test_names_and_loads_are_accepted_up_to_their_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A longer name and a surplus load are skipped and counted."""
-
     def passed_on(*endpoints: str) -> tuple[list[str], int]:
         loads = {(PICKER, endpoint): EndpointLoad(1, 1) for endpoint in endpoints}
         decoded = decoded_report(encoded_report(PeerReport(loads=LoadReport(1, True, loads)))).loads
@@ -54,7 +52,6 @@ def test_names_and_loads_are_accepted_up_to_their_limits(monkeypatch: pytest.Mon
 
 
 def _spoiled(body: pb.Batch, how: str) -> None:
-    """Make the second entry of each kind unusable."""
     if how == "plugin":
         body.placements[1].plugin = body.bindings[1].plugin = 7
     elif how == "endpoint":
@@ -66,7 +63,6 @@ def _spoiled(body: pb.Batch, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["plugin", "endpoint", "value"])
 def test_an_invalid_entry_does_not_affect_others(how: str) -> None:
-    """Its references or its values may be invalid."""
     other = EndpointName("ns/b", "10.0.0.2:80")
     placed = [Placement("p", one, 9, np.arange(3, dtype=np.uint64)) for one in (A, other, A)]
     bound = [Binding("s", one, "session", 1) for one in (A, other, A)]

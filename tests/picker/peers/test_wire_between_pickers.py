@@ -27,14 +27,12 @@ PAGES = [page() for _ in range(4)]
 
 
 async def ask(picker: WholePicker, prompt: str = PROMPT, **headers: str) -> str:
-    """Send one request that ends at once; returns its destination."""
     async with picker.stream() as stream:
         messages = await stream.ask(completion(prompt=prompt), headers or None)
         return destination_of(messages)
 
 
 async def until_counted(picker: WholePicker, result: str, count: float) -> None:
-    """Wait until `count` entries of peers have had this result."""
     await until(
         lambda: picker.series("pointsman_peer_entries_total", result=result),
         lambda found: (found or 0) >= count,
@@ -42,7 +40,7 @@ async def until_counted(picker: WholePicker, result: str, count: float) -> None:
 
 
 async def test_a_prompt_goes_where_the_other_replica_has_sent_it(tmp_path: Path) -> None:
-    """Although each replica has drawn its own hash seed."""
+    """Each replica has drawn its own hash seed."""
     async with two_replicas(tmp_path, pods(*PAGES)) as (first, second):
         sent = {}
         for number in range(8):
@@ -52,7 +50,6 @@ async def test_a_prompt_goes_where_the_other_replica_has_sent_it(tmp_path: Path)
 
 
 async def test_a_request_of_one_replica_is_load_for_the_other_until_it_ends(tmp_path: Path) -> None:
-    """In its scores and on its admin page."""
     async with two_replicas(tmp_path, pods(*PAGES)) as (first, second):
         async with first.stream() as stream:
             messages = await stream.ask(completion(prompt=PROMPT))
@@ -68,7 +65,6 @@ async def test_a_request_of_one_replica_is_load_for_the_other_until_it_ends(tmp_
 
 
 async def test_a_replica_that_joins_learns_earlier_placements(tmp_path: Path) -> None:
-    """A replica that leaves holds nothing up."""
     endpoints, ports = pods(*PAGES), free_ports(2)
     flags = [peer_flags(port, ports) for port in ports]
     async with AsyncExitStack() as stack:
@@ -92,7 +88,6 @@ def is_loaded(rows: dict[str, Any]) -> bool:
 
 
 async def test_invalid_calls_are_refused_without_effect_on_others(tmp_path: Path) -> None:
-    """Not HTTP, not a message, another version, another pool."""
     async with two_replicas(tmp_path, pods(*PAGES)) as (first, second):
         assert first.ports.peers is not None
         reader, writer = await asyncio.open_connection(LOOPBACK, first.ports.peers)
@@ -117,7 +112,6 @@ async def test_invalid_calls_are_refused_without_effect_on_others(tmp_path: Path
 
 
 async def status_after(port: int, messages: list[bytes]) -> grpc.StatusCode:
-    """Send `messages` in one call; returns its final status."""
     async with grpc.aio.insecure_channel(f"{LOOPBACK}:{port}") as channel:
         call = channel.stream_stream(REPORT_METHOD)()
         with suppress(grpc.aio.AioRpcError):
@@ -131,7 +125,6 @@ async def status_after(port: int, messages: list[bytes]) -> grpc.StatusCode:
 async def test_replicas_with_certificates_of_one_authority_connect(
     tmp_path: Path,
 ) -> None:
-    """Calls without one, or with one of another authority, are refused."""
     folder = certificates(tmp_path / "own")
     async with two_replicas(
         tmp_path, pods(*PAGES), cert_path=folder, server_name="replicas.test"

@@ -16,7 +16,6 @@ SLO = "slo: {ttftSeconds: 1, share: 0.95}\n"
 
 
 def test_groups_share_the_settings_of_the_file() -> None:
-    """A group may have a capacity of its own."""
     text = f"""{SLO}{CAPACITY}intervalSeconds: 30
 groups:
 - {{deployment: prefillers, stage: prefill, maxReplicas: 4, costPerReplicaHour: 2.5}}

@@ -1,4 +1,4 @@
-"""Predictions against a queueing model of the workers, and their own invariants."""
+"""Predictions compared with a queueing model of the workers, and their own invariants."""
 
 import math
 from dataclasses import replace
@@ -36,7 +36,6 @@ LOAD = Load(
 
 
 def simulated(rate: float, replicas: int, num_requests: int) -> list[Ask]:
-    """Requests of `LOAD` to `replicas` workers, without the first tenth."""
     rng, fleet, at = Random(1), QueueingFleet(WORKER, 0.0, replicas), 0.0
     asks = []
     for _ in range(num_requests):
@@ -55,7 +54,6 @@ def simulated(rate: float, replicas: int, num_requests: int) -> list[Ask]:
 def test_the_predicted_share_within_the_objective_matches_the_model(
     replicas: int, rate: float, error: float
 ) -> None:
-    """From 98 % to 84 % of the requests; slightly optimistic for few workers."""
     asks = simulated(rate, replicas, 6000)
     measured = sum(one.is_within(OBJECTIVE) for one in asks) / len(asks)
     found = predict(replace(LOAD, rate=rate), replicas, WORKER, OBJECTIVE, Stage.BOTH)
@@ -63,7 +61,6 @@ def test_the_predicted_share_within_the_objective_matches_the_model(
 
 
 def test_predicted_quantiles_match_the_model() -> None:
-    """The 95th percentile of four busy workers."""
     asks = simulated(2.8, 4, 6000)
     first = sorted(one.first_at - one.at for one in asks)
     rest = sorted((one.ended_at - one.first_at) / (one.output - 1) for one in asks)
@@ -75,14 +72,12 @@ def test_predicted_quantiles_match_the_model() -> None:
 
 
 def test_latencies_under_overload_are_infinite() -> None:
-    """Too many prompts alone, or prompts and answers together."""
     found = predict(replace(LOAD, rate=5.0), 1, WORKER, OBJECTIVE, Stage.PREFILL)
     assert (found.within, found.ttft_seconds, found.busy) == (0.0, math.inf, 1.0)
     assert predict(replace(LOAD, rate=2.0), 1, WORKER, OBJECTIVE, Stage.BOTH).within == 0.0
 
 
 def test_each_stage_has_its_own_bound() -> None:
-    """Prefill workers have no time between tokens, decode workers no time to first token."""
     load = replace(LOAD, rate=2.0)
     prefill = predict(load, 4, WORKER, OBJECTIVE, Stage.PREFILL)
     decode = predict(load, 4, WORKER, OBJECTIVE, Stage.DECODE)
@@ -111,7 +106,6 @@ def test_cached_prompts_need_fewer_replicas() -> None:
 @examples(50)
 @given(rate=st.floats(0, 20), prompt=st.floats(1, 20_000), output=st.floats(1, 2_000))
 def test_replicas_for_finds_the_minimum(rate: float, prompt: float, output: float) -> None:
-    """It keeps the objective if any number does, and one fewer does not."""
     load = Load(rate, prompt, output)
     found, within = replicas_for(load, WORKER, OBJECTIVE, Stage.BOTH, 16)
     assert within >= OBJECTIVE.share or found == 16
@@ -121,14 +115,14 @@ def test_replicas_for_finds_the_minimum(rate: float, prompt: float, output: floa
 
 
 def test_erlang_c_matches_the_tables() -> None:
-    """Two servers at 1 erlang: a third of the callers wait; one server: its utilization."""
+    """At 1 erlang a third of callers wait for two servers; for one, it is the utilization."""
     assert erlang_c(2, 1.0) == pytest.approx(1 / 3)
     assert erlang_c(1, 0.4) == pytest.approx(0.4)
     assert erlang_c(10, 8.0) == pytest.approx(0.4092, abs=1e-4)
 
 
 def test_a_share_near_one_has_a_finite_quantile() -> None:
-    """Although the sums of the model are truncated."""
+    """The sums of the model are truncated."""
     objective = structs.replace(OBJECTIVE, share=1 - 1e-7)
     found = predict(replace(LOAD, rate=0.5), 4, WORKER, objective, Stage.BOTH)
     assert found.itl_seconds is not None

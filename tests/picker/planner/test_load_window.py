@@ -11,7 +11,6 @@ from tests.support.picker.admin_scene import decision
 
 
 def test_prompts_are_split_into_cached_and_fresh_tokens() -> None:
-    """32 of 64 tokens; none of a prompt that no index knows."""
     window = LoadWindow()
     window.decided(decision("a", 64, 32))
     window.decided(decision("a", 64, None))
@@ -21,7 +20,6 @@ def test_prompts_are_split_into_cached_and_fresh_tokens() -> None:
 
 
 def test_answers_that_pass_through_the_picker_count() -> None:
-    """Eleven tokens in three seconds, the first after one: 0.2 seconds between them."""
     window = LoadWindow()
     usage = Usage(prompt_tokens=64, completion_tokens=11)
     times = ResponseTimes(is_streaming=True, ttft_seconds=1.0)

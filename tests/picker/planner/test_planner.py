@@ -30,7 +30,6 @@ THRESHOLDS = Scaling(Mode.THRESHOLDS, Stage.BOTH, patience_intervals=1)
 
 
 def minute(arrivals: int, replicas: int, waiting: int = 0) -> Observation:
-    """A minute of requests with prompts of 2,000 tokens and answers of 300."""
     return Observation(
         seconds=60.0,
         arrivals=arrivals,
@@ -63,7 +62,6 @@ def test_a_minute_that_chance_explains_changes_little() -> None:
 
 
 def test_a_trend_is_extrapolated_to_the_start_of_new_replicas() -> None:
-    """A count that grows by one per minute is higher in two minutes."""
     forecast = RateForecast()
     for number in range(60):
         forecast.add(100 + number, 60.0)
@@ -101,7 +99,6 @@ def test_waiting_requests_count_as_load() -> None:
     ],
 )
 def test_bounds_hold(bounds: dict[str, int], wanted: int) -> None:
-    """From the first interval; bounds on the number precede the one on the step."""
     planner = Planner(replace(SLO, **bounds))
     assert planner.next(minute(600, 2)).replicas == wanted
 
@@ -112,7 +109,6 @@ def test_a_plan_reports_that_the_limit_is_too_low() -> None:
 
 
 def test_idle_workers_are_removed_only_if_the_minimum_is_zero() -> None:
-    """After `patience_intervals` without a request; the first one wants a worker again."""
     planner = Planner(replace(SLO, min_replicas=0))
     planner.next(minute(5, 1))
     assert [planner.next(minute(0, 1)).replicas for _ in range(3)] == [1, 1, 0]
@@ -122,7 +118,6 @@ def test_idle_workers_are_removed_only_if_the_minimum_is_zero() -> None:
 
 
 def test_measured_slowness_raises_the_replicas() -> None:
-    """If steps take twice as long as the capacity says."""
     planner, measured = Planner(SLO), Planner(SLO)
     for _ in range(30):
         seen = replace(minute(300, 6), running=30.0)
@@ -152,7 +147,6 @@ def test_without_a_capacity_only_thresholds_are_possible() -> None:
 def test_thresholds_change_the_replicas_by_one(
     stage: Stage, seen: dict[str, float], wanted: int
 ) -> None:
-    """Dynamo's thresholds, at three replicas; no change while replicas start."""
     planner = Planner(replace(THRESHOLDS, stage=stage))
     assert planner.next(replace(minute(60, 3), **seen)).replicas == wanted
 
@@ -179,7 +173,6 @@ def test_after_an_addition_no_replica_is_removed_for_a_while() -> None:
 
 
 def test_the_first_finished_answers_set_the_output_length() -> None:
-    """The first interval may end before its answers do."""
     late, known = Planner(SLO), Planner(SLO)
     late.next(replace(minute(300, 6), output=Sums()))
     known.next(minute(300, 6))

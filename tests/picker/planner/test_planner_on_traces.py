@@ -1,5 +1,6 @@
-"""The planner against traces, in virtual time: a day, bursts and a ramp, with workers that take a
-minute to start. An oracle that knows the arrivals says what had to be paid.
+"""The planner on traces in virtual time: a day, bursts and a ramp.
+
+Workers take a minute to start. An oracle that knows the arrivals gives the minimum cost.
 """
 
 import copy
@@ -32,30 +33,26 @@ DRAIN_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The share of requests within the objective, and the replica-hours."""
-
     within: float
     replica_hours: float
 
 
 def a_day(at: float) -> float:
-    """Requests per second: 0.12 at 4:00, 1.2 at 16:00."""
     return 0.66 - 0.54 * math.cos(2 * math.pi * (at - 4 * 3600) / DAY_SECONDS)
 
 
 def bursts(at: float) -> float:
-    """Five-fold for ten minutes of every two hours."""
     return 1.25 if at % 7200 < 600 else 0.25
 
 
 def a_ramp(at: float) -> float:
-    """From 0.2 to 1.2 within ten minutes."""
     return 0.2 + min(1.0, max(0.0, (at - 3600) / 600))
 
 
 def trace(rate: Callable[[float], float], seconds: float, top: float) -> list[Ask]:
-    """Poisson arrivals of a rate that is at most `top`, of prompts and answers of log-normal
-    lengths with means of 4,000 and 700 tokens.
+    """Return Poisson arrivals of a rate that is at most `top`.
+
+    Prompts and answers are log-normal with means of 4,000 and 700 tokens.
     """
     rng, at, asks = Random(1), 0.0, []
     while (at := at + rng.expovariate(top)) < seconds:
@@ -71,7 +68,6 @@ def share_within(asks: list[Ask]) -> float:
 
 
 def planned(asks: list[Ask], seconds: float, scaling: Scaling) -> Outcome:
-    """Run the planner on a trace; it sees each interval after its end."""
     planner, fleet = Planner(scaling), QueueingFleet(WORKER, scaling.startup_seconds, 1)
     every = coming = [copy.copy(one) for one in asks]
     interval, known = scaling.interval_seconds, 0
@@ -102,9 +98,9 @@ def planned(asks: list[Ask], seconds: float, scaling: Scaling) -> Outcome:
 
 
 def foreseen(asks: list[Ask], seconds: float) -> Outcome:
-    """The fewest replicas of each interval that keep `ORACLE_SHARE` of its requests within the
-    objective, found by serving them. They are there when the interval begins, and paid for from
-    their start a minute before.
+    """Return the fewest replicas that serve `ORACLE_SHARE` of each interval within the objective.
+
+    They exist when the interval begins, and are paid for from their start a minute before.
     """
     fleet, replicas, num_starts = QueueingFleet(WORKER, 0.0, 1), 1, 0
     every: list[Ask] = []
@@ -137,7 +133,6 @@ def foreseen(asks: list[Ask], seconds: float) -> Outcome:
 def test_a_day_keeps_its_objective_at_the_cost_of_an_oracle_plus_15_percent(
     record_property: Callable[[str, object], None],
 ) -> None:
-    """99 % of the requests are within the objective."""
     day = trace(a_day, DAY_SECONDS, 1.2)
     ours, oracle = planned(day, DAY_SECONDS, SCALING), foreseen(day, DAY_SECONDS)
     record_property("figures", f"{len(day)} requests, {ours}, oracle {oracle}")

@@ -8,8 +8,6 @@ from picker.types import Endpoint, EndpointMetrics
 
 @dataclass
 class Forgetful:
-    """An observer that records the removed endpoints."""
-
     forgotten: list[str] = field(default_factory=list)
 
     def endpoint_removed(self, key: str) -> None:
@@ -21,7 +19,6 @@ def endpoint(name: str, port: int = 8000, **labels: str) -> Endpoint:
 
 
 def test_a_snapshot_never_changes_and_is_shared_until_something_does() -> None:
-    """Readers may hold on to it."""
     store = Datastore()
     store.set_endpoints([endpoint("a")])
     before = store.snapshot()
@@ -34,7 +31,6 @@ def test_a_snapshot_never_changes_and_is_shared_until_something_does() -> None:
 
 
 def test_setting_endpoints_reports_what_came_and_went() -> None:
-    """Order is that of first naming; listeners hear of changes only."""
     observer = Forgetful()
     store = Datastore([observer])
     received: list[EndpointChanges] = []
@@ -96,7 +92,6 @@ def test_news_of_endpoints_that_left_are_ignored() -> None:
 
 
 def test_the_last_metrics_outlive_the_current_ones() -> None:
-    """They are available to readers that prefer old numbers to none."""
     store = Datastore()
     store.set_endpoints([endpoint("a")])
     store.update_metrics("default/a", EndpointMetrics(waiting_requests=4))
@@ -107,7 +102,6 @@ def test_the_last_metrics_outlive_the_current_ones() -> None:
 
 
 def test_attributes_are_added_replaced_and_dropped_by_name() -> None:
-    """Earlier snapshots keep theirs; saying the same again changes nothing."""
     store = Datastore()
     store.set_endpoints([endpoint("a")])
     store.set_attributes("default/a", {"x/p": 1, "y/p": 2})
@@ -126,7 +120,6 @@ def test_attributes_are_added_replaced_and_dropped_by_name() -> None:
 
 
 def test_attributes_that_follow_from_an_endpoint_are_there_from_the_start() -> None:
-    """They change with its labels, and with the configuration."""
     store = Datastore([], [lambda one: {"Role/d": one.labels.get("role", "")}])
     store.set_endpoints([endpoint("a", role="decode")])
     store.set_attributes("default/a", {"x/p": 1})
@@ -141,7 +134,6 @@ def test_attributes_that_follow_from_an_endpoint_are_there_from_the_start() -> N
 
 
 def test_listeners_hear_of_updates_until_they_do_not_listen() -> None:
-    """The location of an endpoint's metrics may change."""
     store = Datastore()
     received: list[EndpointChanges] = []
     store.subscribe(received.append)
@@ -155,7 +147,7 @@ def test_listeners_hear_of_updates_until_they_do_not_listen() -> None:
 
 
 def test_another_incarnation_at_the_same_address_is_another_server() -> None:
-    """Its metrics go, and observers forget it, in one step in which it is never missing."""
+    """Observers forget it in one step in which the endpoint is never missing."""
     observer = Forgetful()
     store = Datastore([observer])
     store.set_endpoints([Endpoint("a", "10.0.0.1", 8000, incarnation="1")])
@@ -167,7 +159,6 @@ def test_another_incarnation_at_the_same_address_is_another_server() -> None:
 
 
 def test_a_pool_that_is_gone_is_as_good_as_never_known() -> None:
-    """No endpoints, and not synced until the next discovery."""
     observer = Forgetful()
     store = Datastore([observer])
     store.set_endpoints([endpoint("a")])
@@ -180,7 +171,6 @@ def test_a_pool_that_is_gone_is_as_good_as_never_known() -> None:
 
 
 def test_an_endpoint_answers_while_scrapes_find_something() -> None:
-    """Load or attributes; what follows from the endpoint alone is no answer."""
     store = Datastore(describers=[lambda endpoint: {"Zone/labels": endpoint.name}])
     store.set_endpoints([Endpoint("a", "10.0.0.1", 1)])
 

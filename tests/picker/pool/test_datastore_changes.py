@@ -1,4 +1,4 @@
-"""Changes of endpoints, one after the other, against the whole pool at every step."""
+"""Single changes of endpoints, compared with setting the whole pool at every step."""
 
 import asyncio
 
@@ -24,8 +24,6 @@ POOLS = st.lists(ENDPOINTS, max_size=4).map(lambda pool: {one.key: one for one i
 
 
 class Notified:
-    """A datastore, and what it says of its endpoints to who listens and to observers."""
-
     def __init__(self) -> None:
         self.store = Datastore((self,))
         self.changes: list[tuple[frozenset[str], ...]] = []
@@ -41,14 +39,12 @@ class Notified:
 
     @property
     def known(self) -> dict[str, object]:
-        """All that is known, but for the order."""
         return {one.key: one for one in self.store.snapshot().candidates}
 
 
 @examples(200)
 @given(st.lists(POOLS, max_size=8))
 def test_changes_come_to_the_same_as_the_whole_pool(pools: list[dict[str, Endpoint]]) -> None:
-    """Endpoints, what is known of them, and what is said of it; snapshots stay as they were."""
     whole, changed = Notified(), Notified()
     snapshots: list[tuple[Snapshot, list[object]]] = []
     before: dict[str, Endpoint] = {}
@@ -73,7 +69,6 @@ def test_changes_come_to_the_same_as_the_whole_pool(pools: list[dict[str, Endpoi
 @examples(40)
 @given(pools=st.lists(POOLS, min_size=1, max_size=6))
 async def test_look_ups_follow_the_changes(pools: list[dict[str, Endpoint]]) -> None:
-    """Each address of the pool as it is in the end, and no other, shared or not."""
     pages = Pages(dict.fromkeys(range(1, 6), PAGE))
     everywhere = source(pages, location=PageLocation(port=5))
     async with scraping(source(pages), everywhere) as scene:

@@ -9,12 +9,10 @@ from picker.types import Endpoint
 
 
 def parse(text: str) -> EndpointList:
-    """The endpoints of a document."""
     return endpoints_of(yaml.safe_load(text))
 
 
 def test_an_entry_becomes_an_endpoint() -> None:
-    """Ports may be strings or numbers, addresses of either family; JSON is YAML too."""
     text = """
 endpoints:
 - {name: a, address: 10.0.0.1, port: "8000", namespace: prod, labels: {llm-d.ai/role: decode}}
@@ -58,7 +56,6 @@ endpoints:
     ],
 )
 def test_a_bad_entry_is_skipped_and_reported(entry: str, problem: str) -> None:
-    """The good one beside it applies."""
     text = f"endpoints:\n- {{name: good, address: 10.0.0.1, port: 1}}\n- {entry}\n"
     found = parse(text)
     assert [endpoint.name for endpoint in found.endpoints] == ["good"]
@@ -69,7 +66,6 @@ def test_a_bad_entry_is_skipped_and_reported(entry: str, problem: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "endpoints: 5", "endpoints: {}", "endpoint: []"])
 def test_a_malformed_list_of_endpoints_is_refused(text: str) -> None:
-    """There is nothing to skip in it."""
     with pytest.raises(ConfigError, match="expected a mapping with a list"):
         parse(text)
 
@@ -90,7 +86,6 @@ def test_an_empty_list_is_an_empty_pool() -> None:
     ],
 )
 def test_labels_say_where_metrics_are(labels: str, host_port: str | None) -> None:
-    """An address with or without a port; a port alone says nothing."""
     text = f"endpoints: [{{name: a, address: 10.0.0.1, port: '8000', labels: {labels}}}]"
     (found,) = parse(text).endpoints
     assert found.metrics_host_port == host_port
@@ -100,7 +95,6 @@ def test_labels_say_where_metrics_are(labels: str, host_port: str | None) -> Non
     "name", ["trailing.", "Upper", "under_score", "a:b", "a@b", "-lead", "a..b", "", "x" * 300]
 )
 def test_a_metrics_address_is_an_address_or_a_name(name: str) -> None:
-    """Names have the syntax of DNS."""
     labels = f"{{metricsAddress: '{name}'}}"
     text = f"endpoints: [{{name: a, address: 10.0.0.1, port: 1, labels: {labels}}}]"
     found = parse(text)

@@ -28,7 +28,6 @@ def follower(
     rules: RequestRules | None = None,
     metrics: PickerMetrics | None = None,
 ) -> FileDiscovery:
-    """A discovery for the pool `default`."""
     return FileDiscovery(
         path,
         store or Datastore(),
@@ -45,8 +44,6 @@ def test_an_unreadable_file_is_fatal_at_the_start(tmp_path: Path) -> None:
 
 
 class Watched:
-    """A pool that follows a file, and how to wait for it."""
-
     def __init__(self, path: Path) -> None:
         self.store = Datastore()
         self.metrics = PickerMetrics()
@@ -61,7 +58,6 @@ class Watched:
         self.changed.set()
 
     async def next(self) -> list[str]:
-        """The pool's names after the next change."""
         await asyncio.wait_for(self.changed.wait(), 120)
         self.changed.clear()
         return [candidate.endpoint.name for candidate in self.store.snapshot().candidates]
@@ -80,7 +76,6 @@ async def watching(path: Path) -> AsyncIterator[Watched]:
 
 
 async def test_changes_of_the_file_apply_and_a_broken_one_changes_nothing(tmp_path: Path) -> None:
-    """Written in place, broken, replaced by renaming, removed and written anew."""
     path = tmp_path / "endpoints.yaml"
     path.write_text(ONE)
     async with watching(path) as watched:
@@ -97,8 +92,6 @@ async def test_changes_of_the_file_apply_and_a_broken_one_changes_nothing(tmp_pa
 
 
 class Names:
-    """A name server whose answers change at any time; what is not in it does not exist."""
-
     def __init__(self, **addresses: tuple[str, ...]) -> None:
         self.addresses = addresses
 
@@ -118,7 +111,6 @@ NAMED = (
 async def test_host_names_are_resolved_and_followed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An endpoint for each address; a name that fails retains its addresses, and is reported."""
     (tmp_path / "endpoints.yaml").write_text(NAMED)
     names, store, changed = Names(one=("10.0.0.1",), two=("10.0.1.1", "10.0.1.2")), Datastore(), []
     discovery = FileDiscovery(
@@ -155,7 +147,7 @@ async def test_host_names_are_resolved_and_followed(
 
 
 async def test_links_may_be_turned(tmp_path: Path) -> None:
-    """The file itself is one, as is the folder of a Kubernetes volume, or any folder above."""
+    """The file itself is a link, as is the folder of a Kubernetes volume, or any folder above."""
     for version, text in (("v1", ONE), ("v2", TWO), ("v3", "endpoints: []")):
         (tmp_path / version).mkdir()
         (tmp_path / version / "endpoints.yaml").write_text(text)
@@ -173,7 +165,6 @@ async def test_links_may_be_turned(tmp_path: Path) -> None:
 
 
 def turn(link: Path, target: str) -> None:
-    """Point a link elsewhere, atomically."""
     new = link.with_name("new")
     new.symlink_to(target)
     os.replace(new, link)
@@ -182,7 +173,6 @@ def turn(link: Path, target: str) -> None:
 def test_a_bad_entry_is_reported_and_counted_and_the_others_apply(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At the start as later."""
     path = tmp_path / "endpoints.yaml"
     path.write_text(ONE + "- {name: worse, address: a_b.c, port: 1}\n")
     watched = Watched(path)
@@ -204,7 +194,6 @@ def test_a_path_other_than_a_file_is_not_waited_for(tmp_path: Path, what: str) -
 
 
 def test_a_reload_of_a_broken_file_keeps_the_endpoints(tmp_path: Path) -> None:
-    """Loading raises; the pool stays."""
     path = tmp_path / "endpoints.yaml"
     path.write_text(ONE)
     store = Datastore()
@@ -226,7 +215,6 @@ spec: {poolRef: {name: default}, priority: 5}
 
 
 async def test_objectives_change_with_the_endpoints(tmp_path: Path) -> None:
-    """A listener for endpoints sees the rules of the same file; a broken file changes neither."""
     path = tmp_path / "endpoints.yaml"
     path.write_text(ONE)
     async with watching(path) as watched:
@@ -247,7 +235,6 @@ async def test_objectives_change_with_the_endpoints(tmp_path: Path) -> None:
 def test_skipped_entries_and_remarks_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Only what is skipped counts as an error."""
     path = tmp_path / "endpoints.yaml"
     other = OBJECTIVE.replace("name: default", "name: other").replace("chat", "far")
     path.write_text(ONE + OBJECTIVE + OBJECTIVE.replace("5", "five") + other)

@@ -9,7 +9,6 @@ from tests.depth import examples
 
 
 def test_counts_rise_and_fall_per_endpoint() -> None:
-    """Each endpoint has its own count, and an idle one has no entry."""
     load = InflightLoad()
     for key in ("ns/a", "ns/a", "ns/b"):
         load.acquire(key)
@@ -20,7 +19,6 @@ def test_counts_rise_and_fall_per_endpoint() -> None:
 
 
 def test_a_release_without_an_acquire_is_an_error() -> None:
-    """A counter cannot go below zero unnoticed."""
     load = InflightLoad()
     load.acquire("ns/a")
     load.release("ns/a")
@@ -31,7 +29,6 @@ def test_a_release_without_an_acquire_is_an_error() -> None:
 @examples(100)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=40))
 def test_counters_stay_consistent_and_return_to_nothing(steps: list[tuple[str, bool]]) -> None:
-    """After any sequence, releasing what is left empties the table."""
     load, held = InflightLoad(), []
     for key, acquire in steps:
         if acquire:

@@ -27,7 +27,6 @@ TARGETS = [{"modelRewrite": "t"}]
 
 
 def from_api(kind: str, spec: dict[str, Any], **metadata: Any) -> Any:
-    """An object in JSON, read as its kind says."""
     document = {
         "apiVersion": "llm-d.ai/v1alpha2",
         "kind": kind,
@@ -38,12 +37,10 @@ def from_api(kind: str, spec: dict[str, Any], **metadata: Any) -> Any:
 
 
 def rewrite(*rules: dict[str, Any], **metadata: Any) -> InferenceModelRewrite:
-    """A rewrite of these rules."""
     return from_api("InferenceModelRewrite", {"rules": list(rules)}, **metadata)
 
 
 def test_defaults_are_those_of_the_types() -> None:
-    """Group and kind of the pool, the kind of a match; no priority and no weight."""
     given = from_api("InferenceObjective", {})
     assert isinstance(given, InferenceObjective)
     assert objective_of(given) == Objective("o", None, "default")
@@ -57,7 +54,6 @@ def test_defaults_are_those_of_the_types() -> None:
 
 
 def test_rules_know_their_place_and_their_age() -> None:
-    """A rule without an effect is omitted, and the others retain their positions."""
     given = rewrite({}, {"targets": TARGETS}, creationTimestamp="2026-01-01T00:00:00.5+01:00")
     (rule,) = rules_of(given)
     assert (rule.name, rule.position, rule.models) == ("o", 1, frozenset())
@@ -66,7 +62,6 @@ def test_rules_know_their_place_and_their_age() -> None:
 
 
 def test_doubts_name_their_place() -> None:
-    """An objective has none."""
     assert list(doubts_about(from_api("InferenceObjective", {"priority": -5}))) == []
     targets = [{"modelRewrite": ""}, {"modelRewrite": "t", "weight": 2}]
     found = list(doubts_about(rewrite({"targets": targets}, {"targets": TARGETS})))
@@ -81,19 +76,17 @@ def test_doubts_name_their_place() -> None:
     "spec", [{"priority": 2**31}, {"poolRef": {}}, {"poolRef": {"name": "p", "x": 1}}, {"x": 1}]
 )
 def test_a_spec_outside_of_the_types_is_refused(spec: dict[str, Any]) -> None:
-    """The same description says so wherever an object comes from."""
+    """The same check applies wherever an object comes from."""
     with pytest.raises(msgspec.ValidationError):
         from_api("InferenceObjective", spec)
 
 
 def rule(name: str, *targets: RewriteTarget, models: str = "", **fields: float) -> RewriteRule:
-    """A rule that matches `models`, separated by spaces."""
     made = targets or (RewriteTarget(f"{name}-target"),)
     return RewriteRule(name, made, frozenset(models.split()), **fields)  # type: ignore[arg-type]
 
 
 def applied(incoming: str, *rules: RewriteRule) -> str | None:
-    """The rule that decides, by its name and in any order of `rules`."""
     names = set()
     for ordered in (rules, rules[::-1]):
         made = RewriteRules(ordered).apply(incoming, Random(1))
@@ -124,7 +117,6 @@ def applied(incoming: str, *rules: RewriteRule) -> str | None:
 def test_exact_rules_come_before_generic_ones_and_old_ones_before_young_ones(
     incoming: str, rules: tuple[RewriteRule, ...], expected: str | None
 ) -> None:
-    """At the same age the name decides; never the order of arrival."""
     assert applied(incoming, *rules) == expected
 
 
@@ -148,7 +140,6 @@ def test_within_a_resource_the_order_of_the_rules_decides() -> None:
 def test_targets_are_drawn_by_weight_and_evenly_where_there_is_none(
     weights: tuple[int | None, ...], shares: tuple[float, ...]
 ) -> None:
-    """A target without a weight beside one that has one is never drawn."""
     targets = [RewriteTarget(str(place), weight) for place, weight in enumerate(weights)]
     one, rng = rule("split", *targets), Random(3)
     drawn = Counter(one.draw(rng) for _ in range(2000))
@@ -158,7 +149,6 @@ def test_targets_are_drawn_by_weight_and_evenly_where_there_is_none(
 
 
 def test_no_rules_match_nothing() -> None:
-    """Not even a missing model."""
     assert RewriteRules().apply("", Random(1)) is None
 
 
@@ -172,7 +162,6 @@ RULES = RuleSet(
 
 
 def test_names_of_objectives_resolve_to_priorities() -> None:
-    """An objective without a priority is as good as none."""
     rules = RequestRules()
     assert rules.use(RULES)
     asked = ("batch", "chat", "plain", "unknown", "")
@@ -184,7 +173,6 @@ def test_names_of_objectives_resolve_to_priorities() -> None:
 
 
 def test_a_change_replaces_everything_and_is_notified_once() -> None:
-    """The same rules again are no change; listeners find the change in use."""
     rules, received, found = RequestRules(), list[RuleSet](), list[int | None]()
     rules.subscribe(received.append)
     rules.subscribe(lambda _: found.append(rules.priority("chat")))
@@ -200,7 +188,6 @@ def test_a_change_replaces_everything_and_is_notified_once() -> None:
 
 
 def test_priorities_and_models_are_listed_once() -> None:
-    """Highest first; each model with what is asked for instead, of a generic rule that alone."""
     assert RULES.priorities == (5, -1)
     assert RULES.rewritten == {("m", "m1"), ("m", "m2"), ("default", "default")}
     assert NO_RULES.priorities == ()

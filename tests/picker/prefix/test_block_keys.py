@@ -25,14 +25,14 @@ def tokens(*ids: int) -> bytes:
     ],
 )
 def test_keys_match_the_test_vectors(algorithm: HashAlgorithm, root: int, keys: list[int]) -> None:
-    """Model `test-model`, no seed, tokens 1 to 8 in blocks of four."""
+    """The vector has model `test-model`, no seed, and tokens 1 to 8 in blocks of four."""
     maker = BlockKeys(4, algorithm=algorithm)
     assert maker.root("test-model") == root
     assert maker.prompt("test-model", tokens(*range(1, 9))) == keys
 
 
 def test_an_extra_key_matches_the_test_vector() -> None:
-    """Tokens 1 to 4 with the extra `abc`."""
+    """The vector has tokens 1 to 4 with the extra `abc`."""
     maker = BlockKeys(4, algorithm=HashAlgorithm.CBOR_FNV)
     assert maker.chain(maker.root("test-model"), tokens(1, 2, 3, 4), [("abc",)]) == [
         9228555881068281781
@@ -40,7 +40,6 @@ def test_an_extra_key_matches_the_test_vector() -> None:
 
 
 def test_the_cbor_is_canonical() -> None:
-    """The input of a root hash, without tokens."""
     assert cbor2.dumps([1, None, "a"], canonical=True).hex() == "8301f66161"
 
 
@@ -48,7 +47,6 @@ def test_the_cbor_is_canonical() -> None:
 def test_only_full_blocks_have_keys_that_depend_on_all_before_them(
     algorithm: HashAlgorithm,
 ) -> None:
-    """Any key of a chain can be continued."""
     maker = BlockKeys(2, "seed", algorithm)
     whole = maker.prompt("m", tokens(1, 2, 3, 4, 5))
     assert len(whole) == 2
@@ -60,7 +58,6 @@ def test_only_full_blocks_have_keys_that_depend_on_all_before_them(
 
 @pytest.mark.parametrize("algorithm", list(HashAlgorithm))
 def test_media_mark_the_blocks_they_overlap_and_a_salt_the_first(algorithm: HashAlgorithm) -> None:
-    """An image over tokens 3 to 5 marks the second and third block of two tokens."""
     maker = BlockKeys(2, algorithm=algorithm)
     prompt = tokens(*range(8))
     image = MultiModalFeature("image", "abc", 3, 3)

@@ -17,7 +17,6 @@ LONG = 40  # repetitions of each block that turn short prompts into long ones
 
 
 def chain(blocks: list[int], repeat: int = 1) -> BlockHashes:
-    """Hash a prompt in which each block occurs `repeat` times."""
     return block_hashes(bytes(block for block in blocks for _ in range(4 * repeat)), 0, 1)
 
 
@@ -26,8 +25,6 @@ def array(*hashes: int) -> BlockHashes:
 
 
 class IndexModel(RuleBasedStateMachine):
-    """Compares the index with the reference. Long prompts take the array paths."""
-
     def __init__(self) -> None:
         super().__init__()
         self.index = PrefixIndex()
@@ -66,7 +63,6 @@ TestIndexModel.settings = examples(60, stateful_step_count=30)
 def test_a_long_random_walk_agrees_with_the_reference(
     endpoints: int, blocks: int, capacity: int
 ) -> None:
-    """Prompts with shared prefixes: growth, eviction, endpoints that arrive and leave."""
     rng = Random(blocks)
     index, twin = PrefixIndex(), ReferenceIndex()
     known: list[bytes] = [b""]
@@ -92,7 +88,7 @@ def test_a_long_random_walk_agrees_with_the_reference(
 
 
 def test_binary_search_finds_the_runs_of_many_endpoints() -> None:
-    """More distinct runs than pivots, and more pairs than are looked up one by one."""
+    """There are more distinct runs than pivots, and more pairs than are looked up one by one."""
     index, twin = PrefixIndex(), ReferenceIndex()
     rng = Random(4)
     prompt = block_hashes(rng.randbytes(4 * 500), 0, 1)
@@ -105,7 +101,6 @@ def test_binary_search_finds_the_runs_of_many_endpoints() -> None:
 
 
 def test_thousands_of_endpoints_may_arrive_and_leave_at_once() -> None:
-    """Each matches its own blocks, even in reused nodes; none leaves any behind."""
     index = PrefixIndex()
     for generation in range(3):
         for endpoint in range(5000):
@@ -151,7 +146,7 @@ def test_the_least_recently_used_prompt_is_evicted_first() -> None:
 
 
 def test_a_smaller_capacity_evicts_at_the_next_prompt() -> None:
-    """For example, after a restart with less memory."""
+    """An example is a restart with less memory."""
     index = PrefixIndex()
     index.record("a", chain(list(range(200))), 500)
     index.record("a", array(5), 10)
@@ -159,7 +154,6 @@ def test_a_smaller_capacity_evicts_at_the_next_prompt() -> None:
 
 
 def test_an_endpoint_that_returns_inherits_no_blocks() -> None:
-    """Neither its own nor another endpoint's."""
     index = PrefixIndex()
     index.record("old", chain([1, 2]), 10)
     index.remove("old")
@@ -200,7 +194,7 @@ def test_an_empty_prompt_matches_nothing() -> None:
 
 
 def test_a_pair_takes_at_most_64_bytes() -> None:
-    """Also right after growth, when the table is emptiest."""
+    """The table is emptiest right after growth."""
     import tracemalloc
 
     rng = np.random.default_rng(1)

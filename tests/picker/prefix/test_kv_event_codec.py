@@ -74,7 +74,7 @@ def test_vllms_own_bytes_decode_to_one_event_of_each_kind() -> None:
 
 
 def test_a_recorded_message_of_vllm_decodes() -> None:
-    """Published by vLLM 0.32 after it computed three blocks of a prompt."""
+    """vLLM 0.32 published it after it computed three blocks of a prompt."""
     (event,) = events_of(REAL_BATCH.read_bytes())
     assert isinstance(event, BlocksStored)
     assert event.hashes == (320565843606564259, 1498742607291641018, 3648846642293913320)
@@ -116,7 +116,6 @@ def test_a_block_may_have_extra_keys_up_to_the_limit() -> None:
 
 
 def test_a_message_of_a_million_tokens_decodes() -> None:
-    """In small blocks and in a single one."""
     count = 10**6
     ids = list(range(count))
     in_small = stored(block_hashes=list(range(1, count // 16 + 1)), token_ids=ids, block_size=16)
@@ -148,7 +147,6 @@ def test_arrays_may_omit_trailing_fields(engine: EngineType) -> None:
 
 
 def test_only_the_last_eight_bytes_of_a_hash_count() -> None:
-    """Hashes are digests or numbers of either sign; short digests are padded; 0 is no parent."""
     digest = b"\x11" * 24 + b"\x00" * 7 + b"\x09"
     event = stored(
         block_hashes=[digest, -1, b"\x05"], parent_block_hash=0, token_ids=[1, 2, 3], block_size=1
@@ -160,7 +158,6 @@ def test_only_the_last_eight_bytes_of_a_hash_count() -> None:
 
 
 def test_extra_keys_are_texts_without_the_adapter() -> None:
-    """Per block; a legacy entry begins with its text; the root contains the adapter."""
     extra_keys = [["ad", "image", ["audio", 3]], None]
     event = stored(
         block_hashes=[1, 2], token_ids=[1, 2, 3, 4], lora_name="ad", extra_keys=extra_keys
@@ -191,7 +188,6 @@ def test_only_blocks_of_caches_with_all_tokens_count(kind: str | None, count: in
 
 @pytest.mark.parametrize("sparse_first", [True, False])
 def test_a_skipped_sparse_group_leaves_the_full_group_of_its_batch(sparse_first: bool) -> None:
-    """A window of 128 tokens that lists one of four blocks, and a full block of 512 tokens."""
     ids = list(range(512))
     full = stored(token_ids=ids, block_size=512, group_idx=0, kv_cache_spec_kind="mla_attention")
     sparse = stored(
@@ -239,7 +235,6 @@ def test_an_unusable_event_is_skipped_and_the_others_count(event: Any) -> None:
 
 @pytest.mark.parametrize("part_bytes", [1, 100, 5000, 10**6])
 def test_the_parts_of_a_message_contain_its_events(part_bytes: int) -> None:
-    """In order; each part is a message of about `part_bytes`."""
     ids = iter(range(1, 10**6))
     events = [stored(block_hashes=[next(ids)], token_ids=[next(ids), 7]) for _ in range(200)]
     whole = message(*events, ["BlockRemoved", [5]], ["AllBlocksCleared"])
@@ -256,7 +251,6 @@ def test_malformed_bytes_are_not_split(junk: bytes) -> None:
 
 
 def test_an_event_that_is_not_msgpack_is_skipped_alone() -> None:
-    """A name that is not UTF-8, between two valid events."""
     name = stored(lora_name="\u00e9\u00e9")
     payload = message(["AllBlocksCleared"], name, ["BlockRemoved", [7]])
     events, skipped = decode_events(payload.replace("\u00e9\u00e9".encode(), b"\xff" * 4))
@@ -289,7 +283,6 @@ def test_a_topic_names_pod_and_model() -> None:
 @examples(200)
 @given(st.binary(max_size=60), st.integers(0, len(VLLM_BYTES)))
 def test_arbitrary_bytes_raise_only_codec_errors(noise: bytes, at: int) -> None:
-    """Noise, and valid messages with noise in them."""
     for payload in (noise, VLLM_BYTES[:at] + noise, VLLM_BYTES[:at] + noise + VLLM_BYTES[at:]):
         try:
             decode_events(payload)

@@ -28,7 +28,6 @@ def test_a_stream_continues_after_a_gap_filled_or_not() -> None:
 
 
 def test_a_number_that_is_not_higher_is_a_restart() -> None:
-    """The same message is then received by a fresh stream."""
     stream = EventStream()
     for number in (0, 1):
         stream.receive(number, 0.0)
@@ -41,7 +40,6 @@ def test_a_number_that_is_not_higher_is_a_restart() -> None:
 
 
 def test_replayed_messages_may_repeat_for_a_limited_time() -> None:
-    """Later the same numbers mean a restart."""
     stream = EventStream()
     for number in range(4):
         stream.mark_applied(number)

@@ -27,15 +27,12 @@ def tokens(*ids: int) -> bytes:
 def stored(
     first_hash: int, *ids: int, parent: int | None = None, size: int = 4, **fields: Any
 ) -> BlocksStored:
-    """Blocks of `size` tokens, named by consecutive hashes."""
     count = len(ids) // size
     hashes = tuple(range(first_hash, first_hash + count))
     return BlocksStored(hashes, parent, tokens(*ids), size, **fields)
 
 
 class Scene:
-    """An index with keys of four tokens, and the model `m`."""
-
     def __init__(self, max_keys: int = 1000) -> None:
         self.index = PreciseIndex(MAKER, WEIGHTS, max_keys)
 
@@ -52,7 +49,6 @@ class Scene:
 
 
 def test_stored_blocks_match_until_their_removal() -> None:
-    """Matches are contiguous from block 0; the parent identifies the preceding blocks."""
     scene = Scene()
     scene.say("a", stored(1, *range(8)))
     scene.say("b", stored(1, *range(4)))
@@ -67,7 +63,6 @@ def test_stored_blocks_match_until_their_removal() -> None:
 
 
 def test_a_block_in_two_tiers_counts_with_the_better_one() -> None:
-    """Weights are 1.0 and 0.8; a tier without a weight counts 1.0."""
     scene = Scene()
     scene.say("a", stored(1, *range(8)), BlocksStored((1,), None, b"", 4, "cpu"))
     scene.say("b", stored(1, *range(8), tier="cpu"))
@@ -92,7 +87,6 @@ def test_a_block_stored_twice_must_be_removed_twice() -> None:
 
 
 def test_adapters_and_salts_share_nothing() -> None:
-    """The adapter's name replaces the model's."""
     scene = Scene()
     scene.say("a", stored(1, *range(4), adapter="ad"), stored(2, *range(4), extras=(("salt",),)))
     assert scene.blocks(*range(4)) == {}
@@ -113,8 +107,8 @@ def test_blocks_without_a_known_parent_are_dropped_and_counted() -> None:
     [(3, 0, 0), (4, 4, 0), (7, 4, 0), (8, 8, 8), (11, 8, 8), (12, 12, 8)],
 )
 def test_only_whole_blocks_of_several_keys_match(shared: int, cpu: int, disk: int) -> None:
-    """Chunks of 16 tokens in host memory and of 32 on a disk, keys of 4, and a prompt that shares
-    some of the keys.
+    """Chunks have 16 tokens in host memory and 32 on disk, keys 4; the prompt shares some of the
+    keys.
     """
     scene = Scene()
     scene.say("a", stored(1, *range(48), size=16, tier="cpu"))
@@ -126,7 +120,6 @@ def test_only_whole_blocks_of_several_keys_match(shared: int, cpu: int, disk: in
 
 
 def test_part_of_a_chunk_counts_if_another_tier_has_its_keys() -> None:
-    """Two keys of the chunk are also on the GPU, in blocks of one key."""
     scene = Scene()
     scene.say("a", stored(1, *range(16), size=16, tier="cpu"), stored(9, *range(8)))
     assert scene.find(*range(12))["a"] == PreciseMatch(2.0, 2, {"gpu": 2})
@@ -141,7 +134,6 @@ def test_part_of_a_chunk_counts_if_another_tier_has_its_keys() -> None:
 def test_whole_blocks_agree_with_a_scan_of_every_key(
     runs: list[tuple[set[str], int]], spans: dict[str, int]
 ) -> None:
-    """The scan lists, for each key, the tiers that hold its block completely."""
     held = [tiers for tiers, count in runs for _ in range(count)]
     expected: list[set[str]] = []
     for place, tiers in enumerate(held):
@@ -170,7 +162,6 @@ def test_a_block_of_two_cache_groups_matches_until_both_remove_it() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 8, 12])
 @pytest.mark.parametrize("at_once", [True, False])
 def test_engine_blocks_may_have_any_size(size: int, at_once: bool) -> None:
-    """Every full key matches, stored in one event or block by block."""
     ids = list(range(24))
     scene = Scene()
     if at_once:
@@ -206,7 +197,6 @@ def test_extras_belong_to_every_key_that_their_block_overlaps() -> None:
 
 
 def test_expected_blocks_match_for_a_limited_time() -> None:
-    """Until the time expires or the endpoint is cleared; blocks that the engine reports stay."""
     scene = Scene()
     keys = MAKER.prompt("m", tokens(*range(8)))
     scene.index.expect("a", keys, 10.0, 2.0)
@@ -227,7 +217,6 @@ def test_expected_blocks_match_for_a_limited_time() -> None:
 
 
 def test_the_number_of_keys_is_bounded() -> None:
-    """New keys are ignored until others are removed."""
     scene = Scene(max_keys=2)
     scene.say("a", stored(1, *range(16)))
     assert scene.blocks(*range(16)) == {"a": 2}
@@ -240,7 +229,6 @@ def test_the_number_of_keys_is_bounded() -> None:
 def test_the_number_of_chains_that_end_within_a_key_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The oldest is dropped; a chain whose last block is removed is dropped too."""
     monkeypatch.setattr("picker.prefix.precise_index._MAX_LOOSE", 2)
     scene = Scene()
     for block in (1, 2, 3):
@@ -254,7 +242,6 @@ def test_the_number_of_chains_that_end_within_a_key_is_bounded(
 
 
 def test_a_block_stored_again_with_other_tokens_has_only_the_new_keys() -> None:
-    """It must still be removed once per store."""
     scene = Scene()
     for first in range(0, 400, 4):
         scene.say("a", stored(1, *range(first, first + 4)))
@@ -276,7 +263,6 @@ def test_the_number_of_tiers_of_an_engine_is_bounded() -> None:
 
 
 def test_a_key_has_the_distinct_extras_of_its_small_blocks() -> None:
-    """In the order of the blocks, across messages."""
     scene = Scene()
     texts = tuple((f"t{number % 3}", "salt") for number in range(4))
     scene.say("a", stored(1, 0, 1, size=1, extras=texts[:2]))
@@ -289,8 +275,6 @@ Prefix = tuple[int, ...]
 
 
 class PreciseModel(RuleBasedStateMachine):
-    """Compares the index with a multiset of prefixes for each endpoint and tier."""
-
     endpoints = st.sampled_from(["a", "b", "c"])
     tiers = st.sampled_from(["gpu", "cpu"])
     prompts = st.lists(st.integers(0, 1), min_size=1, max_size=4).map(tuple)
@@ -302,7 +286,6 @@ class PreciseModel(RuleBasedStateMachine):
 
     @rule(endpoint=endpoints, tier=tiers, prompt=prompts, start=st.integers(0, 3))
     def store(self, endpoint: str, tier: str, prompt: Prefix, start: int) -> None:
-        """Store the blocks of a prompt from `start` on, if a tier holds the parent."""
         start = min(start, len(prompt) - 1)
         parent = prompt[:start]
         if parent and not any(self.held[endpoint, one, parent] for one in WEIGHTS):
@@ -353,7 +336,6 @@ class PreciseModel(RuleBasedStateMachine):
 
     @invariant()
     def sized(self) -> None:
-        """Each prefix that some tier holds is one key."""
         assert len(self.scene.index) == len({held[2] for held in +self.held})
 
     @staticmethod

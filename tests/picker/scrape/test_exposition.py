@@ -1,4 +1,4 @@
-"""The targeted scan finds what a general parser finds."""
+"""The targeted scan finds the samples that a general parser finds."""
 
 import math
 import string
@@ -24,7 +24,6 @@ def escaped(value: str) -> str:
 
 @st.composite
 def sample_lines(draw: st.DrawFn) -> str:
-    """One sample line, in any form that an exporter may write."""
     labels = draw(
         st.dictionaries(st.sampled_from(["model", "engine", "le"]), LABEL_VALUES, max_size=3)
     )
@@ -62,7 +61,6 @@ def same(value: float, other: float) -> bool:
 @examples(150)
 @given(page=PAGES, name=st.sampled_from(NAMES))
 def test_the_scan_agrees_with_the_general_parser(page: str, name: str) -> None:
-    """Same samples, same order, same labels, values and timestamps."""
     found = scan(page.encode(), [name]).get(name, ())
     expected = oracle(page, name)
     assert len(found) == len(expected)
@@ -76,7 +74,6 @@ def test_the_scan_agrees_with_the_general_parser(page: str, name: str) -> None:
 @examples(100)
 @given(page=PAGES, names=st.sets(st.sampled_from(NAMES)))
 def test_the_lines_of_some_series_contain_all_their_samples(page: str, names: set[str]) -> None:
-    """Also for a page in slices that end at line ends."""
     lines = page.encode().splitlines(keepends=True)
     whole = only(page.encode(), names)
     expected = repr(scan(page.encode(), sorted(names)))
@@ -111,12 +108,10 @@ def test_no_bytes_make_the_scan_raise(page: bytes, tail: bytes) -> None:
     ],
 )
 def test_a_line_that_is_not_a_sample_of_the_name_is_skipped(line: str) -> None:
-    """Malformed lines, comments and longer names."""
     assert scan(line.encode() + b"\nload 7\n", ["load"]) == {"load": (PageSample({}, 7.0),)}
 
 
 def test_only_wanted_series_that_exist_are_returned() -> None:
-    """A name without samples is absent; exemplars, tabs and carriage returns do no harm."""
     page = b'a{x="1"}\t5 # {trace="z"} 1 2\r\n  b  6\nc 7'
     assert scan(page, ["a", "b", "missing"]) == {
         "a": (PageSample({"x": "1"}, 5.0),),

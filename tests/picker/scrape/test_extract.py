@@ -48,7 +48,7 @@ def without(page: bytes, name: bytes) -> bytes:
 
 
 def test_the_page_of_a_real_engine_is_read() -> None:
-    """An idle vLLM 0.32, also under the name of our own worker."""
+    """The page is that of an idle vLLM 0.32, also under the name of our own worker."""
     for engine in ("vllm", "pointsman"):
         findings = read(REAL_PAGE.read_bytes(), ENGINES[engine])
         assert findings.problems == ()
@@ -66,7 +66,6 @@ def test_the_page_of_a_real_engine_is_read() -> None:
 
 @pytest.mark.parametrize("value", [b"1e300", b"1e400", b"9007199254740994", b"-1e-300"])
 def test_an_absurd_number_counts_as_missing(value: bytes) -> None:
-    """A load signal becomes unknown, a start time keeps its last value."""
     page = VLLM.replace(b" 3.0\n", b" %b\n" % value).replace(b"1.7e+09", value)
     findings = read(page, previous=PREVIOUS)
     assert findings.metrics.waiting_requests is None
@@ -96,14 +95,12 @@ def test_a_tiny_count_is_zero() -> None:
 def test_an_invalid_geometry_keeps_the_last_one(
     size: bytes, count: bytes, expected: tuple[int, int]
 ) -> None:
-    """Zero, not a number, and labels with escapes."""
     page = VLLM.replace(b'"16"', b'"%b"' % size).replace(b'"2048"', b'"%b"' % count)
     metrics = load(page, previous=PREVIOUS)
     assert (metrics.block_size_tokens, metrics.num_kv_blocks) == expected
 
 
 def test_a_page_of_the_largest_size_is_read() -> None:
-    """Full of series, each with a label that ends in an escape."""
     line = 'vllm:num_requests_waiting{{engine="{}\\\\"}} 1\n'
     many = "".join(line.format(number) for number in range(20_000)).encode()
     assert load(without(VLLM, b"vllm:num_requests_waiting") + many).waiting_requests == 20_000
@@ -155,7 +152,6 @@ def test_an_engine_without_kv_usage_needs_none() -> None:
 
 
 def test_a_total_and_its_parts_are_counted_once() -> None:
-    """SGLang with priorities reports a total and the parts by priority."""
     page = "".join(
         f'sglang:{name}{{dp_rank="{rank}",priority="{priority}",tp_rank="0"}} {value}\n'
         for name in ("num_queue_reqs", "num_running_reqs")
@@ -203,7 +199,6 @@ def test_a_missing_series_is_reported_and_only_its_value_unknown(
     ],
 )
 def test_an_unusable_value_counts_as_missing(value: bytes, kind: str) -> None:
-    """The report does not change from page to page."""
     page = VLLM.replace(b'perc{engine="0",model_name="m"} 0.25', b"perc " + value)
     findings = read(page, previous=PREVIOUS)
     assert findings.metrics.kv_cache_usage is None
@@ -214,7 +209,7 @@ def test_an_unusable_value_counts_as_missing(value: bytes, kind: str) -> None:
 
 
 def test_the_old_name_of_a_series_is_read_if_the_new_one_is_missing() -> None:
-    """vLLM before 0.10; in a version with both names they are equal."""
+    """vLLM before 0.10 has the old name; in a version with both names they are equal."""
     old = VLLM.replace(b"kv_cache_usage_perc", b"gpu_cache_usage_perc").replace(b" 0.25", b" 0.75")
     findings = read(old)
     assert (findings.metrics.kv_cache_usage, findings.problems) == (0.75, ())
@@ -222,7 +217,6 @@ def test_the_old_name_of_a_series_is_read_if_the_new_one_is_missing() -> None:
 
 
 def test_a_page_without_any_load_is_an_error() -> None:
-    """Previous values do not make up for it."""
     with pytest.raises(ExtractError, match="num_requests_running' is missing"):
         read(b"<html>hello</html>", previous=PREVIOUS)
 
@@ -254,9 +248,6 @@ vllm:cache_config_info{block_size="32",engine="1",num_gpu_blocks="1000"} 1.0
 
 @pytest.mark.parametrize("page", [TWO_RANKS, b"\n".join(reversed(TWO_RANKS.split(b"\n")))])
 def test_several_engines_of_a_page_are_combined(page: bytes) -> None:
-    """Counts are summed, usage is the mean, the block size the minimum; the order does not
-    matter.
-    """
     metrics = load(page)
     assert (metrics.waiting_requests, metrics.running_requests) == (10, 6)
     assert metrics.kv_cache_usage == 0.5
@@ -324,7 +315,6 @@ def test_the_sample_with_the_greatest_value_names_the_adapters() -> None:
 
 
 def test_a_page_without_adapters_is_complete() -> None:
-    """If it had some before, none are active now."""
     previous = load(LORA)
     findings = read(VLLM, previous=previous)
     assert findings.problems == ()
@@ -333,7 +323,6 @@ def test_a_page_without_adapters_is_complete() -> None:
 
 
 def test_the_adapters_of_several_engines_are_combined() -> None:
-    """The latest sample of each engine; the endpoint of one rank uses its own."""
     name = b"vllm:lora_requests_info"
     page = VLLM + b"".join(
         b'%s{engine="%d",max_lora="2",running_lora_adapters="%s",waiting_lora_adapters=""} %d\n'
@@ -346,7 +335,6 @@ def test_the_adapters_of_several_engines_are_combined() -> None:
 
 
 def test_a_label_names_the_engine() -> None:
-    """The new label name has priority; unknown or absent labels mean the default engine."""
     new, old = "llm-d.ai/engine-type", "inference.networking.k8s.io/engine-type"
     table = EngineTable()
     assert table.of({new: "sglang", old: "triton"}) is ENGINES["sglang"]
@@ -368,7 +356,6 @@ def test_a_label_names_the_engine() -> None:
     ],
 )
 def test_a_spec_names_a_series_and_its_labels(text: str, series: Series | None) -> None:
-    """Quotes are optional; an empty spec names no series."""
     assert parse_series(text) == series
 
 
@@ -391,7 +378,6 @@ def test_an_invalid_spec_is_refused(text: str, reason: str) -> None:
 
 
 def test_custom_numbers_become_attributes() -> None:
-    """Labels select the sample, the first of equals; a missing one is reported."""
     engine = EngineSeries(
         waiting=Series("w"), custom=(("A/x", Series("c", {"kind": "b"})), ("B/x", Series("none")))
     )
@@ -423,7 +409,6 @@ vllm:generation_tokens_total{engine="1"} 20.0
 
 
 def test_served_requests_and_tokens_are_summed_over_engines() -> None:
-    """The requests of each bucket, and the tokens; for one rank only its own."""
     metrics = load(SERVED)
     assert metrics.served == ServedTotals(42.0, 120.0, (0.1, 1.0), (3.0, 2.0, 8.0))
     assert load(SERVED, rank=0).served == ServedTotals(42.0, 100.0, (0.1, 1.0), (2.0, 3.0, 4.0))
@@ -432,7 +417,6 @@ def test_served_requests_and_tokens_are_summed_over_engines() -> None:
 
 @pytest.mark.parametrize("engines", [MAX_BUCKETS // 3 + 1, MAX_BUCKETS])
 def test_more_buckets_than_the_limit_are_not_read(engines: int) -> None:
-    """The tokens still are."""
     bucket = b'vllm:time_to_first_token_seconds_bucket{engine="%d",le="%b"} 2.0\n'
     edges = (b"0.1", b"1.0", b"+Inf")
     many = b"".join(bucket % (number, edge) for number in range(engines) for edge in edges)

@@ -21,8 +21,6 @@ Serve = Callable[["Session"], Awaitable[None]]
 
 
 class Session:
-    """One connection to a scripted server."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
@@ -37,8 +35,6 @@ class Session:
 
 
 class Server:
-    """Counts its connections; `left` is set when one has ended."""
-
     def __init__(self, serve: Serve) -> None:
         self.sessions = 0
         self.left = asyncio.Event()
@@ -70,8 +66,6 @@ async def serving(
 
 
 def once(*pieces: bytes) -> Serve:
-    """Answer one request with `pieces`, then wait until the client closes."""
-
     async def serve(session: Session) -> None:
         await session.request()
         await session.answer(*pieces)
@@ -86,7 +80,6 @@ def http(timeout_seconds: float = 10.0, max_page_bytes: int = MAX_PAGE_BYTES) ->
 
 
 async def test_many_pages_arrive_over_one_connection() -> None:
-    """The requests ask for an uncompressed body."""
     asked: list[bytes] = []
 
     async def serve(session: Session) -> None:
@@ -135,7 +128,6 @@ def test_the_client_works_on_the_event_loop_of_the_picker() -> None:
     ],
 )
 async def test_a_connection_unfit_for_reuse_is_closed(answer: bytes) -> None:
-    """The server says so, or sends surplus bytes."""
     async with serving(once(answer)) as server, http() as pages:
         assert [await pages.fetch(server.address) for _ in range(2)] == [b"hi"] * 2
         assert server.sessions == 2
@@ -200,8 +192,6 @@ async def test_unsolicited_bytes_close_the_connection() -> None:
     ],
 )
 async def test_an_unusable_response_is_an_error_with_a_reason(answer: bytes, reason: str) -> None:
-    """Redirects are followed once, sizes are limited, a truncated page is not used."""
-
     async def serve(session: Session) -> None:
         await session.request()
         await session.answer(answer)
@@ -212,7 +202,6 @@ async def test_an_unusable_response_is_an_error_with_a_reason(answer: bytes, rea
 
 
 async def test_a_page_of_a_hundred_engines_is_read() -> None:
-    """It has 4 MB, in chunks."""
     page = PAGE * (4_000_000 // len(PAGE))
     head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
     async with (
@@ -223,8 +212,6 @@ async def test_a_page_of_a_hundred_engines_is_read() -> None:
 
 
 def redirecting(places: dict[bytes, bytes], asked: list[bytes]) -> Serve:
-    """Redirect each path of `places`, and answer others with the page."""
-
     async def serve(session: Session) -> None:
         while True:
             path = (await session.request()).split(b" ", 2)[1]
@@ -252,7 +239,6 @@ def redirecting(places: dict[bytes, bytes], asked: list[bytes]) -> Serve:
 async def test_a_redirection_on_the_same_server_is_followed_and_remembered(
     place: bytes, path: bytes
 ) -> None:
-    """Relative or absolute, over the same connection."""
     places: dict[bytes, bytes] = {}
     asked: list[bytes] = []
     async with serving(redirecting(places, asked)) as server, http() as pages:
@@ -278,7 +264,6 @@ async def test_a_redirection_on_the_same_server_is_followed_and_remembered(
     ],
 )
 async def test_a_redirection_to_another_server_is_not_followed(place: bytes) -> None:
-    """Another address, name or port, or an invalid location."""
     places: dict[bytes, bytes] = {}
     asked: list[bytes] = []
     async with serving(redirecting(places, asked)) as server, http() as pages:
@@ -290,7 +275,6 @@ async def test_a_redirection_to_another_server_is_not_followed(place: bytes) -> 
 
 
 async def test_a_redirection_is_forgotten_when_its_target_fails() -> None:
-    """The next fetch begins at the configured path again."""
     places = {b"/metrics": b"/a", b"/a": b"/b"}
     asked: list[bytes] = []
     async with serving(redirecting(places, asked)) as server, http() as pages:
@@ -322,7 +306,6 @@ async def test_an_error_status_keeps_the_connection() -> None:
 
 @pytest.mark.parametrize("endless", [b"", b"H", b"HTTP/1.1 200 OK\r\nx: y\r\n"])
 async def test_an_endless_response_times_out(endless: bytes) -> None:
-    """Silence, slow bytes and endless headers; the connection is closed."""
     async with serving(once(endless)) as server, http(timeout_seconds=0.05) as pages:
         with pytest.raises(ScrapeError, match=r"no answer within 0\.05 s"):
             await pages.fetch(server.address)
@@ -330,8 +313,6 @@ async def test_an_endless_response_times_out(endless: bytes) -> None:
 
 
 class Wire(asyncio.Transport):
-    """Accepts all writes."""
-
     def write(self, data: bytes | bytearray | memoryview) -> None:
         pass
 
@@ -351,7 +332,7 @@ async def test_each_request_of_a_connection_has_its_own_deadline() -> None:
 
 
 async def test_a_cancelled_fetch_closes_its_connection() -> None:
-    """Else its response would be that of the next request."""
+    """Otherwise its response would be that of the next request."""
     asked = asyncio.Event()
 
     async def serve(session: Session) -> None:
@@ -385,7 +366,6 @@ async def test_an_unreachable_address_is_an_error(address: str) -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A self-signed certificate for 127.0.0.1 and its key."""
     folder = tmp_path_factory.mktemp("tls")
     cert, key = folder / "tls.crt", folder / "tls.key"
     openssl = shutil.which("openssl")
@@ -399,7 +379,6 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_plain_http_needs_no_certificates() -> None:
-    """Missing files are an error before the first request."""
     assert tls_context(PageLocation()) is None
     with pytest.raises(OSError, match="No such file"):
         tls_context(PageLocation("https", tls=TlsFiles(True, ca_cert_path="/none.pem")))
@@ -408,7 +387,6 @@ def test_plain_http_needs_no_certificates() -> None:
 async def test_pages_over_https_follow_their_tls_settings(
     certificate: tuple[Path, Path],
 ) -> None:
-    """The right authority, a wrong one, and no check."""
     cert, key = certificate
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)

@@ -36,7 +36,6 @@ COMPLETE = [
 def test_a_response_is_the_same_however_it_is_cut(
     raw: bytes, keep_alive: bool, data: st.DataObject
 ) -> None:
-    """Lengths and chunks, interim responses, either version."""
     cuts = sorted(data.draw(st.sets(st.integers(1, len(raw) - 1))))
     reader = PageReader(CAP)
     pieces = [raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
@@ -93,14 +92,12 @@ def test_a_response_without_a_body_needs_no_length() -> None:
     ],
 )
 def test_an_ambiguous_or_invalid_response_is_refused(raw: bytes, reason: str) -> None:
-    """With the reason, and before it costs more than its bytes."""
     reader = PageReader(CAP)
     with pytest.raises(ResponseError, match=reason):
         reader.feed(raw)
 
 
 def test_responses_are_read_up_to_the_limits() -> None:
-    """A body, a head that has not ended, and answers before the answer."""
     interim = b"HTTP/1.1 100 Continue\r\n\r\n"
     body = b"x" * CAP
     reader = PageReader(CAP)

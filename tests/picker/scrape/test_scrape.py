@@ -27,7 +27,6 @@ from tests.support.picker.scrape_scene import (
 
 @pytest.mark.looptime
 async def test_every_endpoint_is_scraped_twenty_times_a_second() -> None:
-    """The interval is 50 ms with jitter; the metrics contain it."""
     pages = Pages({1: PAGE, 2: PAGE})
     async with scraping(source(pages)) as scene:
         scene.store.set_endpoints([endpoint("a", 1), endpoint("b", 2)])
@@ -42,9 +41,7 @@ async def test_every_endpoint_is_scraped_twenty_times_a_second() -> None:
 
 @pytest.mark.looptime
 async def test_a_large_pool_is_scraped_less_often() -> None:
-    """About 2,500 scrapes a second in all, evenly over the endpoints; a pool that shrinks is
-    scraped as often as a small one.
-    """
+    """About 2,500 scrapes a second in all are spread evenly over the endpoints."""
     pages = Pages(dict.fromkeys(range(1, 251), PAGE))
     async with scraping(source(pages)) as scene:
         scene.store.set_endpoints([endpoint(f"w{port}", port) for port in pages.pages])
@@ -62,7 +59,6 @@ async def test_a_large_pool_is_scraped_less_often() -> None:
 
 @pytest.mark.looptime
 async def test_the_first_scrapes_of_endpoints_that_join_together_are_spread() -> None:
-    """A thousand within 0.4 s, evenly; a later one is scraped immediately."""
     pages = Pages(dict.fromkeys(range(1, 1002), PAGE))
     ports = range(1, 1001)
     async with scraping(source(pages)) as scene:
@@ -91,7 +87,6 @@ async def test_an_endpoint_that_returns_is_scraped_again() -> None:
 
 @pytest.mark.looptime
 async def test_very_many_endpoints_share_an_address() -> None:
-    """Each has the load of the one page."""
     pages = Pages({9: PAGE})
     crowd = [
         endpoint(f"w{number}", 1 + number, metrics_host_port=f"{HOST}:9") for number in range(2000)
@@ -108,7 +103,6 @@ async def test_very_many_endpoints_share_an_address() -> None:
 
 @pytest.mark.looptime
 async def test_an_idle_pool_is_scraped_once_a_second_until_a_decision() -> None:
-    """All endpoints are scraped within a tick of the first decision."""
     pages = Pages(dict.fromkeys(range(1, 11), PAGE))
     async with scraping(source(pages), watched=True) as scene:
         scene.store.set_endpoints([endpoint(f"w{port}", port) for port in pages.pages])
@@ -151,7 +145,6 @@ async def test_a_request_in_flight_keeps_the_pool_busy() -> None:
 
 @pytest.mark.looptime
 async def test_the_interval_of_a_source_is_rounded_to_ticks() -> None:
-    """The first scrape is immediate; a busy pool does not speed up a slow source."""
     quick, slow = Pages({1: PAGE}), Pages({1: PAGE})
     rare = PageLocation(interval_seconds=4.98)
     async with scraping(
@@ -168,7 +161,6 @@ async def test_the_interval_of_a_source_is_rounded_to_ticks() -> None:
 
 @pytest.mark.looptime
 async def test_scraping_follows_the_endpoints() -> None:
-    """A new endpoint is scraped at once, a departed one no longer."""
     pages = Pages({1: PAGE, 2: PAGE})
     async with scraping(source(pages)) as scene:
         scene.store.set_endpoints([endpoint("a", 1)])
@@ -184,7 +176,6 @@ async def test_scraping_follows_the_endpoints() -> None:
 
 @pytest.mark.looptime
 async def test_a_restarted_server_at_the_same_address_is_scraped() -> None:
-    """Its new incarnation arrives together with the end of the old one."""
     pages = Pages({1: PAGE})
     async with scraping(source(pages)) as scene:
         scene.store.set_endpoints([endpoint("a", 1, incarnation="first")])
@@ -197,7 +188,6 @@ async def test_a_restarted_server_at_the_same_address_is_scraped() -> None:
 
 @pytest.mark.looptime
 async def test_a_new_metrics_port_replaces_the_old_one() -> None:
-    """The address is the same, so the last values stay until then."""
     pages = Pages({1: PAGE, 9: PAGE.replace(b" 3", b" 7")})
     async with scraping(source(pages)) as scene:
         scene.store.set_endpoints([endpoint("a", 1)])
@@ -213,7 +203,6 @@ async def test_a_new_metrics_port_replaces_the_old_one() -> None:
 
 @pytest.mark.looptime
 async def test_ranks_that_share_a_page_read_their_own_samples() -> None:
-    """The page is scraped once; a rank that remains alone reads all of it."""
     page = b"".join(
         b'vllm:num_requests_waiting{engine="%d"} %d\nvllm:num_requests_running{engine="%d"} 0\n'
         b'vllm:kv_cache_usage_perc{engine="%d"} 0.5\n' % (rank, rank + 4, rank, rank)
@@ -238,7 +227,6 @@ async def test_ranks_that_share_a_page_read_their_own_samples() -> None:
 
 @pytest.mark.looptime
 async def test_a_large_page_is_searched_in_slices() -> None:
-    """The load is between two megabytes of histograms; the loop does other work in between."""
     bucket = b'vllm:request_latency_seconds_bucket{engine="%d",le="0.5"} 7\n'
     filler = b"".join(bucket % number for number in range(20_000))
     extractor = configured("core-metrics-extractor")
@@ -260,8 +248,6 @@ class Site:
 
 
 class Named:
-    """Extracts the name of an endpoint."""
-
     def describe(self, endpoint: Endpoint) -> Mapping[str, Any]:
         return {"Name/test": endpoint.name}
 
@@ -281,7 +267,6 @@ def test_sources_with_a_location_are_polled_and_extractors_describe_endpoints() 
 
 
 def test_a_source_and_an_extractor_must_match() -> None:
-    """An extractor of pages needs a source with pages, and vice versa."""
     with pytest.raises(ValueError, match="a without has nothing that a core can read"):
         SourceBinding("without", Site(None), (("core", Core()),))
     with pytest.raises(ValueError, match="a with-pages has nothing that a named can read"):

@@ -14,7 +14,6 @@ from tests.support.picker.scrape_scene import PAGE, Core, Length, Pages, endpoin
 async def test_the_load_is_unknown_after_four_failures_in_a_row(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Until then the last values stay; one log line; a success restores the load."""
     pages = Pages({1: PAGE})
     caplog.set_level(logging.INFO)
     async with scraping(source(pages)) as scene:
@@ -55,8 +54,6 @@ async def test_a_failing_source_loses_only_its_own_values() -> None:
 
 @pytest.mark.looptime
 async def test_several_extractors_read_the_same_page() -> None:
-    """Also two of one type; the failure of one does not stop the others."""
-
     class Other(Length):
         def extract(self, scrape: Scrape) -> Extraction:
             return Extraction(attributes={"Other/test": 1})
@@ -168,8 +165,6 @@ async def test_the_problems_of_a_usable_page_are_logged_when_they_change(
 async def test_a_series_that_comes_and_goes_is_unknown_while_it_is_missing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The log has a few lines about it, not one per page."""
-
     class Coming(Length):
         pages = 0
 

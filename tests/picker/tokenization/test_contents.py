@@ -53,7 +53,6 @@ def anthropic(*blocks: dict[str, Any]) -> Prompt:
 def test_openai_media_are_items(
     block: dict[str, Any], modality: str, content: str, length: int
 ) -> None:
-    """The hash of its URL or data identifies an item."""
     (feature,) = openai({"type": "text", "text": "12345678"}, block).features
     assert (feature.modality, feature.offset, feature.length) == (modality, 2, length)
     assert feature.content_hash == xxhash.xxh64_hexdigest(content.encode())
@@ -97,7 +96,6 @@ def test_anthropic_blocks_add_their_texts() -> None:
     ],
 )
 def test_anthropic_images_are_items(source: dict[str, Any], content: str) -> None:
-    """The hash of its data or URL identifies an image, also within a tool result."""
     image = {"type": "image", "source": source}
     result = {"type": "tool_result", "content": [{"type": "text", "text": "abcd"}, image]}
     (alone,) = anthropic(image).features
@@ -136,7 +134,7 @@ def test_images_without_a_source_add_nothing(source: object) -> None:
     ],
 )
 def test_the_system_text_leaves_billing_headers_out(system: object, expected: str) -> None:
-    """They differ from request to request and would end every common prefix."""
+    """The headers differ from request to request and would end every common prefix."""
     assert system_text(system) == expected
 
 

@@ -20,7 +20,6 @@ def prompts(api: Api, payload: dict[str, Any]) -> tuple[Prompt, ...]:
 
 
 def text_of(api: Api, payload: dict[str, Any]) -> bytes:
-    """Return the bytes of the only prompt of a body."""
     (prompt,) = prompts(api, payload)
     assert len(prompt.tokens) % 4 == 0
     return prompt.tokens.rstrip(b"\0")
@@ -44,7 +43,6 @@ def text_of(api: Api, payload: dict[str, Any]) -> bytes:
 def test_completions_and_embeddings_have_one_prompt_per_text(
     value: object, expected: tuple[bytes, ...]
 ) -> None:
-    """Token ids pass through; other values are ignored."""
     for api, member in (
         (Api.COMPLETIONS, "prompt"),
         (Api.VLLM_GRPC, "prompt"),
@@ -56,7 +54,6 @@ def test_completions_and_embeddings_have_one_prompt_per_text(
 
 
 def test_a_chat_prompt_is_tools_then_roles_and_contents() -> None:
-    """No separators, keys of tools sorted, tool calls ignored."""
     payload = {
         "tools": [{"type": "function", "function": {"name": "f"}}],
         "messages": [
@@ -72,7 +69,6 @@ def test_a_chat_prompt_is_tools_then_roles_and_contents() -> None:
 
 
 def test_batches_have_one_prompt_per_chat_and_embeddings_accept_a_chat() -> None:
-    """The tools of a batch precede each of its conversations."""
     one, two = ([{"role": "user", "content": text}] for text in ("Hi", "You"))
     found = prompts(Api.CHAT_BATCH, {"tools": [1], "messages": [one, two]})
     assert [prompt.tokens.rstrip(b"\0") for prompt in found] == [b"[1]userHi", b"[1]userYou"]
@@ -94,7 +90,6 @@ def test_an_anthropic_prompt_is_tools_then_system_then_messages() -> None:
 
 
 def test_responses_and_conversations_are_their_json() -> None:
-    """Non-empty instructions, tools and input, in this order."""
     payload = {"input": "hi", "instructions": "x", "tools": [], "model": "m"}
     assert text_of(Api.RESPONSES, payload) == b'[{"instructions":"x"},{"input":"hi"}]'
     assert text_of(Api.CONVERSATIONS, {"items": [{"b": 1, "a": 2}]}) == b'[{"a":2,"b":1}]'

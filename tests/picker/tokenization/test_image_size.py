@@ -15,7 +15,6 @@ def png(width: int, height: int) -> bytes:
 
 
 def jpeg(width: int, height: int, *segments: bytes, frame: int = 0xC0) -> bytes:
-    """A JPEG file up to its frame header."""
     parts = (b"\xff\xe0" + pack(">H", len(data) + 2) + data for data in segments)
     header = b"\xff" + bytes([frame]) + pack(">HBHHB", 17, 8, height, width, 3)
     return b"\xff\xd8" + b"".join(parts) + header + bytes(9)
@@ -30,7 +29,7 @@ def webp(kind: bytes, data: bytes) -> bytes:
 
 
 def lossy(width: int, height: int) -> bytes:
-    """A lossy WebP file; the two high bits of a size are a scale."""
+    """Return a lossy WebP file; the two high bits of a size are a scale."""
     return webp(b"VP8 ", b"\0\0\0\x9d\x01\x2a" + pack("<HH", width | 0x4000, height))
 
 
@@ -56,7 +55,6 @@ FILES = {
 
 @pytest.mark.parametrize("kind", FILES)
 def test_each_format_has_its_size_read(kind: str) -> None:
-    """From the file, from base64 and from a `data:` URL."""
     data = FILES[kind]
     text = base64.b64encode(data).decode()
     assert image_size(data) == (640, 361)
@@ -94,13 +92,11 @@ def test_tables_and_fill_bytes_of_a_jpeg_are_skipped() -> None:
     ],
 )
 def test_other_urls_have_no_size(url: str) -> None:
-    """Links, other encodings, broken and unknown files, and sizes after too much metadata."""
     assert data_url_image_size(url) is None
 
 
 @given(st.sampled_from(["", *map(str, FILES)]), st.binary(max_size=80), st.integers(0, 40))
 def test_any_bytes_have_a_size_or_none(kind: str, noise: bytes, prefix: int) -> None:
-    """Noise after a valid prefix never raises."""
     data = FILES.get(kind, b"")[:prefix] + noise
     for text in (base64.b64encode(data).decode(), noise.decode("latin-1")):
         size = base64_image_size(text)

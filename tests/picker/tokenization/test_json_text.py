@@ -25,14 +25,12 @@ def test_the_text_decodes_to_the_value(value: object) -> None:
 
 
 def test_the_order_of_members_does_not_matter() -> None:
-    """At any depth; there is no space between them."""
     assert json_text({"b": [{"d": 1, "c": 2}], "a": "é<"}) == '{"a":"é<","b":[{"c":2,"d":1}]}'
     assert json_text({"b": 10**30, "a": 1}) == '{"a":1,"b":1000000000000000000000000000000}'
 
 
 @pytest.mark.parametrize("beside", [(), (10**30,)])
 def test_a_value_nested_too_deeply_has_no_text(beside: tuple[int, ...]) -> None:
-    """Nothing is raised, even with an integer of more than 64 bits before it."""
     value: list[object] = []
     for _ in range(100_000):
         value = [value]
@@ -41,5 +39,4 @@ def test_a_value_nested_too_deeply_has_no_text(beside: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(("value", "expected"), [("a", "a"), (1, ""), (None, ""), ([], "")])
 def test_other_values_than_strings_are_empty(value: object, expected: str) -> None:
-    """Members of wrong types add nothing to a prompt."""
     assert string(value) == expected

@@ -18,7 +18,6 @@ FPS = "x-llm-d-video-fps"
 
 
 def tokens(**parameters: Any) -> MediaTokens:
-    """Build a counter from parameters in the form of the configuration."""
     decoded = msgspec.convert(parameters, EstimateParameters)
     decoded.check()
     return MediaTokens(decoded)
@@ -41,7 +40,6 @@ def image(width: int, height: int) -> str:
 def test_an_image_takes_tokens_by_its_size(
     parameters: dict[str, Any], link: int, large: int, tiny: int
 ) -> None:
-    """The size in its data, else a default; `static` gives every image the same number."""
     media = tokens(image=parameters)
     assert media.of_image_url(LINK) == link
     assert media.of_image_url("data:image/png;base64," + image(1280, 960)) == large
@@ -77,7 +75,6 @@ def test_an_image_takes_tokens_by_its_size(
 def test_a_video_takes_tokens_by_its_frames(
     parameters: dict[str, Any], headers: dict[str, str], expected: int
 ) -> None:
-    """Headers override the defaults, and bounds override everything."""
     assert tokens(video=parameters).of_video(headers) == expected
 
 

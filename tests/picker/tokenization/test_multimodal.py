@@ -11,7 +11,6 @@ PROMPT = bytes(4 * 12)
 
 
 def test_items_of_all_modalities_are_sorted_by_offset() -> None:
-    """Hashes and places of a modality are paired by position."""
     value = {
         "mm_hashes": {"image": ["a", "b"], "video": ["v"]},
         "mm_placeholders": {
@@ -60,7 +59,7 @@ def test_other_shapes_are_refused(value: Any) -> None:
 
 @pytest.mark.parametrize("length", [49, 2**64])
 def test_the_total_length_of_items_is_bounded(length: int) -> None:
-    """Every block is hashed with its items; a few items may overlap."""
+    """Every block is hashed with its items, so only a few items may overlap."""
     places = [{"offset": 0, "length": 12}] * 4
     value = {"mm_hashes": {"image": ["a"] * 4}, "mm_placeholders": {"image": places}}
     assert len(read_features(value, PROMPT)) == 4

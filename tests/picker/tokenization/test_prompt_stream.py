@@ -17,7 +17,6 @@ def token_of(content: str) -> bytes:
 
 @given(st.lists(st.text(st.characters(), max_size=9), max_size=5))
 def test_texts_are_their_utf8_padded_with_zeros(texts: list[str]) -> None:
-    """Lone surrogates, which UTF-8 excludes, are encoded too."""
     plain = "".join(texts).encode("utf-8", "surrogatepass")
     assert packed_text(texts) == plain + bytes(-len(plain) % 4)
 
@@ -31,7 +30,6 @@ def test_four_bytes_are_a_token(text: str, tokens: tuple[int, ...]) -> None:
 
 
 def test_media_start_on_a_token_boundary_with_a_token_of_their_hash() -> None:
-    """The text before is padded; the text after starts at the next token."""
     stream = PromptStream()
     stream.texts += ("he", "llo")
     stream.add_media("image", "i", 2)
@@ -51,7 +49,6 @@ def test_a_stream_without_content_is_an_empty_prompt() -> None:
 
 
 def test_the_media_tokens_of_a_prompt_are_bounded() -> None:
-    """Items beyond the bound take one token each."""
     stream = PromptStream()
     for content in "abcd":
         stream.add_media("video", content, MAX_MEDIA_TOKENS // 2 + 1)

@@ -16,7 +16,6 @@ def messages_of(role: str, content: Any) -> list[dict[str, Any]]:
 
 
 def test_the_system_comes_first_and_tools_become_functions() -> None:
-    """The options of a tool are copied."""
     schema = {"type": "object"}
     payload = {
         "system": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
@@ -67,12 +66,10 @@ def test_the_system_comes_first_and_tools_become_functions() -> None:
     ],
 )
 def test_texts_and_images_are_converted(content: Any, expected: Any) -> None:
-    """A single text block becomes a string."""
     assert messages_of("user", content) == [{"role": "user", "content": expected}]
 
 
 def test_thinking_becomes_reasoning_and_tool_uses_become_calls() -> None:
-    """Arguments are JSON as Python writes it, with spaces and escapes."""
     content = [
         {"type": "thinking", "thinking": "h", "signature": "s"},
         {"type": "thinking", "thinking": "m"},
@@ -97,7 +94,7 @@ def test_thinking_becomes_reasoning_and_tool_uses_become_calls() -> None:
 
 
 def test_tool_results_precede_the_users_message() -> None:
-    """Their images stay in the user's message, because the role `tool` has texts only."""
+    """Images stay in the user's message, because the role `tool` has texts only."""
     result = {"type": "tool_result", "tool_use_id": "i", "content": [TEXT, IMAGE, TEXT]}
     assert messages_of("user", [TEXT, result]) == [
         {"role": "tool", "tool_call_id": "i", "content": "hi\nhi"},

@@ -5,7 +5,6 @@ from picker.xds.state.assignment import Assignment
 
 
 def published(*endpoints: Endpoint) -> Assignment:
-    """An assignment of these endpoints, each encoded as its name."""
     made = Assignment("pool", lambda endpoint: endpoint.name.encode())
     for endpoint in endpoints:
         made.put(endpoint)
@@ -33,7 +32,6 @@ def test_an_address_is_published_once() -> None:
 
 
 def test_endpoints_are_grouped_by_locality() -> None:
-    """By their labels, in a fixed order; those without labels are one group."""
     zone = "topology.kubernetes.io/zone"
     places = {"a": "z2", "b": "z1", "c": None, "d": "z1"}
     endpoints = [

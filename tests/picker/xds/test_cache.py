@@ -4,7 +4,6 @@ from picker.xds.state.cache import Cache, resource_of, version_of
 
 
 def test_a_version_identifies_the_content() -> None:
-    """Equal contents have equal versions in any process and under any name."""
     assert resource_of("a", b"x") == resource_of("a", b"x")
     assert resource_of("a", b"x").version != resource_of("a", b"y").version
 
@@ -19,7 +18,6 @@ def test_a_version_of_several_depends_on_names_and_contents_only() -> None:
 
 
 def test_watchers_are_notified_of_changes_only() -> None:
-    """Before the first set nothing is known."""
     cache, notified = Cache(), []
     assert cache.current is None
 

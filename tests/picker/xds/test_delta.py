@@ -13,14 +13,12 @@ def current(**contents: str) -> ResourceSet:
 
 
 def contents(response: DeltaResponse | None) -> tuple[dict[str, str], set[str]] | None:
-    """Name → content, and the names that do not exist."""
     if response is None:
         return None
     return {r.name: r.body.decode() for r in response.resources}, set(response.removed)
 
 
 def begun(*names: str, **contents: str) -> DeltaSession:
-    """A client that has subscribed and acknowledged the first response."""
     session = DeltaSession()
     assert session.receive(DeltaRequest(names)) is Acknowledgement.NONE
     response = session.poll(current(**contents))
@@ -33,7 +31,6 @@ def version(text: str) -> str:
 
 
 def test_nothing_is_sent_before_the_set_is_known_and_requested() -> None:
-    """Above all not that a resource does not exist."""
     session = DeltaSession()
     assert session.poll(current(a="1")) is None
     session.receive(DeltaRequest(("a",), initial_versions={"a": "old"}))
@@ -42,14 +39,12 @@ def test_nothing_is_sent_before_the_set_is_known_and_requested() -> None:
 
 
 def test_only_changed_resources_are_sent() -> None:
-    """A vanished one is named as removed."""
     session = begun("a", "b", "c", a="1", b="1", c="1")
     assert session.poll(current(a="1", b="1", c="1", d="1")) is None
     assert contents(session.poll(current(a="2", b="1", d="1"))) == ({"a": "2"}, {"c"})
 
 
 def test_changes_while_a_response_is_unanswered_become_one() -> None:
-    """The next response holds the latest state."""
     session = DeltaSession()
     session.receive(DeltaRequest(("a",)))
     first = session.poll(current(a="1"))
@@ -67,7 +62,6 @@ def test_a_rejected_resource_is_not_sent_again_until_it_changes() -> None:
 
 
 def test_a_client_that_reconnects_receives_what_it_has_missed() -> None:
-    """Unchanged resources are not sent, vanished ones are named, others are not mentioned."""
     has = {"a": version("1"), "b": version("1"), "c": version("1"), "x": version("1")}
     session = DeltaSession()
     session.receive(DeltaRequest(("a", "b", "c"), initial_versions=has, nonce="7"))
@@ -78,7 +72,6 @@ def test_a_client_that_reconnects_receives_what_it_has_missed() -> None:
 
 
 def test_a_missing_resource_is_reported_once() -> None:
-    """The client need not wait for it; it receives the resource when it appears."""
     session = begun("a", "nobody", a="1")
     assert session.poll(current(a="1")) is None
     assert contents(session.poll(current(a="1", nobody="1"))) == ({"nobody": "1"}, set())
@@ -94,7 +87,6 @@ def test_a_resource_is_sent_again_after_a_new_subscription() -> None:
 
 
 def test_nothing_is_sent_about_unsubscribed_names() -> None:
-    """Not even a removal."""
     session = begun("a", "b", a="1", b="1")
     session.receive(DeltaRequest(unsubscribe=("a", "unknown")))
     assert session.poll(current(a="2", b="1")) is None
@@ -104,7 +96,6 @@ def test_nothing_is_sent_about_unsubscribed_names() -> None:
 
 
 def test_a_stale_nonce_changes_the_subscription_but_acknowledges_nothing() -> None:
-    """The client does not repeat the change."""
     session = begun("a", a="1", b="1")
     second = session.poll(current(a="2", b="1"))
     assert session.receive(DeltaRequest(("b",), nonce="1")) is Acknowledgement.STALE
@@ -114,7 +105,6 @@ def test_a_stale_nonce_changes_the_subscription_but_acknowledges_nothing() -> No
 
 
 def test_a_first_request_without_names_subscribes_to_all() -> None:
-    """Until the client unsubscribes from `*`; names that it has added stay."""
     session = begun(a="1", b="1")
     second = session.poll(current(a="1", c="1"))
     assert contents(second) == ({"c": "1"}, {"b"})

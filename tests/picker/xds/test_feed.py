@@ -17,8 +17,6 @@ ONE, TWO = Endpoint("one", "10.0.0.1", 8000), Endpoint("two", "10.0.0.2", 8000)
 
 
 class Followed:
-    """A pool and its published endpoints."""
-
     def __init__(self) -> None:
         self.datastore, self.cache = Datastore(), Cache()
         self.series = PickerMetrics().xds
@@ -26,7 +24,6 @@ class Followed:
 
     @property
     def number(self) -> int | None:
-        """The number of sets."""
         return None if self.cache.current is None else self.cache.current.number
 
     @asynccontextmanager
@@ -40,7 +37,6 @@ class Followed:
 
 
 async def test_nothing_is_published_before_the_pool_is_known() -> None:
-    """A pool without endpoints is published once it is known."""
     followed = Followed()
     async with followed.running():
         await asyncio.sleep(60)
@@ -74,7 +70,6 @@ async def test_the_first_change_is_published_at_once_and_later_ones_together() -
 
 
 async def test_changes_without_meaning_for_proxies_are_not_published() -> None:
-    """Neither loads nor labels make a set."""
     followed = Followed()
     followed.datastore.set_endpoints([ONE])
     async with followed.running():

@@ -22,15 +22,12 @@ VARIANTS = pytest.mark.parametrize("is_delta", [False, True], ids=["sotw", "delt
 
 
 class Served:
-    """The methods, their cache, and their counters."""
-
     def __init__(self) -> None:
         self.cache = Cache()
         self.series = PickerMetrics().xds
         self.methods = EndpointDiscovery(self.cache, self.series).methods()
 
     def publish(self, *ports: int, cluster: str = "pool") -> None:
-        """Publish endpoints at these ports."""
         endpoints = [Endpoint(f"e{port}", "10.0.0.1", port) for port in ports]
         self.cache.publish([wire.resource(wire.assignment(cluster, endpoints))])
 
@@ -38,25 +35,21 @@ class Served:
         return calling(self.methods[path], DeltaResponse if "Delta" in path else Response)
 
     def counted(self, name: str) -> dict[str, float]:
-        """The count of a series by variant."""
         return {labels[0]: number for labels, number in getattr(self.series, name).numbers()}
 
 
 @pytest.fixture
 def served() -> Served:
-    """A server whose pool is not known yet."""
     return Served()
 
 
 def asking(is_delta: bool, name: str = "pool", **fields: Any) -> Any:
-    """The first request of a client."""
     if is_delta:
         return DeltaRequest(resource_names_subscribe=[name], node={"id": "n"}, **fields)
     return Request(resource_names=[name], node={"id": "n"}, **fields)
 
 
 def answer(is_delta: bool, response: Any, problem: str | None = None) -> Any:
-    """The client's answer to a response."""
     fields: dict[str, Any] = {"response_nonce": response.nonce, "type_url": wire.ENDPOINT_TYPE}
     if problem is not None:
         fields["error_detail"] = {"code": 13, "message": problem}
@@ -68,7 +61,6 @@ def answer(is_delta: bool, response: Any, problem: str | None = None) -> Any:
 async def test_a_client_receives_the_endpoints_and_every_change(
     served: Served, is_delta: bool, is_aggregated: bool
 ) -> None:
-    """Over the service of endpoints and over the aggregated one; all is counted."""
     paths = {
         (False, False): wire.STREAM_ENDPOINTS,
         (False, True): wire.STREAM_AGGREGATED,
@@ -96,7 +88,6 @@ async def test_a_client_receives_the_endpoints_and_every_change(
 async def test_a_rejection_is_logged_once_with_its_reason(
     served: Served, is_delta: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every repetition is counted."""
     served.publish(1)
     async with served.call(wire.DELTA_ENDPOINTS if is_delta else wire.STREAM_ENDPOINTS) as call:
         call.send(asking(is_delta))
@@ -111,7 +102,7 @@ async def test_a_rejection_is_logged_once_with_its_reason(
 
 
 async def test_a_delta_client_that_reconnects_receives_nothing_it_has(served: Served) -> None:
-    """Not even from a restarted picker, since versions identify contents."""
+    """Versions identify contents, so this holds even after a restart of the picker."""
     served.publish(1, 2)
     async with served.call(wire.DELTA_ENDPOINTS) as call:
         call.send(asking(is_delta=True))
@@ -130,7 +121,6 @@ async def test_a_delta_client_that_reconnects_receives_nothing_it_has(served: Se
 async def test_an_unserved_cluster_is_named_in_the_log(
     served: Served, is_delta: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The client gets the answer of the protocol: a removal, or silence."""
     served.publish(1)
     async with served.call(wire.DELTA_ENDPOINTS if is_delta else wire.STREAM_ENDPOINTS) as call:
         call.send(asking(is_delta, "other"))
@@ -159,7 +149,6 @@ async def test_the_service_of_endpoints_refuses_other_types(served: Served, path
 async def test_the_aggregated_service_ignores_other_types(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A request without a type ends the stream."""
     caplog.set_level(logging.INFO)
     served.publish(1)
     async with served.call(wire.STREAM_AGGREGATED) as call:
@@ -192,7 +181,6 @@ async def test_endpoints_can_be_fetched_once(served: Served) -> None:
 
 
 async def test_a_failed_fetch_has_a_status_and_a_reason(served: Served) -> None:
-    """The pool is not known, the name is not served, the call has no request."""
     for status, request in (
         (Status.UNAVAILABLE, Request(resource_names=["pool"])),
         (Status.NOT_FOUND, Request(resource_names=["other"])),
@@ -207,7 +195,6 @@ async def test_a_failed_fetch_has_a_status_and_a_reason(served: Served) -> None:
 
 @VARIANTS
 async def test_a_client_with_too_many_names_is_refused(served: Served, is_delta: bool) -> None:
-    """All at once, or some with every request."""
     served.publish(1)
     names = [f"n{number}" for number in range(MAX_NAMES + 1)]
     async with served.call(wire.DELTA_ENDPOINTS if is_delta else wire.STREAM_ENDPOINTS) as call:
@@ -225,7 +212,6 @@ async def test_a_client_with_too_many_names_is_refused(served: Served, is_delta:
 async def test_a_client_can_cause_few_lines_of_the_log(
     served: Served, is_delta: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """However many and long its names, and however often it rejects."""
     caplog.set_level(logging.INFO)
     served.publish(1)
     names = [f"{number}\n" + "x" * 500 for number in range(500)]
@@ -251,7 +237,6 @@ async def test_a_client_can_cause_few_lines_of_the_log(
 
 
 async def test_a_thousand_calls_leave_no_watchers(served: Served) -> None:
-    """Neither completed calls nor broken ones."""
     served.publish(1)
     for number in range(1000):
         async with served.call(wire.STREAM_ENDPOINTS) as call:

@@ -22,7 +22,6 @@ def resource(name: str, text: str) -> XdsResource:
 
 
 def known(*awaited: str, **contents: str) -> ResourceSet:
-    """A set of `contents`; only the names in `awaited` are unknown."""
     cache = Cache((*awaited, *contents))
     for name, text in contents.items():
         cache.update(resource(name, text))
@@ -31,14 +30,12 @@ def known(*awaited: str, **contents: str) -> ResourceSet:
 
 
 def said(response: delta.DeltaResponse | None) -> tuple[dict[str, str], set[str]] | None:
-    """Name → content, and the names that do not exist."""
     if response is None:
         return None
     return {r.name: r.body.decode() for r in response.resources}, set(response.removed)
 
 
 def test_a_published_name_is_no_longer_awaited() -> None:
-    """Not even after it has vanished."""
     cache = Cache(("a", "b", "c"))
     assert cache.current is None
     cache.update(resource("a", "1"))
@@ -50,7 +47,6 @@ def test_a_published_name_is_no_longer_awaited() -> None:
 
 @pytest.mark.parametrize("had", [{}, {"b": "old"}], ids=["new", "again"])
 def test_nothing_is_sent_about_an_awaited_name(had: dict[str, str]) -> None:
-    """Above all not that it does not exist, which is sent for other names."""
     session = DeltaSession()
     session.receive(delta.DeltaRequest(("a", "b", "z"), initial_versions=had))
     response = session.poll(known("b", a="1"))
@@ -67,7 +63,7 @@ def test_a_wildcard_client_keeps_its_awaited_resources() -> None:
 
 
 def test_a_repeated_subscription_is_answered_once_the_pool_is_known() -> None:
-    """Even with the same version: the client may have dropped the content."""
+    """This holds even with the same version: the client may have dropped the content."""
     session = DeltaSession()
     has = resource("b", "1").version
     session.receive(delta.DeltaRequest(("a", "b"), initial_versions={"b": has}))
@@ -100,7 +96,6 @@ def test_the_state_of_the_world_variant_is_silent_too() -> None:
 
 
 async def test_a_fetch_of_an_awaited_name_is_unavailable(caplog: pytest.LogCaptureFixture) -> None:
-    """An awaited name is not logged as unserved."""
     cache = Cache(("a", "b"))
     methods = EndpointDiscovery(cache, PickerMetrics().xds).methods()
     cache.update(wire.emptied("a"))

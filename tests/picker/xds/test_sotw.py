@@ -6,7 +6,6 @@ from picker.xds.state.subscription import Acknowledgement
 
 
 def emptied(name: str) -> XdsResource:
-    """The empty resource for a name that has vanished."""
     return resource_of(name, b"")
 
 
@@ -18,12 +17,10 @@ def current(**contents: str) -> ResourceSet:
 
 
 def contents(response: SotwResponse | None) -> dict[str, str] | None:
-    """Name → content of a response."""
     return None if response is None else {r.name: r.body.decode() for r in response.resources}
 
 
 def begun(names: tuple[str, ...], **contents: str) -> SotwSession:
-    """A client that has subscribed and acknowledged the first response."""
     session = SotwSession(emptied)
     assert session.receive(SotwRequest(names)) is Acknowledgement.NONE
     response = session.poll(current(**contents))
@@ -32,7 +29,6 @@ def begun(names: tuple[str, ...], **contents: str) -> SotwSession:
 
 
 def test_nothing_is_sent_before_the_set_is_known_and_requested() -> None:
-    """A picker that has just started does not report that there are no endpoints."""
     session = SotwSession(emptied)
     assert session.poll(current(a="1")) is None
     session.receive(SotwRequest(("a",)))
@@ -41,7 +37,6 @@ def test_nothing_is_sent_before_the_set_is_known_and_requested() -> None:
 
 
 def test_an_unchanged_state_is_not_sent_again() -> None:
-    """Neither after an ACK nor when something else changes."""
     session = begun(("a",), a="1", b="1")
     assert session.poll(current(a="1", b="1")) is None
     assert session.poll(current(a="1", b="2")) is None
@@ -49,7 +44,6 @@ def test_an_unchanged_state_is_not_sent_again() -> None:
 
 
 def test_changes_while_a_response_is_unanswered_become_one() -> None:
-    """The next response holds the latest state."""
     session = SotwSession(emptied)
     session.receive(SotwRequest(("a",)))
     first = session.poll(current(a="1"))
@@ -71,14 +65,12 @@ def test_a_rejected_state_is_not_sent_again_until_it_changes() -> None:
 
 
 def test_an_acknowledgement_counts_once() -> None:
-    """A second request with its nonce only changes the subscription."""
     session = begun(("a",), a="1", b="1")
     assert session.receive(SotwRequest(("a", "b"), "1")) is Acknowledgement.NONE
     assert contents(session.poll(current(a="1", b="1"))) == {"a": "1", "b": "1"}
 
 
 def test_a_stale_request_is_ignored() -> None:
-    """Even its names."""
     session = begun(("a",), a="1")
     second = session.poll(current(a="2"))
     for nonce in ("1", "", "7"):
@@ -89,7 +81,6 @@ def test_a_stale_request_is_ignored() -> None:
 
 
 def test_a_vanished_resource_is_sent_as_empty() -> None:
-    """A resource that is absent from a response stays."""
     session = begun(("a", "b"), a="1", b="1")
     gone = session.poll(current(a="1"))
     assert contents(gone) == {"a": "1", "b": ""}
@@ -107,7 +98,6 @@ def test_a_missing_resource_is_answered_with_silence_until_it_exists() -> None:
 
 
 def test_a_request_without_names_subscribes_to_all_until_the_client_names_some() -> None:
-    """Later, no names mean no subscription; `*` always means all."""
     session = begun((), a="1", b="1")
     assert contents(session.poll(current(a="1", b="2"))) == {"a": "1", "b": "2"}
     session = begun(("a",), a="1", b="1")

@@ -1,8 +1,7 @@
 """Clients of both variants over a slow line, in any order of events.
 
-Whatever has happened, once nothing moves any more a client knows what there is, and every response
-was answered exactly once. Contents that begin with `!` are refused, and a response with one of them
-as a whole.
+Once nothing moves any more, a client has the current state, and every response was answered
+exactly once. A client refuses a response with any content that begins with `!`.
 """
 
 from collections import deque
@@ -33,13 +32,10 @@ SETS = st.dictionaries(A_NAME, CONTENTS)
 
 
 def is_refused(resources: tuple[XdsResource, ...]) -> bool:
-    """True if a client refuses a response with these."""
     return any(one.body.startswith(b"!") for one in resources)
 
 
 class Walk(RuleBasedStateMachine):
-    """The parts that both variants share: the connection, and the model of a client."""
-
     def __init__(self) -> None:
         super().__init__()
         self.cache = Cache()
@@ -50,7 +46,6 @@ class Walk(RuleBasedStateMachine):
         self.connect()
 
     def connect(self) -> None:
-        """Begin a new stream with nothing in flight."""
         self.session: Any = self.new_session()
         self.to_server: deque[Any] = deque()
         self.to_client: deque[Any] = deque()
@@ -60,23 +55,18 @@ class Walk(RuleBasedStateMachine):
         self.held = set(self.view)
 
     def new_session(self) -> Any:
-        """The server's side of a stream."""
         raise NotImplementedError
 
     def send_first(self) -> None:
-        """The client's first request of a stream."""
         raise NotImplementedError
 
     def take(self, response: Any) -> None:
-        """Read a response and answer it."""
         raise NotImplementedError
 
     def change(self, name: str, is_wanted: bool) -> None:
-        """Subscribe to a name or unsubscribe from it."""
         raise NotImplementedError
 
     def store(self, resources: tuple[XdsResource, ...]) -> None:
-        """The contents that the client accepts, within its subscription."""
         for one in resources:
             if one.name in self.wanted:
                 self.view[one.name] = one.body.decode()
@@ -171,13 +161,10 @@ class Walk(RuleBasedStateMachine):
         assert known == there
 
     def counts(self, name: str, there: dict[str, str]) -> bool:
-        """True if the server can have sent `name`, if it does not exist."""
         return True
 
 
 class SotwWalk(Walk):
-    """The state-of-the-world variant."""
-
     def new_session(self) -> SotwSession:
         return SotwSession(lambda name: resource_of(name, b""))
 
@@ -204,8 +191,6 @@ class SotwWalk(Walk):
 
 
 class DeltaWalk(Walk):
-    """The incremental variant."""
-
     def new_session(self) -> DeltaSession:
         return DeltaSession()
 
@@ -233,6 +218,5 @@ class DeltaWalk(Walk):
 
 @pytest.mark.parametrize("walk", [SotwWalk, DeltaWalk])
 def test_a_client_ends_with_the_current_state(walk: type[Walk]) -> None:
-    """After any order of changes, subscriptions, breaks, rejections and reads."""
     chosen = examples(60, stateful_step_count=40)
     run_state_machine_as_test(walk, settings=chosen)

@@ -12,7 +12,6 @@ from tests.depth import examples
 
 
 def test_an_endpoint_has_its_address_its_name_and_its_locality() -> None:
-    """Its other labels are not published."""
     labels = {
         "topology.kubernetes.io/region": "r",
         "topology.kubernetes.io/zone": "z",
@@ -64,7 +63,6 @@ STEPS = st.tuples(
 def test_a_changed_assignment_equals_a_new_one(
     steps: list[tuple[int, str | None, str]],
 ) -> None:
-    """Endpoints join, share and change addresses and localities, and leave."""
     changed, pool = wire.assignment("pool"), dict[int, Endpoint]()
     for number, address, zone in steps:
         if address is None:
@@ -81,7 +79,7 @@ def test_a_changed_assignment_equals_a_new_one(
 @examples(50)
 @given(st.lists(st.tuples(st.integers(1, 300), st.sampled_from(["", "z1", "z2"])), max_size=300))
 def test_the_bytes_equal_those_of_the_whole_message(places: list[tuple[int, str]]) -> None:
-    """At any length, since the code writes the lengths of parts itself."""
+    """All lengths are tried because the code writes the lengths of parts itself."""
     endpoints = [
         Endpoint(f"e{n}", f"10.0.0.{n % 250}", n, labels={ZONE_LABEL: z}) for n, z in places
     ]

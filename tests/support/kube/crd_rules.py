@@ -1,10 +1,8 @@
-"""An API server's treatment of an object of a CustomResourceDefinition, by its file alone.
+"""An API server's treatment of an object of a CustomResourceDefinition, from its file alone.
 
-In its order: unknown fields are pruned, nulls dropped and defaults filled in, then the structural
-schema, the uniqueness of lists that are maps, and the CEL rules are checked. Reasons and messages
-are those that a real server answers with.
-
-The structural part is checked with `jsonschema`, the rules with `common-expression-language`.
+Unknown fields are pruned, nulls dropped and defaults filled in; then the structural schema (with
+`jsonschema`), the uniqueness of lists that are maps, and the CEL rules (with
+`common-expression-language`) are checked. Reasons and messages are those of a real server.
 """
 
 from __future__ import annotations
@@ -66,20 +64,20 @@ _KEYWORDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """One cause of a 422: where (`spec.targetPorts[0].number`), which reason, and the words."""
+    """A cause of a 422: the path (`spec.targetPorts[0].number`), the reason, and the message."""
 
     path: str
     reason: str
     message: str
 
     def __str__(self) -> str:
-        """The error as the message of the answer has it."""
         return f"{self.path}: {self.message}"
 
 
 class CrdRules:
-    """The rules of one version of a definition. Raises ValueError for a schema that an API server
-    would not take as structural.
+    """The rules of one version of a definition.
+
+    Raises ValueError for a schema that is not structural.
     """
 
     def __init__(self, document: dict[str, Any], version: str | None = None) -> None:
@@ -94,19 +92,15 @@ class CrdRules:
 
     @classmethod
     def load(cls, path: Path, version: str | None = None) -> CrdRules:
-        """The rules in a file; of its first version when none is named."""
         return cls(yaml.safe_load(path.read_text()), version)
 
     def prune(self, obj: dict[str, Any]) -> list[str]:
-        """Remove unknown fields from `obj` and return their paths."""
         return [_dotted(place) for place in _prune(obj, self.schema, ())]
 
     def apply_defaults(self, obj: dict[str, Any]) -> None:
-        """Drop nulls where none may be, and fill in what is left out and has a default."""
         _fill(obj, self.schema)
 
     def errors(self, obj: dict[str, Any]) -> list[FieldError]:
-        """All that is wrong with an object that has been pruned and has its defaults."""
         found = {*_name_errors(obj), *_duplicates(obj, self.schema, ())}
         for error in self._validator.iter_errors(obj):
             found.update(_errors_of(error))
@@ -116,7 +110,7 @@ class CrdRules:
         return errors + list(_broken_rules(obj, self.schema, ()))
 
     def admit(self, obj: dict[str, Any]) -> tuple[dict[str, Any], list[FieldError]]:
-        """The object that would be stored for `obj`, which is not changed, and its errors."""
+        """Return the object that would be stored for `obj` (left unchanged), and its errors."""
         stored = copy.deepcopy(obj)
         self.prune(stored)
         self.apply_defaults(stored)
@@ -129,7 +123,6 @@ def _dotted(place: Place) -> str:
 
 
 def _children(value: Any, schema: Schema, at: Place) -> Iterator[tuple[Any, Schema, Place]]:
-    """The parts of `value` that the schema describes."""
     if isinstance(value, dict):
         properties, rest = schema.get("properties", {}), schema.get("additionalProperties")
         for key, one in value.items():
@@ -165,7 +158,6 @@ def _fill(value: Any, schema: Schema) -> None:
 
 
 def _name_errors(obj: dict[str, Any]) -> Iterator[FieldError]:
-    """A server checks the name of every object."""
     metadata = obj.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     if not isinstance(name, str) or not name:
@@ -218,7 +210,7 @@ def _program(rule: str) -> Any:
 
 @cache
 def _as_python(pattern: str) -> re.Pattern[str]:
-    """A pattern of Go's: its "$" is the end of the text, and its classes are ASCII."""
+    """Return a pattern of Go for Python: its "$" is the end of the text, its classes are ASCII."""
     pieces = r"\\.|\[(?:\\.|[^\]\\])*\]|\$"
     text = re.sub(pieces, lambda one: r"\Z" if one[0] == "$" else one[0], pattern)
     return re.compile(text, re.ASCII)
@@ -239,7 +231,6 @@ def _check_format(_: Any, name: str, value: Any, __: Schema) -> Iterator[Any]:
 
 
 def _is_time(text: str) -> bool:
-    """True for a day of the calendar and a time of that day; leap seconds are none."""
     found = _TIME.fullmatch(text)
     if found is None:
         return False
@@ -256,7 +247,6 @@ _Validator = jsonschema.validators.extend(
 
 
 def _errors_of(error: jsonschema.ValidationError) -> Iterator[FieldError]:
-    """An error of jsonschema's in the words of a server."""
     keyword, limit, value = error.validator, error.validator_value, error.instance
     place = tuple(error.absolute_path)
     path = _dotted(place)
@@ -305,7 +295,6 @@ def _kind(value: Any) -> str:
 
 
 def _not_structural(schema: Schema, at: Place) -> Iterator[str]:
-    """Why an API server would refuse the schema. Raises ValueError for a rule that is none."""
     here = _dotted(at) or "the schema"
     yield from (f"{here} {text}" for text in _bad_node(schema))
     if schema.get(_LIST_TYPE) == "map":

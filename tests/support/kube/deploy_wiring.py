@@ -9,7 +9,7 @@ Place: TypeAlias = tuple[str | None, str]  # namespace and name
 
 
 def loose_ends(objects: Sequence[Object]) -> list[str]:
-    """Everything that leads nowhere, as `object: why`."""
+    """Return everything that refers to nothing, as `object: why`."""
     return [
         *_selectors(objects),
         *_services(objects),
@@ -87,7 +87,6 @@ def _pods(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def _probes(at: str, container: Object, numbers: Sequence[int]) -> Iterator[str]:
-    """`numbers`: the ports of the Pod, whose containers share an address."""
     ports = {*numbers, *(p.get("name") for p in container.get("ports", ()))}
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         for how in ("grpc", "httpGet", "tcpSocket"):
@@ -148,8 +147,9 @@ def _references(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def _has_picker(pool: Object, services: Sequence[Object], namespace: str | None = None) -> bool:
-    """Check that a pool's picker has its port, in `namespace` or anywhere: gateways look
-    for it where the pool is, and other proxies know where it is.
+    """Check that a pool's picker has its port, in `namespace` or anywhere.
+
+    Gateways look for it in the pool's namespace, and other proxies know where it is.
     """
     picker = pool["spec"]["endpointPickerRef"]
     ports = [
@@ -163,7 +163,6 @@ def _has_picker(pool: Object, services: Sequence[Object], namespace: str | None 
 
 
 def _flagged(objects: Sequence[Object], pools: Mapping[Place, Object]) -> Iterator[str]:
-    """A picker of several pools has each at the port that the pool names, and no other pool."""
     for workload in workloads(objects):
         home = _place(workload)[0]
         words = [word for one in containers(pod_of(workload)) for word in one.get("args", ())]

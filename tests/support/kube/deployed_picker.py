@@ -1,4 +1,4 @@
-"""A picker as deploy/ renders it, run here: its flags and its rights, at other ports."""
+"""A picker as deploy/ renders it, with its flags and rights, run here at other ports."""
 
 import os
 import re
@@ -28,7 +28,6 @@ _OF_POOL = re.compile(r":(90\d\d)$")
 
 @contextmanager
 def running(command: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A program for the length of the block."""
     process = subprocess.Popen(command, env=os.environ | environment)
     try:
         yield process
@@ -38,14 +37,13 @@ def running(command: list[str], environment: dict[str, str]) -> Iterator[subproc
 
 
 def some_ports() -> dict[str, int]:
-    """Free ones for everything, where other test processes do not look."""
+    """Return free ports that other test processes do not use."""
     names = (*FIXED, "metrics", "worker")
     first = 21000 + os.getpid() % 400 * 20
     return dict(zip(names, free_ports("127.0.0.1", len(names), first), strict=True))
 
 
 def account(api: KubeApi, overlay: str, folder: Path) -> dict[str, str]:
-    """The environment of a Pod that may do what the rendered Roles allow, and nothing else."""
     rules = [
         Rule(
             one["apiGroups"],
@@ -63,7 +61,6 @@ def account(api: KubeApi, overlay: str, folder: Path) -> dict[str, str]:
 
 
 def picker_command(overlay: str, ports: dict[str, int], folder: Path) -> list[str]:
-    """The picker's command, as rendered, at other ports; of several pools each at any free one."""
     objects = kustomized(overlay)
     [workload] = workloads(objects)
     [container] = [one for one in containers(pod_of(workload)) if one["name"] == "picker"]

@@ -1,4 +1,4 @@
-"""A pool in the test API server, all in order, and what the doctor says of it."""
+"""A pool in the test API server without findings, and the doctor's view of it."""
 
 import asyncio
 import copy
@@ -35,12 +35,10 @@ Object = dict[str, Any]
 
 
 def made(version: str, kind: str, name: str, **fields: object) -> Object:
-    """An object of that name."""
     return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, **fields}
 
 
 def pool() -> Object:
-    """A pool as in the manifests."""
     spec = {
         "selector": {"matchLabels": WORKERS},
         "targetPorts": [{"number": 8000}],
@@ -65,7 +63,6 @@ def slices() -> Object:
 def running(
     name: str, labels: dict[str, str], *args: str, port: int = 8000, is_ready: bool = True
 ) -> Object:
-    """A Pod that is ready, with a probe and a port."""
     one = pod(name, f"10.0.0.{len(name)}", labels, ready=is_ready)
     container = one["spec"]["containers"][0]
     container |= {
@@ -82,7 +79,7 @@ def lease(
     holder: str = "picker-333_6f0a",
     name: str = "epp-default-it.llm-d.ai",
 ) -> Object:
-    """The Lease of the picker's election; NOW is five seconds after."""
+    """Return the Lease of the picker's election; NOW is five seconds after."""
     spec = {"holderIdentity": holder, "renewTime": renewed, "leaseDurationSeconds": 15}
     return made("coordination.k8s.io/v1", "Lease", name, spec=spec)
 
@@ -94,7 +91,6 @@ def objective(**changes: object) -> Object:
 
 @asynccontextmanager
 async def cluster_in_order() -> AsyncIterator[KubeApi]:
-    """A server with a pool, two workers and a picker, all in order."""
     async with asyncio.timeout(120), running_kube_api(None, *CRDS) as server:
         server.access.grant("admin", "admin", EVERYTHING)
         server.access.grant("picker", ACCOUNT, ROLE)
@@ -112,7 +108,6 @@ async def cluster_in_order() -> AsyncIterator[KubeApi]:
 
 
 async def look(server: KubeApi, token: str = "admin", user: str | None = None) -> ClusterFacts:
-    """The facts that the doctor reads."""
     async with client_of(Access(server.url, f"Bearer {token}")) as client:
         return await ClusterLook(client, "default", "it", user, lambda: NOW).look()
 
@@ -120,13 +115,10 @@ async def look(server: KubeApi, token: str = "admin", user: str | None = None) -
 async def findings(
     server: KubeApi, token: str = "admin", user: str | None = None
 ) -> tuple[Diagnosis, ...]:
-    """The doctor's findings about these facts."""
     return diagnose(Facts(cluster=await look(server, token, user)))
 
 
 def edited(plural: str, name: str, change: Callable[[Object], object]) -> Callable[[KubeApi], None]:
-    """Change an object in place."""
-
     def apply(server: KubeApi) -> None:
         found = copy.deepcopy(server.read(plural, name))
         change(found)
@@ -136,5 +128,4 @@ def edited(plural: str, name: str, change: Callable[[Object], object]) -> Callab
 
 
 def respecified(plural: str, name: str, **changes: object) -> Callable[[KubeApi], None]:
-    """Give the spec of an object other fields."""
     return edited(plural, name, lambda one: one["spec"].update(changes))

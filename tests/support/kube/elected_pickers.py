@@ -40,8 +40,6 @@ RIGHTS = (
 
 @dataclass
 class ElectedPicker:
-    """A picker and its ports."""
-
     name: str
     process: subprocess.Popen[bytes]
     grpc: int
@@ -52,7 +50,6 @@ class ElectedPicker:
         self.process.send_signal(number)
 
     async def page(self, path: str) -> tuple[int, str]:
-        """The status that its HTTP port answers; 0: no answer."""
         try:
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LIMIT_SECONDS)) as session,
@@ -63,16 +60,13 @@ class ElectedPicker:
             return 0, ""
 
     async def is_ready(self) -> bool:
-        """True if its HTTP port reports that it leads."""
         return (await self.page("/readyz"))[0] == 200
 
     async def stands_by(self) -> bool:
-        """True if its HTTP port reports that another one leads."""
         status, text = await self.page("/readyz")
         return status == 503 and "on standby" in text
 
     async def serving(self, service: str) -> bool:
-        """The state of a service by its gRPC health port."""
         async with grpc.aio.insecure_channel(f"127.0.0.1:{self.health}") as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
@@ -81,15 +75,12 @@ class ElectedPicker:
 
 @dataclass
 class Election:
-    """The server, and the two pickers: the first leader and the standby."""
-
     api: KubeApi
     leader: ElectedPicker
     standby: ElectedPicker
 
     @property
     def transitions(self) -> int:
-        """The number of times that the Lease went to another holder."""
         return self.api.read("leases", LEASE)["spec"]["leaseTransitions"]
 
 
@@ -98,7 +89,6 @@ async def until_ready(one: ElectedPicker) -> None:
 
 
 async def until_not_ready(one: ElectedPicker) -> None:
-    """It leads no more, or is no more."""
     await until(one.is_ready, lambda found: not found)
 
 
@@ -123,7 +113,6 @@ def _running(name: str, environment: dict[str, str], *flags: str) -> Iterator[El
 async def elected_pickers(
     folder: Path, *flags: str, pods: tuple[str, ...] = (), port: int = 8000
 ) -> AsyncIterator[Election]:
-    """Two pickers with the rights they need, one of which leads; `pods` serve the pool."""
     async with running_kube_api(None, *sorted(CRDS.glob("*.yaml"))) as api:
         api.write(pool(name="pool", targetPorts=[{"number": port}]))
         for number, address in enumerate(pods):

@@ -28,8 +28,6 @@ POOL = PoolName("pool", "default", POOLS.group)
 
 @dataclass
 class Forgotten:
-    """The keys of endpoints that observers were asked to forget, in order."""
-
     keys: list[str] = field(default_factory=list)
 
     def endpoint_removed(self, key: str) -> None:
@@ -38,8 +36,6 @@ class Forgotten:
 
 @dataclass
 class FollowedPool:
-    """The cluster, what follows it, and what that has made of it."""
-
     server: KubeApi
     api: InProcessKubeApi
     kubelet: Kubelet
@@ -55,7 +51,6 @@ class FollowedPool:
 
     @property
     def pods(self) -> set[str]:
-        """The Pods that are endpoints now."""
         return {name.rpartition("-rank-")[0] for name in self.names}
 
     @property
@@ -64,17 +59,14 @@ class FollowedPool:
 
     @property
     def errors(self) -> float:
-        """States of objects that were not followed."""
         return self.metrics.registry.get_sample_value("pointsman_discovery_errors_total") or 0.0
 
     def write_pool(self, labels: Mapping[str, str], *ports: int, **spec: Any) -> None:
-        """The InferencePool, as it is from now on."""
         targets = [{"number": port} for port in ports or (8000,)]
         given = {"selector": {"matchLabels": dict(labels)}, "targetPorts": targets} | spec
         self.server.write(pool_object(given))
 
     def write_policy(self, kind: str, name: str, **spec: Any) -> None:
-        """An objective or a rewrite of the pool, unless it says otherwise."""
         given = {"poolRef": {"name": POOL.name}} | spec
         version = spec.pop("version", "llm-d.ai/v1alpha2")
         given.pop("version", None)
@@ -84,11 +76,9 @@ class FollowedPool:
         )
 
     async def settled(self) -> None:
-        """Wait until the written objects are applied."""
         await asyncio.sleep(SOON_SECONDS)
 
     async def until(self, condition: Callable[[], bool], seconds: float) -> None:
-        """Wait until the condition holds, at most for `seconds`."""
         async with asyncio.timeout(seconds):
             while True:
                 if condition():
@@ -97,7 +87,6 @@ class FollowedPool:
 
 
 def pool_object(spec: Mapping[str, Any], **metadata: Any) -> Object:
-    """The pool, with any spec at all."""
     return {
         "apiVersion": "inference.networking.k8s.io/v1",
         "kind": "InferencePool",
@@ -107,7 +96,6 @@ def pool_object(spec: Mapping[str, Any], **metadata: Any) -> Object:
 
 
 def new_server(*, with_definitions: bool = True) -> KubeApi:
-    """A fake API server of the running loop's time."""
     server = KubeApi(LoopClock())
     if with_definitions:
         server.install(*sorted(CRDS.glob("*.yaml")))
@@ -118,7 +106,6 @@ def new_server(*, with_definitions: bool = True) -> KubeApi:
 async def following(
     server: KubeApi | None = None, pods: PoolShape | None = None
 ) -> AsyncIterator[FollowedPool]:
-    """The pool of a server, followed for the length of the block."""
     server = server or new_server()
     api = InProcessKubeApi(server, Random(1))
     forgotten, metrics = Forgotten(), PickerMetrics()
@@ -146,7 +133,6 @@ async def following(
 
 
 async def ready(scene: FollowedPool, *names: str) -> None:
-    """A pool of these Pods."""
     scene.write_pool(APP)
     for number, name in enumerate(names, 1):
         scene.kubelet.run(name, f"10.0.0.{number}", APP)

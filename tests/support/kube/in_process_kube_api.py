@@ -1,7 +1,7 @@
-"""`KubernetesApi` over the fake API server's own parts, without sockets: for virtual time.
+"""`KubernetesApi` over the parts of the fake API server, without sockets: for virtual time.
 
-Faults, RBAC, silence and selectors are the fake's. Replies go through the bytes that a real server
-would send and the same decoding. `requests` keeps every request with the time it was made.
+Replies pass through the bytes of a real server and the same decoding. `requests` records every
+request with its time.
 """
 
 import asyncio
@@ -37,16 +37,12 @@ _LIMITS = ClientLimits()
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request, and when, in seconds of the event loop."""
-
     at: float
     verb: str
     plural: str
 
 
 class InProcessKubeApi:
-    """Asks `server`, as the user of `token`. While `away` nothing answers (see `go_away`)."""
-
     def __init__(self, server: KubeApi, rng: Random, token: str = "") -> None:
         self.server = server
         self.requests: list[Request] = []
@@ -55,19 +51,16 @@ class InProcessKubeApi:
         self._authorization = f"Bearer {token}" if token else None
 
     def go_away(self) -> None:
-        """Act like a killed process: watches break, connections are refused."""
         self.away = True
         self.server.watches.end(abruptly=True)
 
     def come_back(self, *, forget_changes: bool = False) -> None:
-        """The end of `go_away`; a server that was restarted has forgotten its changes."""
         self.away = False
         if forget_changes:
             self.server.store.compact()
             self.server.lists.expire()
 
     async def list(self, resource: ApiResource, selection: Selection) -> Listing:
-        """All objects, in one page."""
         target = self._target("list", resource, selection.namespace, query=_query(selection))
         async with self._answer(target, _LIMITS.list_seconds) as found:
             page = decode_listing(self.server.lists.page(found))
@@ -77,7 +70,7 @@ class InProcessKubeApi:
     async def watch(
         self, resource: ApiResource, selection: Selection, resource_version: str
     ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
-        """Bounded in time as the real client bounds it."""
+        """Watch with the real client's bound on the time."""
         seconds = self._rng.randint(*_LIMITS.watch_seconds)
         query = _query(selection) | {"resourceVersion": resource_version}
         target = self._target("watch", resource, selection.namespace, query=query)
@@ -103,7 +96,6 @@ class InProcessKubeApi:
             return scale_of(stored.obj) if found.subresource == "scale" else _copy(stored.raw)
 
     async def send(self, method: str, path: str, document: dict[str, Any]) -> dict[str, Any]:
-        """A new object, or one in place of another; reviews are not known here."""
         target = target_of(self.server.catalogue, method, path, {})
         if target is not None:
             self._note(target.verb, target.resource.plural)
@@ -121,7 +113,6 @@ class InProcessKubeApi:
             return _copy(written.stored.raw)
 
     async def has(self, resource: ApiResource) -> bool:
-        """True if the kind is served."""
         await self._reached()
         return self._find(resource) is not None
 
@@ -150,7 +141,6 @@ class InProcessKubeApi:
 
     @asynccontextmanager
     async def _answer(self, target: Target | None, seconds: float) -> AsyncIterator[Target]:
-        """Apply faults before the answer, and raise refusals as the client does."""
         await self._reached()
         if target is None:
             raise ApiError(404, "", "404 page not found")

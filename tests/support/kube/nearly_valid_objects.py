@@ -1,5 +1,5 @@
-"""Specs of Kubernetes objects that hypothesis draws: valid ones, and those that are so but for a
-few values, which are left out or replaced by others, mostly of their type.
+"""Specs of Kubernetes objects that hypothesis draws: valid ones, and ones with a few invalid
+values.
 """
 
 import copy
@@ -16,7 +16,6 @@ WORDS = st.sampled_from(["Service", "Deployment", "FailOpen", "http", "h2", "Exa
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths of all parts of a value."""
     below = value.items() if isinstance(value, dict) else enumerate(value)
     found = [at] if at else []
     if isinstance(value, dict | list):
@@ -28,7 +27,6 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @st.composite
 def nearly(draw: st.DrawFn, valid: st.SearchStrategy[dict[str, Any]]) -> dict[str, Any]:
-    """A valid mapping with up to two changes."""
     value = draw(valid)
     for _ in range(draw(st.integers(0, 2))):
         around: Any = value
@@ -44,7 +42,6 @@ def nearly(draw: st.DrawFn, valid: st.SearchStrategy[dict[str, Any]]) -> dict[st
 
 
 def _instead_of(value: Any) -> st.SearchStrategy[Any]:
-    """A replacement for a value: mostly one of its type."""
     alike: st.SearchStrategy[Any] = st.just(LEFT_OUT)
     if isinstance(value, int):
         alike = NUMBERS | st.just(float(value))
@@ -56,12 +53,10 @@ def _instead_of(value: Any) -> st.SearchStrategy[Any]:
 
 
 def maybe(**kinds: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Mappings in which any of these fields may stand."""
     return st.fixed_dictionaries({}, optional=kinds)
 
 
 def both(*parts: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
-    """Mappings with the fields of all."""
     return st.tuples(*parts).map(lambda all_of: {k: v for one in all_of for k, v in one.items()})
 
 

@@ -1,4 +1,4 @@
-"""Pods as an API server hands them out, and as the picker keeps them."""
+"""Pods as an API server sends them, and as the picker stores them."""
 
 import json
 from typing import Any
@@ -9,10 +9,6 @@ LABELS = {"app": "vllm"}
 
 
 def pod_document(name: str, ip: str | None = "10.0.0.1", **how: Any) -> dict[str, Any]:
-    """A Pod that runs and is ready, but for what is given: `uid`, `created`, `labels`, `node`,
-    `ready`, `phase`, `deleting`, `annotations`, `host_network`, `containers` (name → ports,
-    restarts and state).
-    """
     containers = how.get("containers", {"server": {}})
     metadata = {
         "name": name,
@@ -52,5 +48,4 @@ def pod_document(name: str, ip: str | None = "10.0.0.1", **how: Any) -> dict[str
 
 
 def record(name: str, ip: str | None = "10.0.0.1", **how: Any) -> PodRecord:
-    """The same as the picker keeps it."""
     return read_pod(json.dumps(pod_document(name, ip, **how)).encode())

@@ -1,7 +1,4 @@
-"""The Pod Security Standard `restricted`, field by field, and what this house asks for beyond it.
-
-Source: kubernetes.io, Pod Security Standards (baseline and restricted; Linux only).
-"""
+"""The Pod Security Standard `restricted` (kubernetes.io, Linux only), and the project's rules."""
 
 from collections.abc import Iterator
 
@@ -37,15 +34,10 @@ _SECCOMP = ("RuntimeDefault", "Localhost")
 
 
 def violations(pod: Object) -> list[str]:
-    """The parts of a Pod's specification that the profile forbids, as `field: why`."""
     return [*_of_pod(pod), *(f for one in containers(pod) for f in _of_container(one, pod))]
 
 
 def wishes(pod: Object, *, may_ask_the_api: bool) -> list[str]:
-    """The project's own rules beyond the profile.
-
-    `may_ask_the_api`: the Pod's programs speak to the API server.
-    """
     return list(_wished(pod, may_ask_the_api))
 
 

@@ -24,7 +24,6 @@ EPOCH = 1_800_000_000.0
 
 
 def config(name: str, value: Any = "1", app: str = "x", uid: str = "") -> dict[str, Any]:
-    """An object with a value, selected by its label unless it has another one."""
     metadata = {"name": name, "namespace": "default", "labels": {"app": app}}
     if uid:
         metadata["uid"] = uid
@@ -37,14 +36,11 @@ class _Config(msgspec.Struct):
 
 
 def decode(raw: msgspec.Raw) -> str | None:
-    """The value of an object; a value that is no text is malformed."""
     return msgspec.json.decode(raw, type=_Config).data["value"]
 
 
 @dataclass(slots=True)
 class Scene:
-    """The server, the client, the reflector, and every view that it published."""
-
     server: KubeApi
     api: InProcessKubeApi
     reflector: Reflector[str]
@@ -53,7 +49,7 @@ class Scene:
     pulse: asyncio.Event = field(default_factory=asyncio.Event)
 
     def seen(self, view: Mapping[ObjectKey, str], changed: Collection[ObjectKey]) -> None:
-        """A listener; a view differs from the one before only in the reported keys."""
+        """Check that a view differs from the last one only in the reported keys."""
         before: Mapping[ObjectKey, str] = self.published[-1] if self.published else {}
         assert {key for key in before.keys() | view.keys() if before.get(key) != view.get(key)} <= {
             *changed
@@ -67,7 +63,6 @@ class Scene:
 
     @property
     def there(self) -> dict[str, str]:
-        """The selected objects of the server."""
         stored = self.server.store.all(self.server.resource("configmaps"))
         objs = [one.obj for one in stored]
         return {
@@ -83,7 +78,6 @@ class Scene:
         self.server.erase("configmaps", name)
 
     async def until(self, condition: Callable[[], bool], seconds: float) -> float:
-        """Wait for what must come within `seconds`; how long it took. Fails when it does not."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while not condition():
@@ -92,15 +86,12 @@ class Scene:
         return loop.time() - began
 
     async def equal(self, seconds: float = 1.0) -> float:
-        """Wait until the view is what the server has."""
         return await self.until(lambda: self.shown == self.there, seconds)
 
     def asked(self, *verbs: str) -> int:
-        """The number of requests with these verbs (all, where none is named)."""
         return sum(1 for one in self.api.requests if not verbs or one.verb in verbs)
 
     def counted(self, name: str, *labels: str) -> float:
-        """The number of a series for this scene's subject."""
         one = next(s for s in self.declared if s.declaration.name == f"pointsman_kubernetes_{name}")
         wanted = ("configmaps", "default", *labels)
         return sum(number for values, number in one.numbers() if values == wanted)  # type: ignore[misc]
@@ -110,7 +101,6 @@ class Scene:
 async def following(
     *names: str, window: int = 1000, seed: int = 1, token: str = "", first_seconds: float = 1.0
 ) -> AsyncIterator[Scene]:
-    """A scene with these objects in which the reflector runs, for `first_seconds` already."""
     server = KubeApi(LoopClock(EPOCH), window=window)
     for name in names:
         server.write(config(name))

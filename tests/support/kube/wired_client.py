@@ -1,4 +1,4 @@
-"""The real client of an API server, asking the fake one or a socket of the test's own."""
+"""The real client of an API server, connected to the fake one or to a socket of the test."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,8 +10,6 @@ from picker.k8s.credentials import Access, Credentials
 
 
 class Accesses:
-    """A source of credentials: what each load gives, the last one again and again."""
-
     def __init__(self, *accesses: Access) -> None:
         self._left = list(accesses)
         self.loads: list[bool] = []
@@ -25,7 +23,6 @@ class Accesses:
 async def client_of(
     *accesses: Access, limits: ClientLimits | None = None
 ) -> AsyncIterator[KubernetesClient]:
-    """A client with these credentials, one after the other."""
     credentials = Credentials(Accesses(*accesses), asyncio.get_running_loop().time)
     async with KubernetesClient(credentials, rng=Random(1), limits=limits) as client:
         yield client
@@ -36,7 +33,6 @@ Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def answering(*pieces: bytes, holds: bool = False) -> AsyncIterator[str]:
-    """A server that sends these bytes to each client, and closes unless it `holds`."""
     done = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

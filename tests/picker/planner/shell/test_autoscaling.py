@@ -39,8 +39,6 @@ LABELS = {"group": "workers", "inference_pool": "pool"}
 
 @dataclass
 class Scene:
-    """A pool of workers, its requests, and their Deployment."""
-
     server: KubeApi
     more: str = ""
     workers: list[Candidate] = field(default_factory=list)
@@ -58,7 +56,6 @@ class Scene:
         self.server.write({**head, "spec": {"replicas": replicas}})
 
     def work(self, number: int, **metrics: Any) -> None:
-        """Add a worker, or replace its metrics."""
         endpoint = Endpoint(f"w{number}", f"10.0.0.{number + 1}", 8000)
         found = Candidate(endpoint, EndpointMetrics(**metrics))
         self.workers = [one for one in self.workers if one.key != found.key] + [found]
@@ -115,7 +112,6 @@ def scene(more: str = "") -> Scene:
 
 
 async def test_a_load_scales_the_deployment_up_and_back() -> None:
-    """Up at once, down after three intervals that want less; the series match."""
     pool = scene()
     pool.deploy(1)
     pool.work(0)
@@ -145,7 +141,6 @@ async def test_a_standby_writes_and_reports_nothing() -> None:
 
 
 async def test_the_first_request_wakes_a_group_without_workers() -> None:
-    """Before the end of the interval."""
     pool = scene("minReplicas: 0")
     pool.deploy(1)
     pool.work(0)
@@ -168,7 +163,6 @@ async def test_a_worker_without_metrics_does_not_count_as_idle() -> None:
 
 
 async def test_slow_workers_are_detected_by_their_metrics() -> None:
-    """For equal answers twice as many requests run if steps take twice as long."""
     fast, slow = scene(), scene()
     for pool in (fast, slow):
         pool.deploy(4)
@@ -187,7 +181,6 @@ async def test_slow_workers_are_detected_by_their_metrics() -> None:
 async def test_a_missing_deployment_is_logged_once_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The loop continues, and writes as soon as it can."""
     pool = scene()
     pool.work(0)
     with caplog.at_level(logging.WARNING):
@@ -205,8 +198,6 @@ async def test_a_missing_deployment_is_logged_once_and_counted(
 async def test_a_denied_write_is_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Although reads succeed in between."""
-
     async def deny(*_: object) -> None:
         raise ScaleError("may not write", "403")
 
@@ -234,7 +225,6 @@ async def test_the_loop_survives_an_unreachable_server(caplog: pytest.LogCapture
 
 
 def test_a_deployment_needs_a_cluster(tmp_path: Path) -> None:
-    """Without one the number is only reported."""
     path = tmp_path / "a.yaml"
     path.write_text(FILE % "minReplicas: 1")
     groups = read_groups(path)

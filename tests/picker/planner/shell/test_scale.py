@@ -20,7 +20,6 @@ SCALE = DeploymentScale("default", "workers")
 
 
 def deployment(replicas: int) -> dict[str, Any]:
-    """Write the Deployment of `SCALE`."""
     metadata = {"name": "workers", "namespace": "default"}
     spec = {"replicas": replicas, "template": {}}
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
@@ -68,7 +67,6 @@ async def test_an_absent_deployment_is_named(client: KubernetesClient) -> None:
 
 
 async def test_missing_rights_are_named(api: KubeApi) -> None:
-    """The message has a sufficient rule to copy."""
     api.access.grant("token", "picker", [])
     async with client_of(Access(api.url, "Bearer token")) as client:
         with pytest.raises(ScaleError, match=r"resources: \[deployments/scale\]") as caught:
