@@ -61,7 +61,6 @@ async def test_a_lost_request_has_an_error_type_of_its_own(bench: Any, step: str
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_leaves_aborts_its_request(bench: Any, stream: bool) -> None:
-    """Closing the connection ends the request in the engine and in the counters."""
     bench.engine.steps = [bench.say("x"), asyncio.Event()]
     api = bench.api()
     async with bench.listening(api) as url, httpx.AsyncClient(timeout=60) as client:
@@ -75,7 +74,7 @@ async def test_a_client_that_leaves_aborts_its_request(bench: Any, stream: bool)
 
 
 async def test_nothing_is_sent_before_the_first_token(bench: Any) -> None:
-    """Headers wait for the engine, so that a proxy may still retry."""
+    """A proxy may retry until the headers are sent."""
     go = asyncio.Event()
     bench.engine.steps = [go, *bench.engine.steps]
     async with bench.listening(bench.api()) as url, httpx.AsyncClient(timeout=60) as client:
@@ -94,7 +93,6 @@ async def test_nothing_is_sent_before_the_first_token(bench: Any) -> None:
 
 
 async def test_the_openai_client_reads_answers(bench: Any) -> None:
-    """The official client reads answers, streams, errors and models."""
     async with (
         bench.listening(bench.api()) as url,
         openai.AsyncOpenAI(base_url=url + "/v1", api_key="x", max_retries=0) as client,
@@ -127,7 +125,6 @@ async def test_the_openai_client_reads_answers(bench: Any) -> None:
     [("GET", "/nope", 404), ("GET", TEXT, 405), ("POST", "/metrics", 405), ("GET", "/v1/", 404)],
 )
 async def test_routes_are_exact(bench: Any, method: str, path: str, status: int) -> None:
-    """Unknown paths and methods are errors in OpenAI's envelope."""
     async with bench.client() as client:
         response = await client.request(method, path)
     assert response.status_code == response.json()["error"]["code"] == status
@@ -147,8 +144,6 @@ async def test_a_slash_at_the_end_of_a_path_does_not_count(
 
 
 async def test_bodies_are_bounded_and_json(bench: Any) -> None:
-    """A long body is a 413 whether it is announced or not; another type is a 400."""
-
     async def trickle() -> Any:
         for _ in range(20):
             yield b" " * 100
@@ -228,9 +223,6 @@ async def test_options_lists_the_methods(bench: Any) -> None:
 
 @pytest.mark.parametrize("given", ["mine", "x" * 129, "\xe4", None])
 async def test_request_ids_are_used_and_echoed(bench: Any, given: str | None) -> None:
-    """A usable id becomes part of the response's; it is echoed, or one is made, only with the
-    flag.
-    """
     headers = [] if given is None else [(b"x-request-id", given.encode("latin-1"))]
     for enabled in (False, True):
         async with bench.client(enable_request_id_headers=enabled) as client:
@@ -263,7 +255,6 @@ async def test_invocations_go_by_the_body(bench: Any, body: dict[str, Any], kind
 
 
 async def test_exchanges_are_counted_by_route(bench: Any) -> None:
-    """Unknown paths are one, and scrapes and probes none."""
     api = bench.api()
     async with bench.client_of(api) as client:
         await client.post(TEXT, json={"prompt": "a"})
@@ -329,7 +320,6 @@ UNKNOWN = {"prompt": "a", "stream_options": {"zz": 1}, "stream": True, "nope": 1
 async def test_unknown_fields_are_ignored_with_a_warning(
     bench: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Streams and plain answers have the header; the log has each field once."""
     async with bench.client() as client:
         streamed = await client.post(TEXT, json=UNKNOWN)
         bench.engine.steps = [bench.say("x", FinishReason.LENGTH)]
@@ -430,7 +420,6 @@ HINTS: list[tuple[str, dict[str, Any], str]] = [
 async def test_hints_are_ignored_with_a_warning(
     bench: Any, path: str, body: dict[str, Any], ignored: str, strict: bool
 ) -> None:
-    """They are part of the APIs, so strictness takes them too."""
     response = await bench.post(path, body, strict_fields=strict)
     assert response.status_code == 200, response.text
     warning = response.headers["warning"]
@@ -438,7 +427,6 @@ async def test_hints_are_ignored_with_a_warning(
 
 
 async def test_the_log_has_each_hint_once(bench: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Unknown fields of the same body have a warning of their own."""
     async with bench.client() as client:
         for _ in range(2):
             response = await client.post(TEXT, json={"prompt": "a", "nope": 1, "user": "me"})
@@ -471,7 +459,6 @@ async def test_a_warning_of_many_fields_has_a_bound(bench: Any) -> None:
 async def test_some_bodies_are_refused_in_any_mode(
     bench: Any, strict: bool, body: dict[str, Any], param: str
 ) -> None:
-    """Unknown fields with --strict-fields; known fields that are not built, or out of range."""
     response = await bench.post(TEXT, {"prompt": "a", **body}, strict_fields=strict)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
     assert bench.engine.requests == []

@@ -25,15 +25,12 @@ BODY = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0.5, "ma
 
 @dataclass
 class Trace:
-    """The worker's Python functions that are called while `on`, in order: each by its file, and
-    with the file that it is called from.
-    """
+    """The calls of the worker's functions while `on`: each one's file and its caller's file."""
 
     calls: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def entries(self) -> Counter[str]:
-        """The number of times that each file is entered from another one."""
         return Counter(file for file, caller in self.calls if file != caller)
 
     @property
@@ -57,7 +54,6 @@ class Trace:
 async def traced(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any]
 ) -> list[Trace]:
-    """The calls from a body until its request is prepared, and until the engine has it."""
     trace, prepared = Trace(), Trace()
     read_body, answer = Exchange.json_body, Runner.answer
 
@@ -90,7 +86,6 @@ async def traced(
 async def test_a_chat_request_passes_few_modules_once_each(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    """Only the front door, `chat.py`, is entered again: by the frames of the answer."""
     prepared, whole = await traced(bench, monkeypatch, {**BODY, "stream": stream})
     entries = prepared.entries
     assert {file: n for file, n in entries.items() if n > 1 and file != ENTRY} == {}

@@ -11,7 +11,6 @@ from worker.tokenizer.chat import ChatTemplate
 
 
 def template(source: str, **options: Any) -> ChatTemplate:
-    """A template on a fixed day."""
     return ChatTemplate(
         source, bos_token="<s>", eos_token="</s>", now=lambda: datetime(2024, 2, 29), **options
     )
@@ -26,7 +25,6 @@ def test_lines_with_only_a_tag_leave_no_blanks() -> None:
 
 
 def test_the_extras_of_hugging_face_work() -> None:
-    """`tojson` escapes nothing for HTML; `strftime_now` is the given clock; loops can break."""
     source = (
         "{{ messages[0] | tojson }} {{ strftime_now('%d %b %Y') }}"
         "{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
@@ -36,7 +34,6 @@ def test_the_extras_of_hugging_face_work() -> None:
 
 
 def test_client_variables_reach_the_template() -> None:
-    """Tools and documents are None by default."""
     chat = template("{{ thinking }} {{ tools is none }} {{ documents is none }}")
     assert chat.render(USER, variables={"thinking": True}) == "True True True"
 
@@ -83,7 +80,6 @@ def test_requests_with_tools_have_their_own_template() -> None:
     ],
 )
 def test_the_form_of_arguments_is_found_by_rendering(written: str, as_objects: bool) -> None:
-    """Objects, unless the template renders only text as JSON."""
     source = "{% for m in messages %}{% for call in m.tool_calls or [] %}…{% endfor %}{% endfor %}"
     assert template(source.replace("…", written)).takes_argument_objects is as_objects
 
@@ -108,7 +104,6 @@ TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     ids=["turns", "sim", "no answer begun", "left out", "moved", "refused", "in the answer"],
 )
 def test_support_of_system_turns_is_found_by_rendering(source: str, takes: bool) -> None:
-    """The turn must be in its place, and nothing else may change."""
     assert template(source).takes_system_turns is takes
 
 
@@ -128,14 +123,12 @@ def test_support_of_system_turns_is_found_by_rendering(source: str, takes: bool)
     ],
 )
 def test_a_failing_template_is_the_clients_error(source: str) -> None:
-    """It raises, fails, or tries to leave the sandbox."""
     with pytest.raises(RequestError) as caught:
         template(source).render(USER)
     assert caught.value.param == "messages"
 
 
 def test_a_broken_template_is_the_models_error() -> None:
-    """Both templates are compiled at start-up."""
     with pytest.raises(ModelError, match="chat template"):
         template("{% if %}")
     with pytest.raises(ModelError, match="chat template"):
@@ -149,7 +142,6 @@ def test_a_broken_template_is_the_models_error() -> None:
 def test_blocks_nested_too_deeply_are_the_models_error(
     opening: str, closing: str, depth: int
 ) -> None:
-    """Python limits the nesting of blocks in the compiled template."""
     with pytest.raises(ModelError, match="not valid Jinja: too many"):
         template(opening * depth + "x" + closing * depth)
 
@@ -170,7 +162,6 @@ PARTS = "{% for m in messages %}{% for p in m.content %}{{ p.text }}|{% endfor %
     ],
 )
 def test_the_final_message_can_be_left_open(source: str, content: str, expected: str) -> None:
-    """The prompt ends with the last message's text, trimmed only if the template trims it."""
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": content}]
     chat = template(source)
     text = chat.render(messages, add_generation_prompt=False, continue_final_message=True)
@@ -199,7 +190,6 @@ def test_the_last_text_part_of_a_message_can_be_left_open() -> None:
 def test_a_message_that_cannot_be_left_open_is_refused(
     messages: list[Any], generate: bool, reason: str
 ) -> None:
-    """It has no text, or the template drops it."""
     chat = template("{% for m in messages if m.role != 'hidden' %}{{ m.content }}{% endfor %}")
     with pytest.raises(RequestError, match=reason):
         chat.render(messages, add_generation_prompt=generate, continue_final_message=True)

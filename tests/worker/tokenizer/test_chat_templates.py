@@ -197,6 +197,5 @@ def test_client_variables_render_as_in_transformers() -> None:
 
 
 def test_a_template_may_refuse_a_conversation() -> None:
-    """The client gets the template's message."""
     with pytest.raises(RequestError, match="roles must alternate"):
         template("mistral").render([USER, USER])

@@ -21,7 +21,6 @@ END = TOKENS.index("<|end|>")
 
 
 def small() -> Checkpoint:
-    """A GGUF-like checkpoint of a few tokens."""
     metadata: dict[str, Any] = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm",
@@ -48,7 +47,6 @@ def test_the_served_name_omits_the_quantisation(path: str, name: str) -> None:
 
 
 def write_directory(folder: Path, **tokenizer: Any) -> Path:
-    """A Hugging Face directory with the small vocabulary."""
     rust = build_tokenizer(small())._rust
     described = msgspec.json.decode(rust.to_str()) | tokenizer
     files: dict[str, Any] = {
@@ -71,7 +69,6 @@ def write_directory(folder: Path, **tokenizer: Any) -> Path:
 
 
 def test_a_directory_is_read_like_a_file(tmp_path: Path) -> None:
-    """Its JSON files give the same tokenizer as GGUF metadata."""
     found = read_checkpoint(write_directory(tmp_path))
     assert (found.context_length, found.vocab_size, found.eos_token_ids) == (32, 60, (END, 3))
     assert (found.eos_token, found.chat_template) == ("<|end|>", "hello")
@@ -102,7 +99,6 @@ SPM_STEPS = [
 def test_sentencepiece_like_directories_spell_by_their_decoder(
     decoder: dict[str, Any], text: bytes, strips: bool, tmp_path: Path
 ) -> None:
-    """The decoder of a tokenizer.json defines spaces and bytes."""
     vocabulary = {"<unk>": 0, "▁a": 1, "<0x0A>": 2}
     model = {"type": "BPE", "vocab": vocabulary, "merges": [], "byte_fallback": True}
     folder = write_directory(
@@ -123,7 +119,6 @@ def test_sentencepiece_like_directories_spell_by_their_decoder(
     ],
 )
 def test_other_decoders_are_named(steps: list[dict[str, Any]], tmp_path: Path) -> None:
-    """The error lists the steps."""
     folder = write_directory(tmp_path, decoder={"type": "Sequence", "decoders": steps})
     with pytest.raises(ModelError, match=r"Sequence, .*ByteFallback.* is not supported"):
         build_tokenizer(read_checkpoint(folder))
@@ -159,7 +154,6 @@ def test_a_directory_has_defaults_special_tokens_and_templates(tmp_path: Path) -
 
 
 def test_chatml_models_also_stop_at_the_end_of_a_document(tmp_path: Path) -> None:
-    """`<|endoftext|>` is an end token besides the model's own."""
     write_directory(tmp_path)
     described = msgspec.json.decode((tmp_path / "tokenizer.json").read_bytes())
     described["added_tokens"][1]["content"] = "<|endoftext|>"
@@ -169,13 +163,11 @@ def test_chatml_models_also_stop_at_the_end_of_a_document(tmp_path: Path) -> Non
 
 
 def change(path: Path, **values: Any) -> None:
-    """Set keys of a JSON file."""
     path.write_bytes(msgspec.json.encode(msgspec.json.decode(path.read_bytes()) | values))
 
 
 @pytest.mark.model
 def test_a_file_has_defaults_and_special_tokens(model_path: Path, tmp_path: Path) -> None:
-    """Sampling defaults come from `general.sampling`, special tokens from their ids."""
     found = read_checkpoint(model_path)
     assert (found.bos_token_id, found.eos_token_id, found.pad_token_id) == (1, 2, 2)
     assert found.special_tokens["unk_token"] == "<|endoftext|>"
@@ -200,13 +192,12 @@ def test_a_file_has_defaults_and_special_tokens(model_path: Path, tmp_path: Path
 
 
 def test_end_tokens_without_an_embedding_are_ignored(tmp_path: Path) -> None:
-    """Such a token (added by a fine-tune, say) would index past the logits."""
+    """A fine-tune may add such a token, which would index past the logits."""
     change(write_directory(tmp_path) / "config.json", vocab_size=END, eos_token_id=[END, 2, -1])
     assert read_checkpoint(tmp_path).eos_token_ids == (2, 3)
 
 
 def test_a_files_vocabulary_is_as_large_as_its_embedding(tmp_path: Path) -> None:
-    """Neither a longer list of tokens nor the metadata extend it."""
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
     writer.add_token_list(TOKENS)
     writer.add_vocab_size(len(TOKENS) + 7)
@@ -241,7 +232,6 @@ NORMAL, CONTROL, USER = 1, 3, 4
 def test_end_of_turn_tokens_of_a_file_are_recognised_by_their_texts(
     vocabulary: dict[str, int], ends: set[str], tmp_path: Path
 ) -> None:
-    """Only control tokens count, and only in a file with a chat template."""
     tokens = ["a", "</s>", *vocabulary]
 
     def found(name: str, **metadata: Any) -> list[str]:
@@ -267,7 +257,6 @@ def test_end_of_turn_tokens_of_a_file_are_recognised_by_their_texts(
 def test_an_end_of_turn_marked_as_plain_text_is_one_token_and_ends_turns(
     end: str, tmp_path: Path
 ) -> None:
-    """If the chat template writes it; other such tokens remain text."""
     letters = sorted(set(f"ab{end}<EOT>") | {"\u0120"})
     tokens = [*letters, "</s>", end, "<EOT>"]
     writer = gguf.GGUFWriter(tmp_path / "chat.gguf", "llama")
@@ -289,9 +278,6 @@ def test_an_end_of_turn_marked_as_plain_text_is_one_token_and_ends_turns(
 
 
 def test_older_conventions_of_directories_are_read(tmp_path: Path) -> None:
-    """`chat_template.json` if there is no other template, `special_tokens_map.json` unless the
-    configuration lists its added tokens (both as in transformers), and a UTF-8 mark.
-    """
     config = write_directory(tmp_path) / "tokenizer_config.json"
     config.write_bytes(b'\xef\xbb\xbf{"eos_token": "<user>"}')
     template = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]

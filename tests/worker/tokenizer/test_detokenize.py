@@ -11,12 +11,10 @@ from worker.tokenizer.detokenize import Detokenizer, decode
 
 
 def one_byte(token_id: int) -> bytes:
-    """The bytes of a token in a vocabulary of single bytes."""
     return bytes((token_id,))
 
 
 def run(detokenizer: Detokenizer, chunks: list[bytes]) -> str:
-    """Feed chunks of one-byte tokens to the end or the first stop string."""
     text = ""
     for chunk in chunks:
         text += detokenizer.feed(chunk)
@@ -38,7 +36,7 @@ def test_every_split_gives_the_text_of_the_whole(raw: bytes, cuts: list[int]) ->
 
 
 def expected_cut(text: str, stop: list[str]) -> tuple[str, str | None]:
-    """A slow reference: grow the text by a character at a time up to the first stop string."""
+    """Find the first stop string by growing the text a character at a time."""
     for end in range(1, len(text) + 1):
         for string in stop:
             if text[:end].endswith(string):
@@ -55,14 +53,12 @@ def expected_cut(text: str, stop: list[str]) -> tuple[str, str | None]:
 def test_stop_strings_are_cut_exactly_for_every_split(
     text: str, stop: list[str], cuts: list[int]
 ) -> None:
-    """The text ends before the stop string that completes first."""
     detokenizer = Detokenizer(one_byte, stop=tuple(stop))
     got = run(detokenizer, split(text.encode(), cuts))
     assert (got, detokenizer.matched) == expected_cut(text, stop)
 
 
 def test_only_a_possible_stop_string_is_held_back() -> None:
-    """With a stop string of four characters, three are held back until the end."""
     detokenizer = Detokenizer(one_byte, stop=("STOP",))
     assert detokenizer.feed(b"abcST") == "ab"
     assert detokenizer.feed(b"ayed") == "cSTa"
@@ -70,14 +66,12 @@ def test_only_a_possible_stop_string_is_held_back() -> None:
 
 
 def test_a_stop_string_can_be_included() -> None:
-    """`include_stop` leaves the matched string in the text and drops what follows."""
     detokenizer = Detokenizer(one_byte, stop=("lo",), include_stop=True)
     assert detokenizer.feed(b"hello world") + detokenizer.finish() == "hello"
     assert detokenizer.matched == "lo"
 
 
 def test_stop_strings_do_not_count_in_the_first_tokens() -> None:
-    """A match that ends within `min_tokens` tokens is text; a later one stops."""
     detokenizer = Detokenizer(one_byte, stop=("a",), min_tokens=3)
     assert detokenizer.feed(b"aaaba!") + detokenizer.finish() == "aaab"
 
@@ -90,7 +84,6 @@ def test_an_incomplete_character_is_replaced_at_the_end() -> None:
 
 @pytest.mark.parametrize("stop", [(), ("zz",)])
 def test_skipped_tokens_have_no_text(stop: tuple[str, ...]) -> None:
-    """Not even one inside a character has an effect."""
     raw = "€".encode()
     detokenizer = Detokenizer(one_byte, skip_ids=frozenset({0}), stop=stop)
     got = detokenizer.feed(raw[:1] + b"\0" + raw[1:]) + detokenizer.finish()
@@ -106,7 +99,6 @@ def test_skipped_tokens_have_no_text(stop: tuple[str, ...]) -> None:
 def test_the_first_space_is_stripped_for_every_split(
     raw: bytes, cuts: list[int], stop: tuple[str, ...]
 ) -> None:
-    """Only one space is removed, before the search for stop strings."""
     detokenizer = Detokenizer(one_byte, stop=stop, strip_space=True)
     got = run(detokenizer, split(raw, cuts))
     whole = raw.decode("utf-8", "replace").removeprefix(" ")

@@ -29,7 +29,6 @@ SMALL = RenderLimits(steps=1000, chars=10_000)
     ],
 )
 def test_loop_iterations_and_calls_are_counted(source: str) -> None:
-    """In nested, filtered and recursive loops, and in recursive macros."""
     with pytest.raises(BudgetExceededError, match="1000 steps"):
         render(source, SMALL, xs=[1, 2, 3, 4, 5, 6, 7, 8, 9])
 
@@ -66,7 +65,6 @@ def test_loop_iterations_and_calls_are_counted(source: str) -> None:
     ],
 )
 def test_text_cannot_grow_without_bound(source: str) -> None:
-    """Operations that repeat, double or join text fail before they build it."""
     with pytest.raises(BudgetExceededError):
         render(source, SMALL)
 
@@ -92,7 +90,6 @@ def test_text_cannot_grow_without_bound(source: str) -> None:
     ],
 )
 def test_huge_widths_and_powers_are_refused(source: str) -> None:
-    """A number in a request cannot produce a gigabyte of blanks."""
     with pytest.raises((SecurityError, UndefinedError)) as caught:
         render(source)
     assert not isinstance(caught.value, BudgetExceededError)  # refused before any work
@@ -128,7 +125,6 @@ def test_every_render_has_the_whole_budget() -> None:
     ],
 )  # fmt: skip
 def test_ordinary_templates_are_unaffected(source: str, expected: str) -> None:
-    """The loop variable, filters, methods and arithmetic have their usual meaning."""
     assert render(source, xs=[1, 2], d={"a": 1}) == expected
 
 

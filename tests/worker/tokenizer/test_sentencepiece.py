@@ -41,7 +41,6 @@ BOS, EOS = 1, 2
 def tokenizer(
     *pieces: ScoredPiece, options: SentencePieceOptions | None = None, byte_pieces: bool = True
 ) -> SentencePieceTokenizer:
-    """A vocabulary of the usual head and some pieces, best score first."""
     scored = [ScoredPiece(p.text, p.score or -float(n), p.kind) for n, p in enumerate(pieces)]
     return SentencePieceTokenizer(
         "x.gguf", [*HEAD, *(BYTES if byte_pieces else []), *scored], options
@@ -81,7 +80,6 @@ LETTERS = [ScoredPiece(c, -100.0) for c in "▁abc"]
 def test_the_best_scored_neighbours_are_joined_first(
     pieces: list[ScoredPiece], text: str, expected: list[str]
 ) -> None:
-    """Scores decide, then the leftmost pair; other characters are spelled in bytes."""
     assert spelled(tokenizer(*pieces), text) == expected
 
 
@@ -106,7 +104,6 @@ def test_additions_around_a_text_follow_the_options() -> None:
 
 
 def test_a_mark_can_absorb_the_blanks_beside_it() -> None:
-    """Its range of characters covers them."""
     mark = ScoredPiece("<m>", 0.0, USER_DEFINED, strips_left=True, strips_right=True)
     built = SentencePieceTokenizer("x", [*HEAD, *LETTERS, mark])
     ids, offsets = built.encode_with_offsets("a  <m> \nb", add_special_tokens=False)
@@ -116,7 +113,6 @@ def test_a_mark_can_absorb_the_blanks_beside_it() -> None:
 
 @pytest.mark.timeout(240)  # a search that begins at every blank would take many minutes
 def test_a_long_run_of_blanks_is_searched_once() -> None:
-    """A mark that absorbs blanks on its left does not make the search quadratic."""
     absorbing = ScoredPiece("<m>", 0.0, USER_DEFINED, strips_left=True)
     built = SentencePieceTokenizer("x", [*HEAD, *LETTERS, absorbing])
     ids = built.encode(" " * 500_000 + "a" + " " * 500_000 + "<m>", add_special_tokens=False)
@@ -136,7 +132,6 @@ def test_offsets_cover_the_text_in_order(text: str, add: bool) -> None:
 
 @pytest.fixture(scope="module")
 def corpus() -> list[str]:
-    """Training text: this repository's own documentation."""
     root = Path(__file__).parents[3]
     lines = [line for file in sorted(root.glob("*.md")) for line in file.read_text().splitlines()]
     return [line for line in lines if line.strip()][:600]
@@ -155,7 +150,6 @@ TRAININGS: dict[str, dict[str, Any]] = {
 def trained(
     request: pytest.FixtureRequest, corpus: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Any, Path]:
-    """A model trained by the library, and its file."""
     written = io.BytesIO()
     spm.SentencePieceTrainer.train(
         sentence_iterator=iter(corpus),
@@ -173,7 +167,6 @@ def trained(
 
 
 def of_file(path: Path) -> SentencePieceTokenizer:
-    """The tokenizer of a file with the library's semantics: marks in a text are plain text."""
     file = read_sentencepiece(path)
     options = SentencePieceOptions(add_space_prefix=file.add_space_prefix, space_after_marks=False)
     return SentencePieceTokenizer(str(path), file.pieces, options)
@@ -203,7 +196,6 @@ def test_any_text_encodes_as_in_the_library(trained: tuple[Any, Path], text: str
 @given(text=st.text(max_size=30))
 @examples(60)
 def test_text_survives_the_round_trip(trained: tuple[Any, Path], text: str) -> None:
-    """With byte pieces, both streamed by token and decoded at once."""
     _, path = trained
     ours = of_file(path)
     text = text.replace("▁", "")  # the library's own sign for a space
@@ -218,7 +210,6 @@ def test_text_survives_the_round_trip(trained: tuple[Any, Path], text: str) -> N
 def test_transformers_conversion_agrees_on_real_text(
     trained: tuple[Any, Path], corpus: list[str], tmp_path: Path
 ) -> None:
-    """The tokenizer.json of transformers for the vocabulary gives the same ids and spellings."""
     library, path = trained
     if not library.is_byte(3):
         pytest.skip("transformers' conversion needs byte pieces")
@@ -234,7 +225,6 @@ def test_transformers_conversion_agrees_on_real_text(
 
 
 def converted_json(library: Any, folder: Path) -> Checkpoint:
-    """A directory written by transformers' LlamaTokenizer for a vocabulary."""
     from transformers import LlamaTokenizer
 
     pieces = [library.id_to_piece(i) for i in range(library.get_piece_size())]
@@ -255,7 +245,6 @@ def converted_json(library: Any, folder: Path) -> Checkpoint:
 
 
 def write_directory(folder: Path, model: Path, **tokenizer_config: Any) -> Path:
-    """A Hugging Face directory with a tokenizer.model and no tokenizer.json."""
     (folder / "tokenizer.model").write_bytes(model.read_bytes())
     config = {
         "model_type": "llama",
@@ -271,7 +260,6 @@ def write_directory(folder: Path, model: Path, **tokenizer_config: Any) -> Path:
 def test_a_directory_may_have_only_a_tokenizer_model(
     trained: tuple[Any, Path], tmp_path: Path
 ) -> None:
-    """Switches and added tokens come from tokenizer_config.json."""
     library, path = trained
     added = {
         "700": {"content": "<|im_start|>", "special": True},
@@ -294,7 +282,6 @@ def test_a_directory_may_have_only_a_tokenizer_model(
 def test_older_directories_list_added_tokens_in_a_separate_file(
     trained: tuple[Any, Path], tmp_path: Path
 ) -> None:
-    """A second file marks the control tokens."""
     folder = write_directory(tmp_path, trained[1])
     files = {
         "added_tokens.json": {"<|im_end|>": 700, "<tool>": 701, "<|sep|>": 702},
@@ -336,7 +323,6 @@ def test_gguf_metadata_gives_the_same_tokenizer(
 
 
 def proto(*fields: tuple[int, bytes | int]) -> bytes:
-    """A protobuf message of small fields."""
     return b"".join(
         bytes((number << 3, value)) if isinstance(value, int)
         else bytes((number << 3 | 2, len(value))) + value
@@ -375,7 +361,6 @@ def test_damaged_and_unsupported_files_are_refused_by_name(
 def test_a_damaged_file_is_read_or_refused(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Truncated or changed bytes raise no other error than `ModelError`."""
     content = bytearray(proto(PIECE, PIECE, (2, proto((3, 2))), (3, proto((3, 1), (4, 0)))))
     for _ in range(data.draw(st.integers(0, 3))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))

@@ -23,7 +23,7 @@ def test_words_are_distinct_and_one_token_each() -> None:
 @given(st.lists(st.integers(sim.FIRST_WORD_ID, sim.IM_START_ID - 1), max_size=30))
 @examples(50)
 def test_an_answer_sent_back_has_its_own_ids(ids: list[int]) -> None:
-    """An answer encodes to its drawn ids, so the next turn hits the prefix cache."""
+    """The next turn then hits the prefix cache."""
     text = decode(TOKENIZER.token_bytes, ids)
     head = "<|im_start|>assistant\n"
     assert encode(head + text + "<|im_end|>") == [*encode(head), *ids, sim.IM_END_ID]
@@ -38,7 +38,6 @@ def test_any_text_has_ids_of_the_vocabulary(text: str) -> None:
 
 
 def test_prose_has_about_one_token_per_word() -> None:
-    """A sign is one token too, and a long word has one for every eight letters."""
     assert len(encode("The quick brown fox jumps over the lazy dog.")) == 10
     assert len(encode("internationalisation")) == 3
     assert encode("naïve café") != encode("naive cafe")

@@ -20,7 +20,6 @@ from worker.tokenizer.tokenizer import PRE_TOKENIZATIONS, build_tokenizer
 
 
 def spelled(text: str) -> list[str]:
-    """Every byte of a text in GPT-2's spelling, for the ASCII letters, digits and blanks."""
     return [{" ": "Ġ", "\n": "Ċ"}.get(c, c) for c in text]
 
 
@@ -31,7 +30,6 @@ END, USER = len(TOKENS) - 2, len(TOKENS) - 1
 
 
 def checkpoint(**changes: Any) -> Checkpoint:
-    """A small GGUF-like checkpoint; changes are metadata keys without their prefix."""
     metadata: dict[str, Any] = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm",
@@ -45,7 +43,6 @@ def checkpoint(**changes: Any) -> Checkpoint:
 
 
 def pieces(pre: str, text: str, **changes: Any) -> list[str]:
-    """The tokens of a text under one pre-tokenizer."""
     tokenizer = build_tokenizer(checkpoint(pre=pre, **changes))
     return [TOKENS[i] for i in tokenizer.encode(text, add_special_tokens=True)]
 
@@ -67,12 +64,10 @@ def pieces(pre: str, text: str, **changes: Any) -> list[str]:
     ],
 )
 def test_each_named_rule_cuts_text_its_own_way(pre: str, text: str, expected: list[str]) -> None:
-    """Rules differ in digits and blanks; only llama-bpe adds a prefix."""
     assert pieces(pre, text) == expected
 
 
 def test_the_prefix_depends_on_the_file_and_the_caller() -> None:
-    """`add_bos_token` overrides the rule's default; a caller can omit the prefix."""
     assert pieces("llama-bpe", "a", add_bos_token=False) == ["a"]
     tokenizer = build_tokenizer(checkpoint(add_bos_token=True))
     assert tokenizer.encode("a", add_special_tokens=True)[0] == END
@@ -80,7 +75,6 @@ def test_the_prefix_depends_on_the_file_and_the_caller() -> None:
 
 
 def test_control_tokens_are_special_and_user_defined_are_text() -> None:
-    """Only control tokens can be skipped in the output."""
     tokenizer = build_tokenizer(checkpoint())
     assert tokenizer.special_ids == {END}
     assert tokenizer.token_bytes(USER) == b"<user>"
@@ -89,13 +83,11 @@ def test_control_tokens_are_special_and_user_defined_are_text() -> None:
 
 
 def test_the_largest_id_decides_the_size_of_a_vocabulary_with_gaps() -> None:
-    """The size is compared with the rows of the model's embedding."""
     rust = RustTokenizer(models.BPE(vocab={"a": 0, "b": 7}, merges=[]))
     assert LibraryTokenizer(rust).vocab_size == 8
 
 
 def test_offsets_are_ranges_of_characters() -> None:
-    """They are empty for added tokens, and equal for the parts of a character."""
     tokenizer = build_tokenizer(
         checkpoint(add_bos_token=True, add_eos_token=True, eos_token_id=END)
     )
@@ -106,7 +98,6 @@ def test_offsets_are_ranges_of_characters() -> None:
 
 
 def test_a_tokenizer_knows_its_size_and_decodes_whole_texts() -> None:
-    """Added tokens count; control tokens are skipped on demand, and have no blanks between."""
     tokenizer = build_tokenizer(checkpoint())
     assert tokenizer.vocab_size == len(TOKENS)
     assert not tokenizer.strips_leading_space
@@ -137,7 +128,6 @@ def test_words_are_cut_as_in_transformers(pre: str, reference: str, text: str) -
 @given(text=st.text(max_size=20))
 @examples(15)
 def test_no_rule_loses_text(pre: str, text: str) -> None:
-    """The pieces of any rule join to the (composed) text."""
     rule = PRE_TOKENIZATIONS.get(pre)
     assert rule is not None
     composed = unicodedata.normalize("NFC", text) if rule.compose else text
@@ -188,7 +178,6 @@ def test_the_default_model_has_its_published_ids(
 @given(st.lists(st.integers(0, 49151), max_size=12) | st.text(max_size=20))
 @examples(150)
 def test_decoding_matches_the_library(smollm: LibraryTokenizer, given: list[int] | str) -> None:
-    """Joined bytes of tokens match the Rust library's text, for any ids and any text."""
     ids = smollm.encode(given, add_special_tokens=False) if isinstance(given, str) else given
     text = decode(smollm.token_bytes, ids)
     assert text == smollm._rust.decode(ids, skip_special_tokens=False)
@@ -200,9 +189,7 @@ def test_decoding_matches_the_library(smollm: LibraryTokenizer, given: list[int]
 @given(st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs", "Cc"]), max_size=40))
 @examples(150)
 def test_any_text_survives_the_round_trip(smollm: LibraryTokenizer, text: str) -> None:
-    """The offsets cover the text. The vocabulary lacks tokens for some control characters and for
-    a byte of the rarest others, so these are excluded.
-    """
+    """The vocabulary lacks tokens for some control characters and for a byte of the rarest others."""
     ids, offsets = smollm.encode_with_offsets(text, add_special_tokens=False)
     assert smollm.decode(ids, skip_special_tokens=False) == text
     assert offsets == sorted(offsets)
@@ -211,7 +198,6 @@ def test_any_text_survives_the_round_trip(smollm: LibraryTokenizer, text: str) -
 
 @pytest.mark.model
 def test_the_default_checkpoint_describes_itself(model_path: Path) -> None:
-    """Context, end tokens (the turn's and the document's) and template come from the file."""
     found = read_checkpoint(model_path)
     assert (found.context_length, found.vocab_size, found.eos_token_ids) == (8192, 49152, (2, 0))
     assert found.chat_template is not None

@@ -23,7 +23,6 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 
 
 def chat(text: str, **fields: object) -> dict[str, Any]:
-    """A chat that is answered with the text."""
     return {"model": "echo", "messages": [{"role": "user", "content": text}], "seed": 1, **fields}
 
 
@@ -34,7 +33,6 @@ def answer(client: httpx.Client, path: str, body: dict[str, Any]) -> Any:
 
 
 def comparable(body: dict[str, Any]) -> dict[str, Any]:
-    """Without what differs from call to call."""
     del body["id"], body["created"]
     body["usage"].pop("prompt_tokens_details")
     for choice in body["choices"]:

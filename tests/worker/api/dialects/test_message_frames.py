@@ -25,7 +25,6 @@ ASKED: dict[str, Any] = {"model": "tiny", "max_tokens": 64, "messages": USER}
 async def client_of(
     bench: Any, key: str = "x", **settings: Any
 ) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    """Anthropic's client of a worker on a socket."""
     bench.template_source, bench.tokenizer = TEMPLATE, ByteTokenizer()
     api = bench.api(max_model_len=4096, **settings)
     async with (
@@ -36,7 +35,6 @@ async def client_of(
 
 
 def plain(message: Any) -> Any:
-    """The parts of an answer that are alike in every run."""
     content = [block.model_dump(exclude={"id"}) for block in message.content]
     return content, message.stop_reason, message.stop_sequence, message.usage.model_dump()
 
@@ -85,7 +83,6 @@ async def test_a_stream_adds_up_to_the_whole_answer(
 
 
 async def test_a_tool_is_used_and_answered(bench: Any) -> None:
-    """A second turn that sends the blocks of the first one back has them in its prompt."""
     says(bench, f"<think>Hm.</think>I look.{CALL}")
     async with client_of(bench, reasoning_parser="qwen3") as client:
         first = await client.messages.create(
@@ -191,7 +188,6 @@ SYSTEM: dict[str, list[Any]] = {
 
 
 def asked_with(place: str, mark: str) -> dict[str, Any]:
-    """A message whose first line of the system's is marked."""
     if place == "turn":
         return {"messages": [{"role": "system", "content": BILLING % mark + "\nBe kind."}, *USER]}
     if place == "text":

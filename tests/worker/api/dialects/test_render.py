@@ -43,7 +43,6 @@ SAMPLING = {
 async def test_a_rendered_request_asks_the_same_of_the_engine(
     bench: Any, path: str, body: dict[str, Any]
 ) -> None:
-    """A rendered request, sent to token-level generation as it is, is the request itself."""
     async with bench.client() as client:
         answer = (await client.post(path + "/render", json=body)).json()
         assert bench.engine.requests == []
@@ -114,7 +113,6 @@ async def test_rendering_is_as_strict_as_generating(
 async def test_offsets_cost_no_second_encoding(
     bench: Any, watched: Any, path: str, body: dict[str, Any]
 ) -> None:
-    """Every text is encoded once, and a long one off the event loop."""
     body = {**body, "return_token_offsets": True, "bad_words": ["hi"]}
     response = await bench.post(path + "/render", body, max_model_len=4096)
     assert response.status_code == 200

@@ -25,7 +25,6 @@ CALL = '<tool_call>{"name": "look_up", "arguments": {"word": "é"}}</tool_call>'
 
 @asynccontextmanager
 async def client_of(bench: Any, **settings: Any) -> AsyncIterator[openai.AsyncOpenAI]:
-    """OpenAI's client of a worker on a socket."""
     bench.template_source, bench.tokenizer = TEMPLATE, ByteTokenizer()
     api = bench.api(max_model_len=4096, **settings)
     async with (
@@ -36,7 +35,6 @@ async def client_of(bench: Any, **settings: Any) -> AsyncIterator[openai.AsyncOp
 
 
 def plain(response: Any) -> Any:
-    """The parts of an answer that are alike in every run."""
     dumped = (item.model_dump(exclude_none=True) for item in response.output)
     output = [{k: v for k, v in item.items() if k not in ("id", "call_id")} for item in dumped]
     return output, response.usage.model_dump(), response.status, response.incomplete_details
@@ -97,9 +95,7 @@ async def test_a_stream_adds_up_to_the_whole_answer(
 
 
 def ended_in_order(events: list[Any]) -> list[Any]:
-    """The items as their ends have them; each ends before the next one begins, all of its events
-    are its own, and its texts are sent whole.
-    """
+    """Check that each item ends before the next one begins, and return the items as they ended."""
     ended: list[Any] = []
     now: Any = None
     grown = ""
@@ -125,7 +121,7 @@ def ended_in_order(events: list[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("size", [1, 5, 1000])
 async def test_a_broken_call_becomes_text_behind_it(bench: Any, size: int) -> None:
-    """The incomplete item of a stream ends before the text; the response has the text alone."""
+    """The stream ends the incomplete item before the text; the response has the text alone."""
     bad = CALL.replace('"é"', '"é", nope')
     says(bench, f"One.{bad}Two.", size=size)
     asked: dict[str, Any] = {"model": "tiny", "input": "hi", "tools": [TOOL]}
@@ -153,8 +149,6 @@ async def test_a_cut_answer_is_incomplete(bench: Any) -> None:
 
 
 async def test_an_answer_is_parsed_into_a_model(bench: Any) -> None:
-    """`text.format` constrains the answer, and the client reads it."""
-
     class Word(pydantic.BaseModel):
         word: str
 
@@ -166,7 +160,6 @@ async def test_an_answer_is_parsed_into_a_model(bench: Any) -> None:
 
 
 async def test_a_tool_is_called_and_answered(bench: Any) -> None:
-    """A second turn that sends items of the first one back has them in its prompt."""
     says(bench, f"<think>Hm.</think>I look.{CALL}")
     async with client_of(bench, reasoning_parser="qwen3") as client:
         first = await client.responses.create(input="hi", tools=[TOOL], instructions="Be short.")
@@ -194,7 +187,6 @@ EARLIER: list[Any] = [
 
 
 async def test_parts_of_earlier_turns_are_read(bench: Any) -> None:
-    """Texts of other APIs, arguments as an object; thinking is only of assistants."""
     call = {"type": "function_call", "call_id": "1", "name": "look_up", "arguments": {"word": "é"}}
     given = {"type": "function_call_output", "call_id": "1", "output": ["a", *EARLIER[1:2]]}
     turns = [{"role": "assistant", "content": EARLIER}, call, given]
@@ -246,7 +238,6 @@ async def test_log_probabilities_are_included(bench: Any) -> None:
 
 
 async def test_a_response_is_aborted_by_its_id(bench: Any) -> None:
-    """The one that it shows, which has the client's own in it."""
     bench.engine.steps = [asyncio.Event()]
     async with bench.client() as client:
         asked = client.post("/v1/responses", json={"input": "a"}, headers={"x-request-id": "mine"})

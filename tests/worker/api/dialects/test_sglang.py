@@ -13,14 +13,12 @@ ENDS = [ord("h"), ord("i"), sim.IM_END_ID]
 
 
 async def post(bench: Any, body: dict[str, Any], path: str = PATH) -> Any:
-    """The answer's JSON; 200."""
     response = await bench.post(path, body)
     assert response.status_code == 200, response.text
     return response.json()
 
 
 async def streamed(bench: Any, body: dict[str, Any]) -> list[Any]:
-    """The events, without the end."""
     response = await bench.post(PATH, {**body, "stream": True})
     *frames, done = response.text.strip().split("\n\n")
     assert done == "data: [DONE]"
@@ -68,7 +66,6 @@ async def test_sglangs_fields_are_those_of_completions(bench: Any) -> None:
 async def test_sglangs_streams_repeat_the_whole(
     bench: Any, body: dict[str, Any], places: list[int] | None
 ) -> None:
-    """The last event of each answer is what the answer is when it is not streamed."""
     body = {**body, "rid": "mine"}
     whole = await post(bench, body)
     events = await streamed(bench, body)

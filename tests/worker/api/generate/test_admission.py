@@ -13,7 +13,6 @@ TEXT = "/v1/completions"
 
 
 async def test_a_dead_engine_admits_no_request(bench: Any) -> None:
-    """503 with a hint to come back, before anything is tokenized."""
     bench.engine.is_alive = False
     response = await bench.post(TEXT, {"prompt": "a"})
     assert response.status_code == 503
@@ -31,7 +30,6 @@ async def test_a_full_queue_refuses_requests(bench: Any) -> None:
 
 
 async def test_a_burst_is_counted_before_the_engine_knows_it(bench: Any) -> None:
-    """Sequences beyond the running slots count as waiting at once."""
     admission = bench.api(max_num_queued_reqs=2, max_num_seqs=4).admission
     with admission.entered(5):
         admission.check()
@@ -71,7 +69,6 @@ async def test_each_of_n_answers_counts(bench: Any) -> None:
 
 
 async def test_a_backlog_of_tokens_refuses_requests(bench: Any) -> None:
-    """Prompt tokens that wait are bounded; alone, a request of any length is let in."""
     bench.engine.steps = [go := asyncio.Event(), *bench.engine.steps]
     api = bench.api(max_num_queued_tokens=10)
     async with bench.client_of(api) as client:
@@ -102,7 +99,6 @@ async def test_a_lack_of_memory_refuses_requests(bench: Any) -> None:
 
 
 async def test_a_draining_worker_refuses_new_requests_and_finishes_running_ones(bench: Any) -> None:
-    """New requests get 503 while the running one finishes; then the worker is idle."""
     go = asyncio.Event()
     bench.engine.steps = [go, *bench.engine.steps]
     api = bench.api()
@@ -120,7 +116,6 @@ async def test_a_draining_worker_refuses_new_requests_and_finishes_running_ones(
 
 
 def test_memory_is_read_four_times_a_second() -> None:
-    """A reading counts for a quarter of a second; without a limit nothing is read."""
     readings = [100, 200, 50]
     now = [0.0]
     guard = MemoryGuard(100, lambda: readings.pop(0), lambda: now[0])

@@ -12,7 +12,7 @@ from worker.types import FinishReason, SamplingParams
 
 
 class OneByteTokens:
-    """A vocabulary of the 256 bytes, the first of them a control token."""
+    """The vocabulary has the 256 bytes; the first of them is a control token."""
 
     special_ids = frozenset({0})
     strips_leading_space = True
@@ -22,13 +22,11 @@ class OneByteTokens:
 
 
 def choice(text: TextParams | None = None, **params: Any) -> Choice:
-    """A choice over one-byte tokens."""
     request = AddRequest("r", [1, 2], SamplingParams(max_tokens=9, **params), 0.5)
     return Choice(0, request, text or TextParams(), OneByteTokens())
 
 
 def test_counts_and_times_come_from_the_last_output(bench: Any) -> None:
-    """The record is what the engine last said, and the ending of the choice."""
     subject = choice()
     assert subject.take(bench.say("a")).text == "a"
     assert subject.take(bench.say("bc", FinishReason.LENGTH, cached=2)).text == "bc"
@@ -40,7 +38,6 @@ def test_counts_and_times_come_from_the_last_output(bench: Any) -> None:
 
 
 def test_a_choice_without_output_is_an_abort() -> None:
-    """A client that leaves before the first token leaves no times behind."""
     record = choice().record(9.0)
     assert (record.reason, record.first_token_seconds) == (FinishReason.ABORT, None)
 
@@ -52,7 +49,6 @@ def test_a_choice_without_output_is_an_abort() -> None:
 def test_the_stop_tokens_text_is_dropped_unless_asked_for(
     bench: Any, text: TextParams, shown: str
 ) -> None:
-    """A token that ends a sequence is counted but not shown."""
     subject = choice(text, stop_token_ids=(98,))
     assert subject.take(bench.say("ab", FinishReason.STOP, stop_token=98)).text == shown
     assert subject.ending is not None
@@ -60,7 +56,6 @@ def test_the_stop_tokens_text_is_dropped_unless_asked_for(
 
 
 def test_the_models_own_end_is_no_stop_reason(bench: Any) -> None:
-    """Only tokens the client asked for are reported."""
     subject = choice()
     subject.take(bench.say("ab", FinishReason.STOP, stop_token=98))
     assert subject.ending is not None
@@ -69,13 +64,11 @@ def test_the_models_own_end_is_no_stop_reason(bench: Any) -> None:
 
 @pytest.mark.parametrize(("skip", "shown"), [(True, "ab"), (False, "a\0b")])
 def test_control_tokens_are_shown_when_asked_for(bench: Any, skip: bool, shown: str) -> None:
-    """`skip_special_tokens: false` keeps them in the text."""
     subject = choice(TextParams(skip_special_tokens=skip))
     assert subject.take(bench.say("a\0b")).text == shown
 
 
 def test_a_request_the_engine_gives_up_is_an_error(bench: Any) -> None:
-    """The engine's words reach the client, and the record says what happened."""
     subject = choice()
     with pytest.raises(RequestError, match="no blocks"):
         subject.take(bench.say([], FinishReason.ERROR, error="no blocks"))
@@ -83,7 +76,6 @@ def test_a_request_the_engine_gives_up_is_an_error(bench: Any) -> None:
 
 
 def test_tokens_after_a_stop_string_do_not_count(bench: Any) -> None:
-    """A merged output may hold more than was needed; usage ends with the match."""
     subject = choice(TextParams(stop=("b",)))
     piece = subject.take(bench.say("xabcdef", FinishReason.LENGTH))
     assert (piece.text, bytes(piece.token_ids)) == ("xa", b"xab")
@@ -101,14 +93,12 @@ def test_logprobs_follow_the_tokens_that_count(bench: Any) -> None:
 
 
 def test_a_dropped_stop_token_keeps_its_id_and_its_logprob(bench: Any) -> None:
-    """The text loses the stop token, the ids do not."""
     entries = [bench.logprob(c) for c in "ab"]
     piece = choice().take(bench.say("ab", FinishReason.STOP, stop_token=98, logprobs=entries))
     assert (piece.text, bytes(piece.token_ids), piece.logprobs) == ("a", b"ab", entries)
 
 
 def test_an_end_token_of_the_generation_config_is_a_stop_reason(bench: Any) -> None:
-    """The model's own end is not reported, the further ones are."""
     subject = choice(TextParams(extra_eos_ids=frozenset({98})))
     subject.take(bench.say("ab", FinishReason.STOP, stop_token=98))
     assert subject.ending is not None
@@ -116,7 +106,6 @@ def test_an_end_token_of_the_generation_config_is_a_stop_reason(bench: Any) -> N
 
 
 def test_a_repetition_is_reported_as_one(bench: Any) -> None:
-    """Text that goes round in circles ends with a reason of its own."""
     subject = choice()
     subject.take(bench.say("abab", FinishReason.REPETITION))
     assert subject.ending is not None
@@ -127,7 +116,7 @@ def test_a_repetition_is_reported_as_one(bench: Any) -> None:
 
 
 def test_an_echo_alone_shows_no_token(bench: Any) -> None:
-    """The one token the engine draws for `max_tokens: 0` is neither shown nor counted."""
+    """The engine draws one token for `max_tokens: 0`, which is neither shown nor counted."""
     subject = choice(TextParams(echo_only=True))
     piece = subject.take(bench.say("a", FinishReason.STOP, stop_token=97))
     assert (piece.text, list(piece.token_ids), subject.num_generated) == ("", [], 0)
@@ -162,7 +151,6 @@ def test_an_abort_that_was_asked_for_is_an_ending(bench: Any) -> None:
 
 
 def test_an_abort_for_the_servers_own_reasons_is_an_error(bench: Any) -> None:
-    """A client may try it elsewhere: 503."""
     subject = choice()
     with pytest.raises(RequestError, match="going home") as caught:
         subject.take(bench.say("a", FinishReason.ABORT, error="going home"))

@@ -38,7 +38,6 @@ def test_the_first_chat_chunk_names_the_role() -> None:
 
 
 def test_a_chat_delta_carries_text_and_the_last_one_its_ending() -> None:
-    """`stop_reason` appears only on a choice's last chunk."""
     frames = ChatFrames(HEAD)
     assert frames.delta(Delta(0, 'é"\n')) == (
         b'data: {"id":"id-1","object":"chat.completion.chunk","created":7,"model":"tiny",'
@@ -52,7 +51,6 @@ def test_a_chat_delta_carries_text_and_the_last_one_its_ending() -> None:
 
 
 def test_a_completion_delta_is_a_text() -> None:
-    """Text chunks carry both reasons, null until the end."""
     frames = CompletionFrames(HEAD)
     assert frames.delta(Delta(1, "a")) == (
         b'data: {"id":"id-1","object":"text_completion","created":7,"model":"tiny","choices":'
@@ -67,7 +65,6 @@ def test_a_completion_delta_is_a_text() -> None:
 def test_usage_comes_in_a_chunk_without_choices(
     kind: type[ChatFrames] | type[CompletionFrames],
 ) -> None:
-    """The usage chunk, and a delta with usage, are valid JSON with the counts."""
     frames = kind(HEAD)
     last = json.loads(frames.usage(USAGE, None).removeprefix(b"data: "))
     assert (last["choices"], last["usage"]) == ([], USAGE_JSON)
@@ -94,7 +91,6 @@ def test_a_whole_chat_answer_has_every_null() -> None:
 
 
 def test_a_whole_completion_has_a_choice_for_every_prompt() -> None:
-    """Choices are in the order of the prompts."""
     answers = [Answer("a", Ending("stop", "x")), Answer("b", Ending("length"))]
     body = json.loads(CompletionFrames(HEAD).body(answers, USAGE, None))
     assert [(c["index"], c["text"], c["stop_reason"]) for c in body["choices"]] == [
@@ -107,7 +103,6 @@ def test_a_whole_completion_has_a_choice_for_every_prompt() -> None:
 def test_facts_that_were_asked_for_are_in_the_frames(
     kind: type[ChatFrames] | type[CompletionFrames],
 ) -> None:
-    """Log probabilities, token ids and metrics stand where clients of vLLM look for them."""
     frames = kind(HEAD, PromptFacts([[1, 2], [3]], choices_each=2))
     fields = {"content": [{"token": "a"}]}
     delta = Delta(3, "a", Ending("stop"), fields, [5, 6], metrics={"queue_time_ms": 1.5})
@@ -122,7 +117,6 @@ def test_facts_that_were_asked_for_are_in_the_frames(
 
 
 def test_a_continued_chat_begins_with_its_last_message() -> None:
-    """The role is the last speaker's, and the echoed text comes first."""
     frames = ChatFrames(HEAD, PromptFacts(text="<p>"), role="user", echo="I am")
     role, echoed = (
         json.loads(frame.removeprefix(b"data: "))
@@ -144,7 +138,6 @@ def test_cached_tokens_may_be_left_out() -> None:
 
 
 def test_errors_have_openais_envelope() -> None:
-    """The same envelope is a body before the first byte and an event after it."""
     error = RequestError("no", param="n", status=404, type="NotFoundError")
     expected = {"error": {"message": "no", "type": "NotFoundError", "param": "n", "code": 404}}
     assert json.loads(error_body(error)) == expected

@@ -1,4 +1,4 @@
-"""Several tokens at once are events_of as if each had come by itself, whatever was asked for."""
+"""Several tokens at once are written as if each had come by itself."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ ENDINGS = (
 
 
 def answer(bench: Any, tokens: list[int], ending: tuple[FinishReason, int | None]) -> list[Any]:
-    """One output for each token, the last one with the end; times advance by a second each."""
+    """Return one output for each token, a second apart; the last one has the end."""
     reason, stop_token = ending
     if stop_token is not None:
         tokens = [*tokens, stop_token]
@@ -56,7 +56,7 @@ def answer(bench: Any, tokens: list[int], ending: tuple[FinishReason, int | None
 
 
 def in_runs(outputs: list[Any], cuts: set[int]) -> list[Any]:
-    """The same, as steps that each give a run of them: a new one at every cut."""
+    """Group the outputs into steps; a new step begins at every cut."""
     runs: list[Any] = []
     for place, output in enumerate(outputs):
         if not runs or place in cuts:
@@ -92,7 +92,6 @@ STREAMING: st.SearchStrategy[Body] = st.fixed_dictionaries(
 
 
 def asked(path: str, fields: Body, with_logprobs: bool, echo: bool) -> Body:
-    """A request of either API."""
     body: Body = {"max_tokens": 60, **fields}
     if path == CHAT:
         body["messages"] = [{"role": "user", "content": "hi"}]
@@ -110,13 +109,10 @@ def asked(path: str, fields: Body, with_logprobs: bool, echo: bool) -> Body:
 
 @dataclass
 class Player:
-    """An API that plays outputs to one request after the other."""
-
     api: Any
     bench: Any
 
     def events_of(self, steps: list[Any], path: str, body: Body) -> tuple[Any, Body]:
-        """The events of a stream, decoded."""
         echoed = [self.bench.logprob("h")] if body.get("echo") else []
         first = msgspec.structs.replace(steps[0], prompt_logprobs=echoed)
         self.bench.engine.script = lambda request, branch: [first, *steps[1:]]
@@ -138,19 +134,17 @@ class Player:
 
 @pytest.fixture
 def player(bench: Any) -> Player:
-    """One for all examples of a test: its documents take longer to write than its answers."""
+    """One player serves all examples of a test, as its documents take long to write."""
     return Player(bench.api(max_model_len=256), bench)
 
 
 def whole(text: str) -> Body:
-    """A body without its own name and time."""
     body: Body = json.loads(text)
     del body["id"], body["created"]
     return body
 
 
 def streamed(text: str) -> Body:
-    """A stream put together: what its frames say of the choice, one after the other."""
     payloads = [f.removeprefix("data: ") for f in text.split("\n\n") if f.startswith("data: ")]
     assert payloads.pop() == "[DONE]"
     found: Body = {"text": "", "logprobs": {}, "token_ids": [], "usage": None, "ends": []}
@@ -190,7 +184,6 @@ def test_a_run_is_written_like_its_tokens(
     with_logprobs: bool,
     echo: bool,
 ) -> None:
-    """Text, ids, log probabilities, ends, usage and sizes: of any runs as of single tokens."""
     body = asked(path, fields, with_logprobs, echo)
     if stream:
         body |= {"stream": True, **streaming}
@@ -216,7 +209,6 @@ def test_a_stream_of_runs_says_what_the_body_says(
     fields: Body,
     streaming: Body,
 ) -> None:
-    """The frames put together are the answer that comes as one."""
     runs = in_runs(answer(player.bench, tokens, ending), cuts)
     body = asked(TEXT, {**fields, "return_token_ids": True}, True, False)
     frames, sizes = player.events_of(runs, TEXT, {**body, "stream": True, **streaming})
@@ -239,9 +231,7 @@ async def test_usage_grows_with_every_frame(bench: Any) -> None:
 
 
 async def test_a_stop_string_precedes_later_ends(bench: Any) -> None:
-    """A run with the match and the server's own abort is an answer, as it was when the match
-    came; without the match it is an error.
-    """
+    """The match makes the run an answer; without it, the server's own abort is an error."""
     bench.engine.steps = [bench.say("aENDb", FinishReason.ABORT, error="going home")]
     async with bench.client() as client:
         whole_answer = await client.post(TEXT, json={"prompt": "a", "stop": "END"})
@@ -264,7 +254,6 @@ async def test_gaps_are_between_steps_and_not_between_tokens(bench: Any) -> None
 
 
 def speculated(output: RequestOutput, *histogram: int, drafted: int) -> RequestOutput:
-    """An output with the figures of its sequence so far."""
     accepted = sum(place * count for place, count in enumerate(histogram))
     figures = SpeculationFigures(sum(histogram), drafted, accepted, list(histogram))
     return msgspec.structs.replace(output, speculation=figures)
@@ -272,8 +261,6 @@ def speculated(output: RequestOutput, *histogram: int, drafted: int) -> RequestO
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_drafts_are_reported_with_the_metrics(bench: Any, stream: bool) -> None:
-    """vLLM's figures, over all answers, with an entry for every number of accepted drafts."""
-
     def script(request: Any, branch: int) -> list[Any]:
         if branch == 0:
             return [

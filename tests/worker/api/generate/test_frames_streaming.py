@@ -14,7 +14,6 @@ END = FinishReason.LENGTH
 
 
 async def stream(bench: Any, path: str = TEXT, **body: Any) -> list[Any]:
-    """The parsed events of a stream, without [DONE]."""
     settings = body.pop("settings", {})
     base = {"messages": USER} if path == CHAT else {"prompt": "a"}
     response = await bench.post(path, {**base, "stream": True, **body}, **settings)
@@ -48,7 +47,6 @@ async def test_logprobs_come_with_their_tokens_exactly_once(bench: Any) -> None:
 
 
 async def test_text_offsets_continue_over_the_frames(bench: Any) -> None:
-    """The frames of a text completion count characters from the start of the answer."""
     bench.engine.steps = [
         bench.say("ab", logprobs=[bench.logprob("a", ("z", -2.0)), bench.logprob("b")]),
         bench.say("c", END, logprobs=[bench.logprob("c")]),
@@ -64,7 +62,6 @@ async def test_text_offsets_continue_over_the_frames(bench: Any) -> None:
 
 
 async def test_token_ids_are_streamed_when_asked(bench: Any) -> None:
-    """Every token's id comes once, text or not; the prompt's come first."""
     bench.engine.steps = [bench.say([0xE2]), bench.say([0x82, 0xAC]), bench.say("!", END)]
     found = await stream(bench, return_token_ids=True, prompt=[5, 6])
     choices = [e["choices"][0] for e in found]
@@ -74,7 +71,6 @@ async def test_token_ids_are_streamed_when_asked(bench: Any) -> None:
 
 
 async def test_an_echo_comes_with_the_first_text(bench: Any) -> None:
-    """The prompt, its log probabilities, then the answer's."""
     bench.engine.steps = [
         bench.say([], prompt_logprobs=[bench.logprob("y")]),
         bench.say("a", logprobs=[bench.logprob("a")], prompt_logprobs=[bench.logprob("z")]),
@@ -92,7 +88,7 @@ async def test_an_echo_comes_with_the_first_text(bench: Any) -> None:
 
 
 async def test_a_branch_waits_for_the_prompt_it_echoes(bench: Any) -> None:
-    """Only the first sequence brings the prompt's log probabilities; all echo them."""
+    """Only the first sequence reports the prompt's log probabilities; all of them echo the prompt."""
     ready = asyncio.Event()
 
     def script(request: Any, branch: int) -> list[Any]:
@@ -111,14 +107,12 @@ async def test_a_branch_waits_for_the_prompt_it_echoes(bench: Any) -> None:
 
 
 async def test_usage_can_be_forced_on_every_stream(bench: Any) -> None:
-    """`--enable-force-include-usage` adds the chunk without choices, unasked."""
     found = await stream(bench, settings={"enable_force_include_usage": True})
     assert found[-1]["choices"] == []
     assert found[-1]["usage"]["completion_tokens"] == 3
 
 
 async def test_continuous_usage_counts_from_the_opening_on(bench: Any) -> None:
-    """The role has the prompt's count, then each chunk one more."""
     bench.engine.steps = [bench.say("a"), bench.say("b", END)]
     options = {"include_usage": True, "continuous_usage_stats": True}
     found = await stream(bench, CHAT, stream_options=options)
@@ -128,7 +122,6 @@ async def test_continuous_usage_counts_from_the_opening_on(bench: Any) -> None:
 
 @pytest.mark.parametrize("is_forced", [False, True])
 async def test_continuous_usage_needs_usage(bench: Any, is_forced: bool) -> None:
-    """A client that declines usage gets none, unless the worker reports it in every stream."""
     options = {"include_usage": False, "continuous_usage_stats": True}
     settings = {"enable_force_include_usage": is_forced}
     found = await stream(bench, CHAT, settings=settings, stream_options=options)
@@ -137,7 +130,6 @@ async def test_continuous_usage_needs_usage(bench: Any, is_forced: bool) -> None
 
 @pytest.mark.parametrize("with_usage", [False, True])
 async def test_metrics_and_fingerprint_come_at_the_end(bench: Any, with_usage: bool) -> None:
-    """On the usage chunk when there is one, else on the last of the answer."""
     settings = {"enable_per_request_metrics": True, "system_fingerprint": "pointsman-1-abc"}
     options = {"stream_options": {"include_usage": True}} if with_usage else {}
     found = await stream(bench, CHAT, settings=settings, **options)
@@ -153,7 +145,6 @@ async def test_metrics_and_fingerprint_come_at_the_end(bench: Any, with_usage: b
 
 @pytest.mark.looptime
 async def test_a_silent_stream_gets_comments(bench: Any) -> None:
-    """A comment for every interval without an event, and none after the end."""
     first, second = asyncio.Event(), asyncio.Event()
     bench.engine.steps = [first, bench.say("a"), second, bench.say("b", END)]
     loop = asyncio.get_running_loop()
@@ -167,7 +158,6 @@ async def test_a_silent_stream_gets_comments(bench: Any) -> None:
 
 @pytest.mark.looptime
 async def test_a_failure_after_a_keep_alive_is_an_event(bench: Any) -> None:
-    """The headers are out by then: the error comes in the stream, which has no [DONE]."""
     failing = asyncio.Event()
     bench.engine.steps = [failing, bench.say([], FinishReason.ERROR, error="corrupt")]
     asyncio.get_running_loop().call_later(15, failing.set)

@@ -12,7 +12,6 @@ PATH = "/inference/v1/generate"
 
 
 async def test_an_answer_is_in_tokens(bench: Any) -> None:
-    """The drawn ids, the stop token among them, and the usage; no text unless asked for."""
     async with bench.client() as client:
         body = {"token_ids": [1, 2, 3], "request_id": "r"}
         answer = (await client.post(PATH, json=body)).json()
@@ -32,7 +31,6 @@ async def test_without_a_limit_the_context_is_filled(bench: Any) -> None:
 
 
 async def test_a_stream_is_in_tokens(bench: Any) -> None:
-    """One frame for each output, then the usage and the end."""
     async with bench.client() as client:
         body = {"token_ids": [1], "stream": True, "stream_options": {"include_usage": True}}
         answer = await client.post(PATH, json=body)
@@ -47,7 +45,6 @@ async def test_a_stream_is_in_tokens(bench: Any) -> None:
 
 
 async def test_log_probabilities_name_ids(bench: Any) -> None:
-    """The chat's form, with token ids for names."""
     bench.engine.steps = [
         bench.say("h", FinishReason.LENGTH, logprobs=[bench.logprob("h", ("i", -2.0))])
     ]
@@ -60,7 +57,7 @@ async def test_log_probabilities_name_ids(bench: Any) -> None:
 
 
 async def test_everything_a_client_library_sends_is_taken(bench: Any) -> None:
-    """Fields of the flat sampling parameters that mean nothing here are no error."""
+    """Client libraries send fields of the flat sampling parameters that mean nothing here."""
     sampling = {
         "detokenize": False,
         "output_kind": 2,

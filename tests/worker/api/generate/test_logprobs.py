@@ -13,18 +13,15 @@ SKIP = frozenset({0})
 
 
 def entry(token_id: int, *others: int, rank: int = 1) -> TokenLogprobs:
-    """A token with log probability -1 - its id / 10, and others."""
     ids = (token_id, *others)
     return TokenLogprobs(ids, tuple(-1 - i / 10 for i in ids), rank)
 
 
 def completion(*, as_ids: bool = False) -> CompletionLogprobs:
-    """A writer over the table."""
     return CompletionLogprobs(TABLE.__getitem__, as_ids=as_ids, skip_ids=SKIP)
 
 
 def test_a_chat_token_has_its_bytes_and_its_rivals() -> None:
-    """The bytes are the token's own, also where they are no character by themselves."""
     (content,) = ChatLogprobs(TABLE.__getitem__, as_ids=False).take([entry(2, 1, 2)])["content"]
     assert content == {
         "token": "�",
@@ -38,7 +35,6 @@ def test_a_chat_token_has_its_bytes_and_its_rivals() -> None:
 
 
 def test_a_fixed_token_that_is_also_likely_shows_once() -> None:
-    """The likeliest tokens come first, and nothing twice."""
     (content,) = ChatLogprobs(TABLE.__getitem__, as_ids=True).take([entry(1, 1, 4, 4, 3)])[
         "content"
     ]
@@ -60,7 +56,6 @@ def test_minus_infinity_is_written_as_a_number() -> None:
 
 
 def test_text_offsets_count_characters_of_the_text() -> None:
-    """Pieces of one character stand at its place; a token without text takes no room."""
     writer = completion()
     first = writer.take([entry(1), entry(2)])
     second = writer.take([entry(3), entry(4), entry(0)])
@@ -71,7 +66,7 @@ def test_text_offsets_count_characters_of_the_text() -> None:
 
 
 def test_the_drawn_token_wins_where_texts_are_alike() -> None:
-    """`top_logprobs` goes by text: the first of two alike counts."""
+    """`top_logprobs` is keyed by text: the first of two equal texts counts."""
     assert completion().take([entry(1, 5, 4)])["top_logprobs"] == [{" Hi": -1.1, "!": -1.4}]
     assert completion(as_ids=True).take([entry(1, 5)])["top_logprobs"] == [
         {"token_id:1": -1.1, "token_id:5": -1.5}
@@ -92,14 +87,13 @@ def test_an_echoed_prompt_begins_with_null() -> None:
 
 
 def test_the_models_prefix_takes_no_room_in_an_echo() -> None:
-    """A bos token is a token of the prompt, but no part of its text."""
+    """A bos token is a token of the prompt but no part of its text."""
     _, written_as = completion().prompt([0, 1, 4], " Hi!", [entry(1), entry(4)])
     assert written_as["text_offset"] == [0, 3]
 
 
 @pytest.mark.parametrize(("asked", "fixed_rank"), [(1, None), (-1, 2)])
 def test_prompt_logprobs_are_ranked(asked: int, fixed_rank: int | None) -> None:
-    """The prompt's own token has its rank, the likeliest theirs, others none."""
     written_as = prompt_logprobs([entry(4, 1, 3, rank=7)], 3, asked, TABLE.__getitem__)
     first, second, unknown = msgspec.json.decode(written_as)
     assert first is unknown is None

@@ -12,14 +12,12 @@ from worker.types import SamplingParams
 
 
 def request(request_id: str, num_tokens: int = 5, branches: tuple[str, ...] = ()) -> AddRequest:
-    """A request with a number of prompt tokens."""
     ids = list(range(num_tokens))
     return AddRequest(request_id, ids, SamplingParams(4), 0.0, branch_ids=list(branches))
 
 
 @pytest.fixture
 def subject(bench: Any) -> tuple[OpenSequences, Admission]:
-    """The list over a scripted engine that says "h" and then waits."""
     bench.engine.steps = bench.engine.steps[:1]
     metrics = WorkerMetrics("m", 64, 1.0)
     admission = Admission(bench.engine, metrics, max_num_seqs=4, max_num_queued_reqs=None)
@@ -43,7 +41,6 @@ def subject(bench: Any) -> tuple[OpenSequences, Admission]:
 async def test_aborts_reach_every_sequence_of_a_response(
     subject: Any, bench: Any, asked: str, stopped: list[str]
 ) -> None:
-    """The response's id, the client's own and a sequence's own are understood, and no others."""
     engine, _ = subject
     engine.open(request("cmpl-a-0-1f", branches=("1_cmpl-a-0-1f",)))
     engine.open(request("cmpl-a-1-2f"))
@@ -63,7 +60,6 @@ async def test_closed_sequences_leave_the_list(subject: Any, bench: Any) -> None
 
 
 async def test_prompts_wait_until_their_first_output(subject: Any) -> None:
-    """Tokens count once for all branches, from the opening to the first output or the close."""
     engine, admission = subject
     first, branch = engine.open(request("cmpl-a-0-1f", 5, ("1_cmpl-a-0-1f",)))
     (second,) = engine.open(request("cmpl-b-0-1f", 7))
@@ -76,7 +72,6 @@ async def test_prompts_wait_until_their_first_output(subject: Any) -> None:
 
 
 def test_a_response_is_found_in_its_requests_ids() -> None:
-    """Dashes in the client's id are its own; what names a branch is not part of it."""
     for prefix in ("", "1_", "12_"):
         assert response_of(f"{prefix}chatcmpl-my-own-id-3-0badcafe") == "chatcmpl-my-own-id"
 
@@ -95,7 +90,6 @@ class Compared(str):
 
 
 async def test_many_ids_cost_one_pass_over_open_sequences(subject: Any, bench: Any) -> None:
-    """Ids are looked up, not compared one by one with everything that is open."""
     engine, _ = subject
     for n in range(50):
         engine.open(request(f"cmpl-{n}-0-1f"))

@@ -15,7 +15,6 @@ USER = [{"role": "user", "content": "hi"}]
 
 
 def events(body: str) -> list[Any]:
-    """The parsed events of a stream, `[DONE]` as it is."""
     frames = body.split("\n\n")
     assert frames.pop() == ""
     payloads = [frame.removeprefix("data: ") for frame in frames]
@@ -23,7 +22,6 @@ def events(body: str) -> list[Any]:
 
 
 async def test_a_chat_is_rendered_run_and_answered(bench: Any) -> None:
-    """The template's prompt reaches the engine; its text comes back without the end token."""
     response = await bench.post(CHAT, {"messages": USER, "model": "alias"})
     body = response.json()
     assert response.status_code == 200
@@ -44,7 +42,6 @@ async def test_a_chat_is_rendered_run_and_answered(bench: Any) -> None:
 
 
 async def test_a_chat_streams_role_text_and_ending(bench: Any) -> None:
-    """Role first, a chunk for each step, the reason on the last, then usage and [DONE]."""
     asked = {"messages": USER, "stream": True, "stream_options": {"include_usage": True}}
     response = await bench.post(CHAT, asked)
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -104,7 +101,6 @@ async def test_token_ids_are_a_prompt(bench: Any) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_stop_string_across_chunks_ends_and_aborts(bench: Any, stream: bool) -> None:
-    """The text ends before the stop string, the engine stops, the string is the reason."""
     never = asyncio.Event()
     bench.engine.steps = [bench.say(t) for t in ("one E", "N", "D two")] + [never]
     response = await bench.post(TEXT, {"prompt": "a", "stop": ["END"], "stream": stream})
@@ -120,7 +116,6 @@ async def test_a_stop_string_across_chunks_ends_and_aborts(bench: Any, stream: b
 
 
 async def test_a_stop_token_of_the_client_is_reported(bench: Any) -> None:
-    """A `stop_token_ids` match is the stop reason, and its text is dropped."""
     bench.engine.steps = [bench.say("ab", FinishReason.STOP, stop_token=ord("b"))]
     async with bench.client() as client:
         body = (await client.post(TEXT, json={"prompt": "a", "stop_token_ids": [ord("b")]})).json()
@@ -137,7 +132,6 @@ async def test_characters_cut_by_tokens_arrive_whole(bench: Any) -> None:
 
 
 async def test_the_clients_request_id_is_in_ours(bench: Any) -> None:
-    """`x-request-id` names the answer and is echoed; inside, a repeated id stays unique."""
     async with bench.client(enable_request_id_headers=True) as client:
         first = await client.post(TEXT, json={"prompt": "a"}, headers={"x-request-id": "r-1"})
         await client.post(CHAT, json={"messages": USER}, headers={"x-request-id": "r-1"})
@@ -151,7 +145,6 @@ async def test_the_clients_request_id_is_in_ours(bench: Any) -> None:
 
 
 async def test_max_tokens_is_clamped_to_the_room(bench: Any) -> None:
-    """A limit that fits the context but not the prompt is lowered, not refused."""
     async with bench.client() as client:
         await client.post(TEXT, json={"prompt": [1] * 60, "max_tokens": 50})
     assert bench.engine.requests[0].params.max_tokens == 4
@@ -194,7 +187,6 @@ async def test_errors_have_a_status_and_a_field(
 
 @pytest.mark.parametrize("model", [None, "", "tiny", "alias", "/models/tiny"])
 async def test_every_name_of_the_model_is_taken(bench: Any, model: str | None) -> None:
-    """Served names, the path, and no name at all mean this model."""
     response = await bench.post(TEXT, {"prompt": "a", "model": model})
     assert response.status_code == 200
 

@@ -12,7 +12,6 @@ END = FinishReason.LENGTH
 
 
 async def whole(bench: Any, path: str = TEXT, **body: Any) -> Any:
-    """The body of an answer."""
     settings = body.pop("settings", {})
     base = {"messages": USER} if path == CHAT else {"prompt": "a"}
     response = await bench.post(path, {**base, **body}, **settings)
@@ -21,7 +20,6 @@ async def whole(bench: Any, path: str = TEXT, **body: Any) -> Any:
 
 
 async def test_a_chat_shows_how_likely_its_tokens_were(bench: Any) -> None:
-    """One entry for each token, merged outputs or not, with its likeliest rivals."""
     bench.engine.steps = [
         bench.say(
             "ab", logprobs=[bench.logprob("a", ("a", -0.5), ("z", -2.0)), bench.logprob("b")]
@@ -65,7 +63,6 @@ async def test_prompt_logprobs_are_where_each_endpoint_has_them(bench: Any) -> N
 
 
 async def test_an_echo_without_an_answer_scores_the_prompt(bench: Any) -> None:
-    """`echo` with `max_tokens: 0`: the prompt, its log probabilities, and no token of an answer."""
     own = [bench.logprob("a")]
     scores = [bench.logprob("y"), bench.logprob("z")]
     bench.engine.steps = [bench.say("a", END, logprobs=own, prompt_logprobs=scores)]
@@ -80,7 +77,6 @@ async def test_an_echo_without_an_answer_scores_the_prompt(bench: Any) -> None:
 
 
 async def test_an_echo_repeats_the_prompt_as_it_was_given(bench: Any) -> None:
-    """A text stays as the client wrote it, though its tokens may spell it otherwise."""
     bench.engine.steps = [bench.say("!", END)]
     body = await whole(bench, prompt=["Hello  there", "x"], echo=True)
     assert [c["text"] for c in body["choices"]] == ["Hello  there!", "x!"]
@@ -102,7 +98,6 @@ async def test_cached_tokens_are_reported_unless_switched_off(bench: Any) -> Non
 
 
 async def test_a_requests_own_metrics_are_reported_when_switched_on(bench: Any) -> None:
-    """Times in milliseconds, from the engine's clock; null without the flag."""
     body = await whole(bench, settings={"enable_per_request_metrics": True})
     assert (await whole(bench))["metrics"] is None
     metrics = body["metrics"]

@@ -52,7 +52,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
 
 
 def script(bench: Any, text: str, size: int) -> None:
-    """An engine that gives a text byte by byte, `size` in a step, from the end of the answer."""
+    """Make the engine give a text byte by byte, `size` bytes a step, from the end of the answer."""
     raw = text.encode()
 
     def steps(request: AddRequest, _: int) -> Sequence[Any]:
@@ -76,7 +76,6 @@ def client_of(bench: Any, case: str) -> Any:
 
 
 async def ask(client: Any, case: str, resume: Any) -> tuple[dict[str, Any], bytes]:
-    """A body that resumes."""
     path, _, fields, _ = CASES[case]
     base = {"messages": [{"role": "user", "content": "hi"}]} if path == CHAT else {"prompt": "a"}
     body = {"max_tokens": 200, **base, **fields, "stream": True, "resume": resume}
@@ -86,7 +85,6 @@ async def ask(client: Any, case: str, resume: Any) -> tuple[dict[str, Any], byte
 
 
 def cuts(stream: bytes) -> list[tuple[bytes, list[int]]]:
-    """At each mark: what the client has, and its tokens."""
     found: list[tuple[bytes, list[int]]] = []
     tokens: list[int] = []
     for mark in MARK.finditer(stream):
@@ -96,7 +94,7 @@ def cuts(stream: bytes) -> list[tuple[bytes, list[int]]]:
 
 
 def same_calls(stream: bytes) -> bytes:
-    """With the ids of calls by their order: a worker that continues a call never names it."""
+    """Replace the ids of calls by their order: a worker that continues a call never names it."""
     numbers = itertools.count()
     return re.sub(rb"chatcmpl-tool-[0-9a-f]+", lambda _: b"call-%d" % next(numbers), stream)
 
@@ -127,7 +125,7 @@ async def test_a_stream_that_has_not_begun_starts_under_its_id(bench: Any) -> No
 
 
 async def test_marks_follow_the_text_of_their_tokens(bench: Any) -> None:
-    """The opening alone is marked with no tokens; half a character is no text of its own yet."""
+    """Only the opening is marked with no tokens; half a character is no text of its own yet."""
     script(bench, "é!", 1)
     async with client_of(bench, "chat") as client:
         _, stream = await ask(client, "chat", {})
@@ -181,7 +179,6 @@ async def test_facts_of_no_header_are_refused(
 
 
 async def until_cut(response: httpx.Response) -> bytes:
-    """The events up to the cut."""
     found = b""
     try:
         async for chunk in response.aiter_raw():

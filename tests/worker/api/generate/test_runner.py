@@ -15,13 +15,12 @@ USER = [{"role": "user", "content": "hi"}]
 
 
 def events(body: str) -> list[Any]:
-    """The parsed events of a stream, `[DONE]` as it is."""
     payloads = [f.removeprefix("data: ") for f in body.split("\n\n") if f.startswith("data: ")]
     return [p if p == "[DONE]" else json.loads(p) for p in payloads]
 
 
 def outputs_of(bench: Any) -> None:
-    """Make every sequence say its prompt's first token and its number; later ones end first."""
+    """Make every sequence say its prompt's first token and its number; later sequences end first."""
 
     def script(request: AddRequest, branch: int) -> list[Any]:
         name = f"{request.prompt_token_ids[0]}.{branch}"
@@ -33,7 +32,6 @@ def outputs_of(bench: Any) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_choices_are_numbered_by_prompt_then_answer(bench: Any, stream: bool) -> None:
-    """Two prompts with three answers each: index = prompt × 3 + answer, counted once each."""
     outputs_of(bench)
     asked: dict[str, Any] = {"prompt": [[1, 2], [7]], "n": 3, "stream": stream}
     if stream:
@@ -62,7 +60,6 @@ async def test_choices_are_numbered_by_prompt_then_answer(bench: Any, stream: bo
 
 
 async def test_a_streamed_chat_opens_every_answer_once(bench: Any) -> None:
-    """n roles, n endings, one [DONE], and nothing after it."""
     outputs_of(bench)
     asked = {"messages": USER, "n": 3, "stream": True}
     response = await bench.post(CHAT, asked)
@@ -89,7 +86,6 @@ async def test_the_last_record_of_a_request_carries_its_n(bench: Any) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_one_answers_failure_ends_them_all(bench: Any, stream: bool) -> None:
-    """When the engine gives a branch up, the others are aborted and every one is recorded."""
     never = asyncio.Event()
 
     def script(request: AddRequest, branch: int) -> list[Any]:
@@ -110,8 +106,6 @@ async def test_one_answers_failure_ends_them_all(bench: Any, stream: bool) -> No
 
 
 async def test_an_engine_that_is_gone_fails_every_sequence_once(bench: Any) -> None:
-    """A request that cannot be opened is a 503, and counts as an error."""
-
     def gone(request: AddRequest, branch: int) -> list[Any]:
         raise EngineDeadError("gone")
 

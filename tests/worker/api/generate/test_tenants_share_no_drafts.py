@@ -18,7 +18,7 @@ Headers = dict[str, bytes]
 
 
 class Watched:
-    """Implements `Drafter` by the suffix drafter, and keeps what it was asked with and said."""
+    """Implements `Drafter` by the suffix drafter, and keeps what it is asked and told."""
 
     def __init__(self) -> None:
         drafter = build_drafter(SpeculativeConfig("suffix", 8))
@@ -41,22 +41,18 @@ class Watched:
 
 
 def key(index: int, **more: str) -> Headers:
-    """The headers of the client with that key; `fairness_id` may be among `more`."""
     headers = {"authorization": f"Bearer {KEYS[index]}".encode()}
     return headers | (named(more["fairness_id"]) if more else {})
 
 
 def named(fairness_id: str) -> Headers:
-    """The headers of a gateway that names whom it asks for."""
     return {FAIRNESS_ID: fairness_id.encode("latin-1")}
 
 
 async def run(
     bench: Any, first: Headers, second: Headers, keys: list[str], salts: tuple[str | None, ...]
 ) -> Watched:
-    """Two clients ask in turn, through the API, for the same prompt; the engine answers both with
-    the same tokens.
-    """
+    """Let two clients ask in turn for the same prompt; the engine answers both alike."""
     async with bench.client(api_keys=keys) as client:
         for headers, salt in zip((first, second), salts, strict=True):
             body = {"prompt": [1, 2, 3], "max_tokens": 12, "cache_salt": salt}
@@ -76,7 +72,6 @@ async def run(
 
 
 def request_seq(engine: Any) -> int:
-    """The id of the only sequence there is."""
     [sequence] = engine._live
     seq_id: int = sequence.seq_id
     return seq_id

@@ -20,7 +20,6 @@ HELLO = [ChatMessage(role="user", content="hello")]
 
 
 def side(source: str | None = SOURCE) -> ModelText:
-    """A text side whose template shows what it is given."""
     template = None
     if source is not None:
         template = ChatTemplate(source, bos_token="", eos_token="", now=datetime.now)

@@ -30,7 +30,7 @@ MARKS = {2000: "<tool_call>", 2001: "</tool_call>", 2002: "<other>"}
 
 
 class MarkingTokenizer(sim.SimTokenizer):
-    """Has control tokens for marks, as Qwen's and Mistral's have."""
+    """It has control tokens for marks, as Qwen's and Mistral's tokenizers have."""
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -46,7 +46,6 @@ class MarkingTokenizer(sim.SimTokenizer):
 
 @pytest.fixture
 def bench(bench: Any) -> Any:
-    """A model whose template has tools."""
     bench.template_source = TEMPLATE
     return bench
 
@@ -56,7 +55,6 @@ def client_of(bench: Any, **settings: Any) -> Any:
 
 
 async def answer(bench: Any, settings: dict[str, Any] | None = None, **fields: Any) -> Any:
-    """The body of an answer that is not streamed."""
     async with client_of(bench, **settings or {}) as client:
         response = await client.post(CHAT, json={**ASKED, **fields})
     assert response.status_code == 200, response.text
@@ -64,7 +62,6 @@ async def answer(bench: Any, settings: dict[str, Any] | None = None, **fields: A
 
 
 async def streamed(bench: Any, settings: dict[str, Any] | None = None, **fields: Any) -> list[Any]:
-    """The choices of all frames of a stream."""
     async with client_of(bench, **settings or {}) as client:
         response = await client.post(CHAT, json={**ASKED, **fields, "stream": True})
     assert response.status_code == 200, response.text
@@ -73,7 +70,6 @@ async def streamed(bench: Any, settings: dict[str, Any] | None = None, **fields:
 
 
 def gathered(choices: list[Any]) -> tuple[dict[str, Any], str]:
-    """The message that deltas add up to, as clients gather it, and the reason for its end."""
     message: dict[str, Any] = {"content": "", "reasoning": "", "tool_calls": []}
     for choice in choices:
         delta = choice["delta"]
@@ -93,7 +89,6 @@ def gathered(choices: list[Any]) -> tuple[dict[str, Any], str]:
 
 @pytest.mark.parametrize("size", [1, 3, 40, 1000])
 async def test_a_stream_adds_up_to_the_whole_answer(bench: Any, size: int) -> None:
-    """Content, calls with their names and arguments, and the reason, whatever a step brings."""
     says(bench, TWO, size=size)
     body = await answer(bench)
     (choice,) = body["choices"]
@@ -141,7 +136,6 @@ async def test_a_call_that_is_not_closed_is_whole_in_a_stream_too(
 
 
 async def test_arguments_are_streamed_as_they_come(bench: Any) -> None:
-    """The name first, then pieces, in frames of their own; frames without news are not sent."""
     says(bench, CALL)
     deltas = [choice["delta"] for choice in await streamed(bench)]
     entries = [entry for delta in deltas for entry in delta.get("tool_calls", [])]
@@ -238,9 +232,6 @@ async def test_marks_that_are_control_tokens_are_seen(bench: Any, skip: bool) ->
 
 
 async def test_a_conversation_with_tools_continues(bench: Any) -> None:
-    """The answer and the tool's result reach the template in the next turn, as the model wrote
-    them; `/tokenize` counts the same prompt.
-    """
     says(bench, CALL)
     body = await answer(bench, return_prompt_text=True)
     tools = json.dumps(TOOLS[0])
@@ -277,7 +268,6 @@ async def test_a_template_may_take_arguments_as_text(bench: Any) -> None:
 
 
 async def test_tool_choice_none_needs_no_parser(bench: Any) -> None:
-    """`tool_choice: "none"` needs no parser: the prompt has the tools, and text stays text."""
     says(bench, CALL)
     body = await answer(bench, tool_choice="none", return_prompt_text=True)
     assert body["choices"][0]["message"]["content"] == CALL
@@ -321,7 +311,6 @@ async def test_a_parser_can_be_chosen(bench: Any) -> None:
 async def test_a_choice_that_cannot_be_met_is_refused(
     bench: Any, settings: dict[str, Any], fields: dict[str, Any], param: str | None, words: str
 ) -> None:
-    """A 400 that names the field and what to do."""
     async with client_of(bench, **settings) as client:
         response = await client.post(CHAT, json={**ASKED, **fields})
     error = response.json()["error"]

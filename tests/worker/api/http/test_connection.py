@@ -19,7 +19,6 @@ LIMIT_SECONDS = 60
 
 
 def post(body: bytes, *headers: bytes, path: str = TEXT) -> bytes:
-    """A POST of JSON with a Content-Length."""
     lines = [
         f"POST {path} HTTP/1.1".encode(),
         b"Host: worker",
@@ -31,8 +30,6 @@ def post(body: bytes, *headers: bytes, path: str = TEXT) -> bytes:
 
 
 class Peer:
-    """One connection to the worker."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
@@ -41,7 +38,6 @@ class Peer:
         self._writer.write(data)
 
     async def reply(self) -> tuple[int, dict[str, str], bytes]:
-        """One reply: status, headers and body."""
         async with asyncio.timeout(LIMIT_SECONDS):
             head = (await self._reader.readuntil(b"\r\n\r\n")).decode()
             status, *lines = head.strip().split("\r\n")
@@ -50,16 +46,13 @@ class Peer:
         return int(status.split()[1]), headers, body
 
     async def rest(self) -> bytes:
-        """Everything up to the end of the connection."""
         async with asyncio.timeout(LIMIT_SECONDS):
             return await self._reader.read()
 
     def half_close(self) -> None:
-        """Close our side."""
         self._writer.write_eof()
 
     def stop_reading(self) -> None:
-        """Leave what comes where it is."""
         self._writer.transport.pause_reading()  # type: ignore[attr-defined]
 
     def reset(self) -> None:
@@ -68,7 +61,6 @@ class Peer:
 
 @asynccontextmanager
 async def peers(bench: Any, number: int = 1, **settings: object) -> AsyncIterator[list[Peer]]:
-    """Connections to an API with these settings."""
     async with bench.listening(bench.api(**settings)) as url:
         port = int(url.rpartition(":")[2])
         opened = [Peer(*await asyncio.open_connection("127.0.0.1", port)) for _ in range(number)]
@@ -127,7 +119,6 @@ async def test_ambiguous_requests_are_refused(bench: Any, name: str) -> None:
 
 @pytest.mark.parametrize("target", [b"worker:443", b"[::1]:443", b"/health", b"*"])
 async def test_connect_is_refused(bench: Any, target: bytes) -> None:
-    """CONNECT is a 405 that names the methods there are, and the end of the connection."""
     async with peers(bench) as [peer]:
         peer.send(b"CONNECT " + target + b" HTTP/1.1\r\n" + HOST + b"\r\n" + GET)
         status, headers, body = await peer.reply()
@@ -138,7 +129,6 @@ async def test_connect_is_refused(bench: Any, target: bytes) -> None:
 
 @pytest.mark.parametrize("target", [b"/\xc3\xa9", b"http://[::/", b"x"])
 async def test_an_unreadable_target_is_named(bench: Any, target: bytes) -> None:
-    """The 400 speaks of the target, not of our parser."""
     async with peers(bench) as [peer]:
         peer.send(b"GET " + target + b" HTTP/1.1\r\n" + HOST + b"\r\n")
         status, _, body = await peer.reply()
@@ -147,7 +137,6 @@ async def test_an_unreadable_target_is_named(bench: Any, target: bytes) -> None:
 
 
 async def test_a_half_closed_connection_gets_cheap_answers(bench: Any) -> None:
-    """Pipelined requests that only read are answered after the client closed its half."""
     async with peers(bench) as [peer]:
         peer.send(GET * 3)
         peer.half_close()
@@ -157,9 +146,7 @@ async def test_a_half_closed_connection_gets_cheap_answers(bench: Any) -> None:
 
 
 async def test_a_half_closed_connection_does_not_generate(bench: Any) -> None:
-    """A client that left looks the same, and what it asked for is aborted; so is what it pipelined
-    something else behind.
-    """
+    """A client that left looks like one that closed its half, so what it asked for is aborted."""
     bench.engine.steps = [bench.say("x"), asyncio.Event()]
     async with peers(bench) as [peer]:
         peer.send(post(msgspec.json.encode({"prompt": "a"})) + GET)
@@ -217,7 +204,6 @@ async def test_old_versions_are_named(bench: Any) -> None:
     ids=["10,000 headers", "a long header", "a long target"],
 )
 async def test_a_head_is_bounded_while_it_comes(bench: Any, head: bytes) -> None:
-    """The 431 does not wait for the head's end."""
     async with peers(bench) as [peer]:
         peer.send(head)
         status, _, body = await peer.reply()
@@ -226,7 +212,6 @@ async def test_a_head_is_bounded_while_it_comes(bench: Any, head: bytes) -> None
 
 
 async def test_a_slow_head_times_out(bench: Any) -> None:
-    """A head that does not end is a 408 after its time; an idle connection may wait."""
     api = bench.api(header_timeout_seconds=0.05)
     async with bench.listening(api) as url:
         port = int(url.rpartition(":")[2])
@@ -251,7 +236,6 @@ async def test_a_slow_body_times_out(bench: Any) -> None:
 
 
 async def test_an_endless_body_is_cut_off(bench: Any) -> None:
-    """The 413 comes at the limit and can be read although we are still sending."""
     async with peers(bench, max_body_bytes=100_000) as [peer]:
         head = b"POST " + TEXT.encode() + b" HTTP/1.1\r\n" + HOST + CHUNKED + b"\r\n"
         peer.send(head + (b"10000\r\n" + b" " * 65536 + b"\r\n") * 64)
@@ -269,7 +253,6 @@ async def test_an_unread_body_ends_the_connection(bench: Any) -> None:
 
 
 async def test_requests_in_a_row_are_answered_in_order(bench: Any) -> None:
-    """Pipelined requests share a connection; what is broken after them ends it, not them."""
     async with peers(bench) as [peer]:
         body = msgspec.json.encode({"prompt": "a"})
         peer.send(post(body) + GET + b"broken\r\n\r\n" + GET)
@@ -280,7 +263,6 @@ async def test_requests_in_a_row_are_answered_in_order(bench: Any) -> None:
 
 
 async def test_a_broken_body_does_not_disturb_the_answer_before_it(bench: Any) -> None:
-    """The pipelined request with the broken body gets no answer; the one before it gets its own."""
     go = asyncio.Event()
     bench.engine.steps = [go, *bench.engine.steps]
     async with peers(bench) as [peer]:
@@ -293,7 +275,6 @@ async def test_a_broken_body_does_not_disturb_the_answer_before_it(bench: Any) -
 
 
 async def test_a_pipeline_is_bounded(bench: Any) -> None:
-    """After 100 waiting requests the rest is not looked at; those get their answers."""
     bench.engine.steps = [go := asyncio.Event(), *bench.engine.steps]
     async with peers(bench) as [peer]:
         peer.send(post(msgspec.json.encode({"prompt": "a"})) + GET * 300)
@@ -304,7 +285,6 @@ async def test_a_pipeline_is_bounded(bench: Any) -> None:
 
 
 async def test_leaving_aborts_the_request_before_the_last(bench: Any) -> None:
-    """A client that pipelined another request and left is gone for both."""
     bench.engine.steps = [bench.say("x"), asyncio.Event()]
     async with peers(bench) as [peer]:
         peer.send(post(msgspec.json.encode({"prompt": "a", "stream": True})) + GET)
@@ -342,7 +322,6 @@ async def test_an_offer_to_upgrade_is_ignored(
 
 
 async def test_garbage_behind_an_offer_to_upgrade_ends_the_connection(bench: Any) -> None:
-    """Frames of the other protocol are not HTTP/1.1."""
     async with peers(bench) as [peer]:
         peer.send(GET[:-2] + b"\r\n".join((*WEBSOCKET, b"", b"")) + b"\x81\x05hello")
         status, headers, _ = await peer.reply()
@@ -395,8 +374,6 @@ async def test_too_many_connections_get_an_error(bench: Any) -> None:
 
 
 def test_connections_leave_files_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default limit follows the file limit, down to one connection."""
-
     def limit(files: int) -> int:
         monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
         return allowed_connections()
@@ -410,6 +387,5 @@ def test_connections_leave_files_for_others(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_connections_are_bounded_by_the_file_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A limit by flag is lowered to what leaves files for others, and never raised."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
     assert (allowed_connections(100_000), allowed_connections(5)) == (192, 5)

@@ -21,7 +21,7 @@ def exchange(
     headers: list[tuple[bytes, bytes]] | None = None,
     query: bytes = b"",
 ) -> Exchange:
-    """An exchange over lists: what comes in, what goes out. Sending "stall" never ends."""
+    """Sending "stall" never ends."""
 
     async def receive() -> Message:
         return incoming.pop(0)
@@ -41,7 +41,6 @@ def exchange(
 
 
 async def test_a_body_in_pieces_is_joined() -> None:
-    """The body is complete when ASGI says that no more comes."""
     parts: list[Message] = [
         {"type": "http.request", "body": b"ab", "more_body": True},
         {"type": "http.request", "body": b"c"},
@@ -140,7 +139,6 @@ RAW_DEFLATE = zlib.compress(b"{}", wbits=-15)
 async def test_a_body_in_a_coding_that_cannot_be_read_is_refused(
     coding: str, body: bytes, status: int, message: str
 ) -> None:
-    """A body in an unknown coding is not read; a bomb is not decoded beyond the longest body."""
     incoming: list[Message] = [{"type": "http.request", "body": body}]
     subject = exchange(incoming, [], headers=[(b"content-encoding", coding.encode())])
     with pytest.raises(RequestError, match=message) as refused:
@@ -189,7 +187,6 @@ async def test_waiting_for_a_disconnect_skips_other_messages() -> None:
 
 
 async def test_a_stream_sends_its_headers_once() -> None:
-    """The first event brings the status and headers; the last one ends the body."""
     sent: list[Message] = []
     subject = exchange([], sent)
     subject.add_header(b"x-request-id", "r")
@@ -203,7 +200,6 @@ async def test_a_stream_sends_its_headers_once() -> None:
 
 @pytest.mark.looptime
 async def test_a_client_that_stops_reading_is_dropped() -> None:
-    """A write that stays blocked for the given time counts as a disconnect."""
     loop = asyncio.get_running_loop()
     before = loop.time()
     with pytest.raises(ClientGoneError):
@@ -212,6 +208,5 @@ async def test_a_client_that_stops_reading_is_dropped() -> None:
 
 
 def test_the_first_header_of_a_name_counts() -> None:
-    """Later ones of the same name are not looked at."""
     assert exchange([], []).header(b"x-a") == "1"
     assert exchange([], []).header(b"x-b") is None

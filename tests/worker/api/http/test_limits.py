@@ -36,7 +36,6 @@ def depth_of(value: Any) -> int:
 @examples(200)
 @given(VALUES, st.integers(MAX_JSON_DEPTH - 8, MAX_JSON_DEPTH + 4))
 def test_depth_is_counted_as_a_parser_would(value: Any, wrapping: int) -> None:
-    """Brackets and quotes in strings are text, however they are escaped."""
     for _ in range(wrapping):
         value = [value]
     # A string full of brackets makes the fast way out impossible.
@@ -74,7 +73,6 @@ LONE = "an escaped surrogate without its other half"
 
 
 def refusal(body: bytes) -> RequestError:
-    """The message of a refused body."""
     with pytest.raises((msgspec.DecodeError, UnicodeDecodeError)) as caught:
         msgspec.json.decode(body)
     return malformed_json(body, str(caught.value))
@@ -100,7 +98,6 @@ def refusal(body: bytes) -> RequestError:
     ],
 )
 def test_the_first_fault_is_named_with_its_place(body: bytes, message: str) -> None:
-    """Places count in bytes from 0; an escaped backslash begins no escape."""
     assert refusal(body).message == f"The body is not valid JSON: {message}"
 
 

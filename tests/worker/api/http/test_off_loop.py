@@ -9,7 +9,6 @@ from worker.api.http.off_loop import INLINE, off_loop_when_large
 
 @pytest.mark.parametrize(("size", "stays"), [(INLINE, True), (INLINE + 1, False)])
 async def test_large_work_leaves_the_event_loop(size: int, stays: bool) -> None:
-    """Small work is done where it is; either way its value comes back."""
     worker = await off_loop_when_large(size, threading.get_ident)
     assert (worker == threading.get_ident()) is stays
 

@@ -35,19 +35,17 @@ USER = [{"role": "user", "content": "hi"}]
 
 
 def ids_of(text: str) -> list[int]:
-    """Token ids of a text."""
     return sim.SimTokenizer().encode(text, add_special_tokens=False)
 
 
 class Unseen(list[int]):
-    """Token ids that fail a test when each is read."""
+    """Fail the test when an id is read."""
 
     def __iter__(self) -> Any:
         raise AssertionError("each was looked at")
 
 
 async def asked(bench: Any, path: str, settings: dict[str, Any] | None = None, **body: Any) -> Any:
-    """The request that reaches the engine."""
     base = {"messages": USER} if path == CHAT else {"prompt": "a"}
     response = await bench.post(path, {**base, **body}, **(settings or {}))
     assert response.status_code == 200, response.text
@@ -55,7 +53,6 @@ async def asked(bench: Any, path: str, settings: dict[str, Any] | None = None, *
 
 
 async def refused(bench: Any, path: str, **body: Any) -> dict[str, Any]:
-    """The error of a body that is refused; the engine hears nothing of it."""
     base = {"messages": USER} if path == CHAT else {"prompt": "a"}
     settings = body.pop("settings", {})
     response = await bench.post(path, {**base, **body}, **settings)
@@ -71,7 +68,6 @@ async def test_floats_that_are_whole_numbers_are_taken(bench: Any) -> None:
 
 
 async def test_the_models_defaults_fill_in_for_the_request(bench: Any) -> None:
-    """Sampling values and the limit of the generation config apply where nothing is said."""
     settings = {"default_sampling": [("temperature", 0.6), ("top_k", 7), ("max_tokens", 5)]}
     request = await asked(bench, CHAT, settings)
     assert (request.params.temperature, request.params.top_k) == (0.6, 7)
@@ -81,7 +77,6 @@ async def test_the_models_defaults_fill_in_for_the_request(bench: Any) -> None:
 
 
 async def test_several_answers_are_branches_of_one_request(bench: Any) -> None:
-    """The engine gets the prompt once, and a name for every further answer."""
     request = await asked(bench, TEXT, n=3, temperature=1.0)
     first, second = request.branch_ids
     assert first == f"1_{request.request_id}"
@@ -188,7 +183,6 @@ def test_a_request_id_may_be_as_long_as_the_limit() -> None:
 
 
 async def test_prompts_without_a_seed_draw_for_themselves(bench: Any) -> None:
-    """Equal prompts of one request get different answers, unless the client gives the seed."""
     await asked(bench, TEXT, prompt=["a", "a"])
     first, second = (r.params.seed for r in bench.engine.requests)
     assert first != second
@@ -197,7 +191,6 @@ async def test_prompts_without_a_seed_draw_for_themselves(bench: Any) -> None:
 
 
 async def test_headers_name_the_tenant_and_the_priority(bench: Any) -> None:
-    """The gateway's fairness id is the tenant; the priority header wins over the body."""
     headers = {"x-gateway-inference-fairness-id": "team-a", "x-vllm-priority": "-3"}
     async with bench.client() as client:
         await client.post(TEXT, json={"prompt": "a", "priority": 4}, headers=headers)
@@ -223,7 +216,6 @@ async def test_a_priority_has_at_most_64_bits(bench: Any, priority: int) -> None
 
 
 async def test_with_several_api_keys_each_is_a_tenant(bench: Any) -> None:
-    """The key in use names the tenant, without showing it."""
     async with bench.client(api_keys=["secret-a", "secret-b"]) as client:
         for key in ("secret-a", "secret-b"):
             headers = {"authorization": f"Bearer {key}"}
@@ -232,7 +224,6 @@ async def test_with_several_api_keys_each_is_a_tenant(bench: Any) -> None:
 
 
 async def test_a_prompt_is_truncated_when_asked(bench: Any) -> None:
-    """The end of the prompt stays, on both endpoints."""
     request = await asked(bench, TEXT, prompt=[1, 2, 3, 4], truncate_prompt_tokens=2)
     assert request.prompt_token_ids == [3, 4]
     request = await asked(bench, CHAT, truncate_prompt_tokens=3)
@@ -243,7 +234,6 @@ async def test_a_prompt_is_truncated_when_asked(bench: Any) -> None:
 
 
 async def test_a_chat_can_continue_its_last_message(bench: Any) -> None:
-    """`continue_final_message` leaves the turn open, and `echo` shows what it began with."""
     messages = [*USER, {"role": "assistant", "content": "well said"}]
     body = {"messages": messages, "continue_final_message": True, "echo": True}
     async with bench.client() as client:
@@ -259,7 +249,6 @@ async def test_a_chat_can_continue_its_last_message(bench: Any) -> None:
 
 
 async def test_facts_of_the_prompt_are_returned_when_asked(bench: Any) -> None:
-    """Token ids of prompt and answer, and the rendered text of a chat."""
     facts = {"return_token_ids": True}
     async with bench.client() as client:
         chat = (
@@ -301,7 +290,6 @@ async def test_facts_of_the_prompt_are_returned_when_asked(bench: Any) -> None:
 async def test_each_mistake_is_named(
     bench: Any, path: str, body: dict[str, Any], param: str | None, message: str
 ) -> None:
-    """The message says what is wrong, `param` where, unless vLLM has none."""
     error = await refused(bench, path, **body)
     assert error["param"] == param
     assert message in error["message"]
@@ -310,7 +298,6 @@ async def test_each_mistake_is_named(
 
 @pytest.mark.parametrize("path", [TEXT, "/inference/v1/generate"])
 async def test_two_workers_of_a_room_share_one_body(bench: Any, path: str) -> None:
-    """The one runs the prompt and draws one token, the other takes the KV and answers."""
     sampling: dict[str, Any] = {"max_tokens": 7, "min_tokens": 3}
     body: dict[str, Any] = {"prompt": [1, 2, 3], **sampling}
     if path != TEXT:
@@ -345,7 +332,6 @@ async def test_a_short_prompt_does_not_excuse_min_tokens_of_a_long_one(bench: An
 async def test_a_prompts_log_probabilities_are_bounded(
     bench: Any, body: dict[str, Any], param: str
 ) -> None:
-    """The size of an answer's log probabilities is known, and refused, before the run."""
     settings = {"max_model_len": 8192, **body.pop("settings", {})}
     asked = {"prompt": [1] * 8000, "max_tokens": 1, "settings": settings, **body}
     error = await refused(bench, TEXT, **asked)
@@ -385,7 +371,7 @@ async def test_texts_that_are_long_together_are_encoded_in_a_thread(
 
 
 async def test_values_are_repeated_in_the_message(bench: Any) -> None:
-    """The tail names parameter and value, as vLLM's messages do."""
+    """The message ends with parameter and value, as vLLM's messages do."""
     error = await refused(bench, TEXT, temperature=3)
     assert error["message"].endswith("(parameter=temperature, value=3.0)")
 
@@ -445,7 +431,6 @@ def test_any_values_are_prepared_or_refused(fields: dict[str, Any], is_chat: boo
 async def test_text_the_model_has_no_embedding_for_is_refused(
     bench: Any, path: str, body: dict[str, Any], param: str | None
 ) -> None:
-    """A tokenizer that knows more tokens than the model has rows cannot reach the engine."""
     rows = min(ids_of("hi"))
     error = await refused(bench, path, settings={"vocab_size": rows}, **body)
     assert error["param"] == param
@@ -453,14 +438,12 @@ async def test_text_the_model_has_no_embedding_for_is_refused(
 
 
 async def test_a_smaller_embedding_serves_the_text_it_knows(bench: Any) -> None:
-    """Only the tokens without a row are refused, not every text of such a tokenizer."""
     settings = {"vocab_size": max(ids_of("hi")) + 1}
     request = await asked(bench, TEXT, settings, prompt="hi", bad_words=["hi"])
     assert request.prompt_token_ids == ids_of("hi")
 
 
 def test_a_prompt_must_leave_room() -> None:
-    """The message of a prompt that is too long begins as clients expect."""
     assert checks.room_for_output(99, LIMITS) == 1
     for length in (100, 500):
         with pytest.raises(
@@ -505,7 +488,6 @@ def test_other_prompts_are_refused(
     [([50], None), ([1, 99], None), ([1, -1], "body.prompt.1"), ([1 << 63], "body.prompt.0")],
 )
 def test_token_ids_of_a_prompt_must_exist(ids: list[int], param: str | None) -> None:
-    """Ids outside the vocabulary never reach the engine; what can be none is named by its place."""
     with pytest.raises(RequestError, match="Token id") as caught:
         checks.check_token_ids(ids, LIMITS)
     assert caught.value.param == param
@@ -550,8 +532,6 @@ def test_too_many_token_ids_are_refused_by_their_number(prompt: Any) -> None:
 
 
 def test_the_output_limit_is_checked_and_defaults_to_none() -> None:
-    """`max_completion_tokens` wins; 0 and more than the context are refused."""
-
     def limit(**fields: int) -> int | None:
         body = msgspec.json.encode({"messages": USER, **fields})
         return checks.max_tokens_of(decode(body, ChatRequest), LIMITS)

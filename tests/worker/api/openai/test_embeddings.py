@@ -19,14 +19,12 @@ STATES = [3.0, -4.0, 12.0, 0.0]
 
 @pytest.fixture
 def bench(bench: Any) -> Any:
-    """An engine whose every prompt has the same hidden states."""
     ended = bench.say([], FinishReason.STOP, cached=1)
     bench.engine.steps = [msgspec.structs.replace(ended, pooled=STATES)]
     return bench
 
 
 async def post(bench: Any, body: dict[str, Any], path: str = PATH, **settings: Any) -> Any:
-    """The answer's JSON; 200."""
     response = await bench.post(path, body, embedding_size=4, **settings)
     assert response.status_code == 200, response.text
     return response.json()

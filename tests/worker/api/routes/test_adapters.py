@@ -53,7 +53,7 @@ async def test_an_adapter_is_loaded_asked_for_and_unloaded(bench: Any, folder: s
 
 
 async def test_a_name_is_loaded_again_only_in_place(bench: Any, folder: str) -> None:
-    """The second is another adapter for the engine, whose cache must not serve the first's."""
+    """The engine sees another adapter, so the cache of the first cannot serve the second."""
     body = {"lora_name": "sql", "lora_path": folder}
     async with bench.client(enable_adapter_routes=True) as client:
         await client.post(LOAD, json=body)

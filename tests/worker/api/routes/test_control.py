@@ -71,7 +71,6 @@ async def test_routes_become_commands(
     ],
 )
 async def test_wrong_queries_are_refused(bench: Any, route: str) -> None:
-    """Unknown, repeated and ill-typed fields are a 400, and nothing is done."""
     async with bench.client(**ADMIN) as client:
         response = await client.post(route)
     assert response.status_code == 400
@@ -79,7 +78,6 @@ async def test_wrong_queries_are_refused(bench: Any, route: str) -> None:
 
 
 async def test_the_engines_state_is_reported(bench: Any) -> None:
-    """Pausing and sleeping are read from the engine, not remembered."""
     async with bench.client(**ADMIN) as client:
 
         async def state() -> tuple[bool, bool]:
@@ -106,7 +104,6 @@ async def test_a_refusal_of_the_engine_is_passed_on(bench: Any) -> None:
 
 
 async def test_the_cache_is_dumped(bench: Any) -> None:
-    """Hashes are hexadecimal, parents come first, and the events' number says how new it is."""
     child = CachedBlock(b"\x02", b"\x01", [3, 4], "salt", "sql")
     blocks = [CachedBlock(b"\x01", None, [1, 2]), child]
     bench.engine.reply = CommandReply(0, blocks=blocks, event_sequence=7)
@@ -136,7 +133,6 @@ async def test_operators_need_the_flag_and_the_key(bench: Any) -> None:
 
 
 async def test_secrets_are_not_shown(bench: Any) -> None:
-    """Neither form of the configuration has a key or the seed of the hashes in it."""
     async with bench.client(**ADMIN, api_keys=["top-secret"]) as client:
         key = {"authorization": "Bearer top-secret"}
         text = await client.get("/server_info", headers=key)
@@ -151,7 +147,6 @@ async def test_secrets_are_not_shown(bench: Any) -> None:
 @pytest.mark.parametrize("path", ["/abort_requests", "/inference/v1/abort_requests"])
 @pytest.mark.parametrize("name", ["mine", "cmpl-mine"])
 async def test_requests_are_aborted_by_the_clients_id(bench: Any, path: str, name: str) -> None:
-    """Every sequence of the response is stopped; unknown ids are ignored."""
     bench.engine.steps = [asyncio.Event()]
     body = {"prompt": ["a", "b"], "n": 2, "stream": True}
     async with bench.client() as client:
@@ -169,7 +164,6 @@ async def test_requests_are_aborted_by_the_clients_id(bench: Any, path: str, nam
 
 
 async def test_the_ids_to_abort_are_bounded(bench: Any) -> None:
-    """1,024 at a time; more are a 400 that names the field, and stop nothing."""
     async with bench.client() as client:
         ids = ["x"] * 1024
         taken = await client.post("/abort_requests", json={"request_ids": ids})

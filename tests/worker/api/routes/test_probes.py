@@ -18,7 +18,6 @@ ESCAPED = "/v1/models/org%2Ftiny-v1.0"
 
 @pytest.mark.parametrize("alive", [True, False])
 async def test_health_follows_the_engine(bench: Any, alive: bool) -> None:
-    """Every probe of health is empty, 200 while the engine lives and 503 after."""
     bench.engine.is_alive = alive
     async with bench.client() as client:
         probes = [
@@ -45,7 +44,6 @@ async def test_health_follows_the_engine(bench: Any, alive: bool) -> None:
 async def test_the_readiness_probe_names_the_reason(
     bench: Any, fault: dict[str, Any], reason: str | None
 ) -> None:
-    """Empty and 200, or a 503 whose error has the reason; an engine that sleeps is healthy."""
     for name, value in fault.items():
         setattr(bench.engine, name, value)
     async with bench.client() as client:
@@ -97,7 +95,6 @@ async def test_one_model_needs_the_key(bench: Any) -> None:
 
 
 async def test_metrics_show_the_engine_and_parse(bench: Any) -> None:
-    """The page is a snapshot of the engine's numbers in Prometheus' format."""
     bench.engine.stats = EngineStats(num_running=2, num_waiting=3, kv_cache_usage=0.5)
     async with bench.client() as client:
         await client.post("/v1/completions", json={"prompt": "a"})
@@ -116,7 +113,6 @@ async def test_metrics_show_the_engine_and_parse(bench: Any) -> None:
 
 
 async def test_version_and_load_are_small_objects(bench: Any) -> None:
-    """Tools that ask get a version and the number of sequences inside."""
     async with bench.client() as client:
         assert "version" in (await client.get("/version")).json()
         assert (await client.get("/load")).json() == {"server_load": 0}

@@ -20,7 +20,6 @@ TURNS = [{"role": "user", "content": "shono hi"}]
     ],
 )
 async def test_tokenize_agrees_with_generation(bench: Any, options: dict[str, Any]) -> None:
-    """The ids of a conversation are those a chat prefills, and their number is its usage."""
     body = {"messages": TURNS, **options}
     async with bench.client() as client:
         answer = (await client.post("/tokenize", json=body)).json()
@@ -31,7 +30,6 @@ async def test_tokenize_agrees_with_generation(bench: Any, options: dict[str, An
 
 
 async def test_a_text_has_ids_and_names(bench: Any) -> None:
-    """Texts of tokens are shown when asked for, and ids have a text."""
     async with bench.client() as client:
         plain = {"prompt": "shono.", "return_token_strs": True, "model": "alias"}
         answer = (await client.post("/tokenize", json=plain)).json()

@@ -241,7 +241,7 @@ async def test_excessive_constraints_are_refused_soon(bench: Any, name: str) -> 
 
 
 async def test_a_schema_of_ten_megabytes_is_too_large(bench: Any) -> None:
-    """The body is, before anything looks into it."""
+    """The size of the body is checked before anything looks into it."""
     schema = {"enum": ["x" * 1000] * 10_000}
     answer = await bench.post(TEXT, {"prompt": "hi", "guided_json": schema})
     assert answer.status_code == 413

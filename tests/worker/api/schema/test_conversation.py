@@ -14,7 +14,6 @@ CALL: dict[str, Any] = {"id": "1", "function": {"name": "f", "arguments": '{"a":
 
 
 def test_text_parts_are_joined_and_others_refused() -> None:
-    """Content is a string or text parts; an image is refused by its type, in its place."""
     parts = [ContentPart("text", "a"), ContentPart("text", "b")]
     assert template_messages([ChatMessage(role="user", content=parts)]) == [
         {"role": "user", "content": "a\nb"}
@@ -46,9 +45,6 @@ def test_text_parts_are_joined_and_others_refused() -> None:
 def test_parts_of_an_assistants_turn_are_its_text(
     turn: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    """Parts may be those of other APIs; thinking is the reasoning of the turn, beside which no text
-    is lost.
-    """
     messages = msgspec.convert([{"role": "assistant", **turn}], list[ChatMessage])
     [rendered] = template_messages(messages)
     assert expected.items() <= rendered.items()
@@ -92,9 +88,6 @@ def test_parts_that_say_nothing_are_refused(turn: dict[str, Any], reason: str) -
     ],
 )
 def test_turns_that_cannot_be_rendered_are_refused(message: dict[str, object], param: str) -> None:
-    """Unknown roles, turns that say nothing, and calls that are not an assistant's are 400s that
-    name the turn.
-    """
     with pytest.raises(RequestError) as caught:
         template_messages(msgspec.convert([message], list[ChatMessage]))
     assert caught.value.param == param
@@ -114,9 +107,6 @@ def test_turns_that_cannot_be_rendered_are_refused(message: dict[str, object], p
     ],
 )
 def test_calls_and_results_reach_the_template(arguments: Any, as_object: object) -> None:
-    """Arguments are objects where the template wants them, else JSON; those a model got wrong stay
-    text.
-    """
     call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
     turns = [
         {"role": "assistant", "content": None, "tool_calls": [{**call, "index": 0}]},
@@ -134,7 +124,6 @@ def test_calls_and_results_reach_the_template(arguments: Any, as_object: object)
 
 
 def test_an_answer_of_ours_can_be_sent_back() -> None:
-    """The nulls our own answers carry are accepted in the next turn."""
     turn = {"role": "assistant", "content": "x", "refusal": None, "annotations": None}
     body = {"messages": [{**turn, "audio": None, "function_call": None, "reasoning": None}]}
     request = msgspec.convert(body, ChatRequest)
@@ -172,7 +161,6 @@ def test_an_assistants_reasoning_reaches_the_template() -> None:
     ],
 )
 def test_reasoning_of_other_roles_is_refused(fields: dict[str, str]) -> None:
-    """Only assistants reason, and in one way at a time."""
     with pytest.raises(RequestError) as caught:
         template_messages([ChatMessage(**fields)])
     assert caught.value.param == "messages[0].reasoning"

@@ -1,8 +1,7 @@
-"""Bad and odd requests: what vLLM 0.32 answers, and this server.
+"""Bad and odd requests get the recorded answers of vLLM 0.32, or documented other ones.
 
-The answers of vLLM are a real server's, recorded by `scripts/record_vllm_errors.py`. A row without
-`ours` is answered alike: status, type, param and code. Where a difference is meant, `ours` is the
-answer, and `why` names the reason.
+`scripts/record_vllm_errors.py` records vLLM. Where a difference is meant, a row has `ours` and
+`why`.
 """
 
 import json
@@ -18,7 +17,6 @@ ROWS = {row["name"]: row for row in TABLE["rows"]}
 
 @pytest.mark.parametrize("name", ROWS)
 async def test_errors_match_vllms(bench: Any, name: str) -> None:
-    """Status, type, param and code, or the difference that the table has."""
     row = ROWS[name]
     async with bench.client(max_model_len=128, vocab_size=49152) as client:
         response = await client.request(row["method"], row["path"], **row["send"])
@@ -30,7 +28,6 @@ async def test_errors_match_vllms(bench: Any, name: str) -> None:
 
 
 def test_every_difference_is_one_that_the_documentation_names() -> None:
-    """A row that differs has a reason, a reason has a row, and docs/http-api.md has them all."""
     differing = [row for row in TABLE["rows"] if "ours" in row or "why" in row]
     assert all(row["ours"] != row["vllm"] for row in differing)
     assert {row["why"] for row in differing} == set(TABLE["reasons"])

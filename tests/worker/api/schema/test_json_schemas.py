@@ -113,7 +113,6 @@ def test_formats_are_combined_with_other_keywords() -> None:
 
 
 def patterns_of(pattern: str) -> list[str]:
-    """Expressions that all have to match in place of the pattern."""
     schema = enforceable({"pattern": pattern})
     return [schema["pattern"], *(rule["pattern"] for rule in schema.get("allOf", ()))]
 
@@ -166,7 +165,6 @@ def test_look_aheads_at_the_beginning_are_patterns_of_their_own(pattern: str) ->
     "pattern", [r"^a(?=b)", r"^(?!a|b)c", r"(?<=a)b", r"^(?!a", r"^(?!(a)\1)b"]
 )
 def test_other_look_arounds_stay_as_they_are(pattern: str) -> None:
-    """The library refuses them by name."""
     assert patterns_of(pattern) == [pattern]
 
 

@@ -45,7 +45,6 @@ def test_the_answer_to_a_prefill_is_what_a_decode_is_sent() -> None:
 
 
 def test_fields_of_other_connectors_are_ignored() -> None:
-    """Fields of another engine's connector; numbers as floats."""
     more = {**DECODE, "remote_port": 14579.0, "dcp_size": 1, "transfer_id": "x"}
     assert asked(more) == KvTransfer(source=SOURCE)
 
@@ -129,9 +128,6 @@ def peer(
 
 
 def test_the_most_specific_source_of_kv_wins() -> None:
-    """A resumed stream's own worker, else the body's, else the picker's, whose KV is as far from
-    its HTTP port as ours, or at a port that was given.
-    """
     resumed = {"remote_host": "10.0.0.3", "remote_port": 5, "kv_request_id": "s"}
     assert peer(resumed, PULLS, "10.0.0.4:8001") == KvPeer("10.0.0.3", 5, "s")
     assert peer(None, PULLS, "10.0.0.4:8001") == KvPeer("10.0.0.2", 7777, "r")

@@ -48,7 +48,6 @@ TOOLS: dict[str, Any] = {
 
 
 def body_schema(name: str) -> dict[str, Any]:
-    """A component with the ones it refers to."""
     schemas = DOCUMENT["components"]["schemas"]
     return {**schemas[name], "components": {"schemas": schemas}}
 
@@ -96,7 +95,6 @@ async def test_bounds_are_the_servers_own(
 
 
 async def test_the_served_document_is_of_this_server(bench: Any) -> None:
-    """Routes that flags leave out are not in it, and without keys nothing asks for one."""
     async with bench.client() as client:
         plain = (await client.get("/openapi.json")).json()
     async with bench.client(enable_admin_routes=True, api_keys=["k"]) as client:
@@ -111,7 +109,6 @@ async def test_the_served_document_is_of_this_server(bench: Any) -> None:
 async def test_the_document_is_built_once_when_it_is_first_requested(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that no client asks builds none, and requests at the same time share one."""
     builds: list[int] = []
 
     def counted(routes: Iterable[Route], *, has_keys: bool) -> bytes:
@@ -135,7 +132,6 @@ def test_the_document_can_be_printed() -> None:
 
 
 def test_the_documentation_has_every_route() -> None:
-    """The table of docs/http-api.md names each path with its methods, and no others."""
     page = (Path(__file__).parents[4] / "docs/http-api.md").read_text()
     table = page.partition("## Routes")[2].partition("## Headers")[0]
     rows = re.findall(r"^\| `([^`]+)` \| ([A-Z, ]+) \|", table, re.MULTILINE)

@@ -16,14 +16,12 @@ LIMITS = ModelLimits(max_model_len=100, vocab_size=50)
 
 
 def request(**fields: object) -> CompletionRequest:
-    """A completion request with some fields."""
     return decode(msgspec.json.encode({"prompt": "x", **fields}), CompletionRequest)
 
 
 def sampling(
     logprobs: int | None = None, defaults: dict[str, float] | None = None, **fields: object
 ) -> params.SamplingParams:
-    """The sampling parameters of a request with 10 tokens to draw; a token is a character."""
     context = SamplingContext(LIMITS, lambda text: [ord(c) % 50 for c in text], defaults or {})
     return params.sampling_params(request(**fields), 10, logprobs, context, random.Random(0))
 
@@ -88,13 +86,11 @@ def test_the_request_wins_over_the_models_defaults() -> None:
 
 
 def test_bad_words_are_banned_with_and_without_a_space_before() -> None:
-    """A word is tokenized as the start of a text and as a later word of it."""
     got = sampling(bad_words=["AB", " AB", "C"]).bad_words
     assert got == ((15, 16), (32, 15, 16), (17,), (32, 17))
 
 
 def test_fixed_tokens_bring_logprobs_with_them() -> None:
-    """Asking for the log probabilities of some tokens is asking for log probabilities."""
     assert sampling(logprob_token_ids=[1]).logprobs == 0
     assert sampling().logprobs is None
 
@@ -148,9 +144,7 @@ NAMELESS = (
     ],
 )
 def test_values_out_of_range_are_refused(fields: dict[str, object], message: str) -> None:
-    """A value outside its range is a 400 that names the field: in `param`, but for those where vLLM
-    has none, or else in the message.
-    """
+    """Where vLLM names no `param`, the message names the field."""
     with pytest.raises(RequestError, match=message) as caught:
         sampling(**fields)  # type: ignore[arg-type]
     (name,) = fields

@@ -26,8 +26,6 @@ from worker.errors import RequestError
 
 
 class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A body with a number of each kind."""
-
     count: Whole | None = None
     counts: list[Whole] = []
     factor: float | None = None
@@ -74,8 +72,6 @@ def test_any_number_is_taken_or_refused(body: str, param: str, reason: str) -> N
 
 
 class Outer(msgspec.Struct, forbid_unknown_fields=True):
-    """A body within a body."""
-
     inner: Body | None = None
     kind: Literal["a", "b"] | None = None
 
@@ -99,7 +95,6 @@ def test_a_clients_text_is_not_read_as_a_place(body: Any, param: str) -> None:
 
 @pytest.mark.parametrize("body", [{"x" * 100_000: 1}, {"kind": "x" * 100_000}])
 def test_refusals_do_not_repeat_all_that_was_sent(body: Any) -> None:
-    """Names and values of megabytes are cut in the message and in `param`."""
     with pytest.raises(RequestError) as caught:
         decode(msgspec.json.encode(body), Outer)
     assert len(caught.value.message) + len(caught.value.param or "") < 500
@@ -152,7 +147,6 @@ def test_long_values_are_cut_in_messages() -> None:
 def test_unknown_fields_are_left_out_at_any_depth(
     body: str, known: str | None, ignored: list[str]
 ) -> None:
-    """The rest stays byte for byte; what has fields of any name, as a schema, stays whole."""
     rest, found = without_ignored_fields(body.encode(), ChatRequest)
     assert found == Ignored(unknown=ignored)
     if known is not None:
@@ -195,7 +189,6 @@ TOOL = {"name": "f", "input_schema": {}}
 def test_hints_are_found_and_left_out_at_any_depth(
     kind: type[msgspec.Struct], fields: dict[str, object], hints: list[str] | None
 ) -> None:
-    """A body with one is not decoded; without it, it is."""
     body = msgspec.json.encode(fields)
     with pytest.raises(IgnoredFieldError) as caught:
         decode(body, kind)
@@ -223,13 +216,11 @@ def test_a_body_without_ignored_fields_is_decoded_once(
 
 
 def test_a_hint_is_not_taken_for_another_type() -> None:
-    """`store: 0` is not the false that asks for nothing."""
     body = msgspec.json.encode({"messages": [TURN], "store": 0})
     assert without_ignored_fields(body, ChatRequest)[1].hints == ["store"]
 
 
 def hints_of(kind: msgspec.inspect.Type, path: str = "") -> Iterator[str]:
-    """The paths of all hints of a body, as the documentation writes them."""
     extra = getattr(kind, "extra", None) or {}
     if "hint" in extra:
         yield path

@@ -19,7 +19,6 @@ MESSAGES = b'"messages":[{"role":"user","content":"hi"}]'
 
 
 def chat(extra: str) -> ChatRequest:
-    """A chat request with extra fields."""
     return decode_supported(b"{" + MESSAGES + extra.encode() + b"}", ChatRequest)
 
 
@@ -59,9 +58,6 @@ def chat(extra: str) -> ChatRequest:
     ],
 )
 def test_a_refusal_names_the_field(extra: str, param: str) -> None:
-    """Unknown, mistyped and unsupported fields are each a 400 whose `param` is the field, with its
-    path from the body on where the shape is wrong.
-    """
     with pytest.raises(RequestError) as caught:
         chat(extra)
     assert caught.value.param == param
@@ -120,7 +116,7 @@ def test_tokenize_refuses_what_it_does_not_know() -> None:
 
 
 def test_lists_of_tokens_cost_no_call_for_each() -> None:
-    """A body holds millions: they are plain numbers until their count is known to be right."""
+    """A body may hold millions: they stay plain numbers until their count is known to be right."""
     for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
         ids = getattr(chat(f',"{name}":[1,2.0,3]'), name)
         assert [type(i) for i in ids] == [int, float, int]

@@ -92,7 +92,6 @@ def test_a_named_function_is_answered_with_its_arguments() -> None:
     "stated", ["string", "null", None, 7, [], ["string", "null"], {"type": "object"}]
 )
 def test_arguments_that_are_no_object_are_refused(stated: object) -> None:
-    """The message names the field and its value, whatever the choice."""
     tools = [tool("f", SUM), tool("g", {"type": stated, "properties": {}})]
     with pytest.raises(RequestError, match=r"must be 'object', got ") as caught:
         template_tools(request(tools=tools, tool_choice="none").tools)

@@ -1,8 +1,4 @@
-"""Calls in each format, written as the models' public definitions have them, in pieces of any size.
-
-Every case is parsed whole, cut at each of its characters, and in random pieces; what comes of the
-pieces together is the same.
-"""
+"""Calls in each format are parsed whole, cut at each character, and in random pieces."""
 
 import json
 from collections.abc import Iterable
@@ -35,8 +31,6 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Parsed:
-    """The parts of an answer."""
-
     content: str = ""
     reasoning: str = ""
     calls: dict[int, list[str]] = field(default_factory=dict)
@@ -44,7 +38,6 @@ class Parsed:
 
     @property
     def good(self) -> list[tuple[str, Any]]:
-        """The calls of an answer that is not streamed, with their arguments decoded."""
         whole = [call for index, call in self.calls.items() if index not in self.broken]
         return [(name, json.loads(arguments)) for name, arguments in whole]
 
@@ -57,7 +50,6 @@ def parse(
     stopped: bool = False,
     **form: Any,
 ) -> Parsed:
-    """Parse an answer that comes in pieces."""
     numbers = count()
     parser = AnswerForm(
         lambda: f"call-{next(numbers)}",
@@ -81,8 +73,6 @@ def parse(
 
 
 class Case(NamedTuple):
-    """An answer, the calls in it and the content that remains."""
-
     tool_format: str
     text: str
     calls: list[tuple[str, Any]]
@@ -469,9 +459,7 @@ CALL = st.tuples(
 def written(
     tool_format: str, calls: list[tuple[str, dict[str, Any]]], as_text: bool
 ) -> list[list[str]]:
-    """The calls as a model writes them; of each the text without what closes it, and the pieces
-    that close it in their order. Those of a format that does not mark calls close the last alone.
-    """
+    """Return each call's text and the pieces that close it (only the last call's if unmarked)."""
     found: list[list[str]] = []
     for place, (name, arguments) in enumerate(calls):
         is_last = place == len(calls) - 1
@@ -516,9 +504,7 @@ def written(
 def test_calls_are_complete_whatever_closes_them(
     tool_format: str, calls: list[tuple[str, dict[str, Any]]], as_text: bool, data: st.DataObject
 ) -> None:
-    """Marks and brackets at the end of each call may be missing, from any one on. The answer may be
-    cut anywhere then: what came is whole calls, or content.
-    """
+    """Marks at the end of each call may be missing; what came is whole calls, or content."""
     parts = written(tool_format, calls, as_text)
     left = [data.draw(st.integers(1, len(part)), "left") for part in parts]
     text = "".join("".join(part[:number]) for part, number in zip(parts, left, strict=True))
@@ -561,7 +547,6 @@ def test_arguments_come_as_they_are_written() -> None:
 
 
 def test_only_the_first_call_is_returned_without_parallel_calls() -> None:
-    """`parallel_tool_calls: false` leaves others out; text stays."""
     text = CASES["hermes, text around two"].text
     parsed = parse(text, "hermes", only_one=True)
     assert parsed.good == [("get_weather", PARIS)]
@@ -569,14 +554,12 @@ def test_only_the_first_call_is_returned_without_parallel_calls() -> None:
 
 
 def test_a_named_function_is_answered_with_its_arguments() -> None:
-    """The whole answer is the object; what follows is content."""
     parsed = parse(' {"city": "x}"} .', "json", named="get_weather")
     assert (parsed.good, parsed.content) == ([("get_weather", {"city": "x}"})], ".")
     assert parse(["no"], "json", named="get_weather") == Parsed(content="no")
 
 
 def test_control_tokens_are_no_content() -> None:
-    """Marks that the text has for the parser's sake are left out where they begin no call."""
     hidden = ("<tool_call>", "</tool_call>")
     text = 'a <tool_call>b</tool_call> <tool_call>{"name": "now", "arguments": 1}</tool_call>'
     parsed = parse([text], "hermes", hidden=hidden)

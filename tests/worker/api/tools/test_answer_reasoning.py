@@ -9,7 +9,6 @@ from worker.api.tools.answer import AnswerForm, begins_with_reasoning
 
 
 def parse(pieces: Any, **form: Any) -> tuple[str, str, list[str]]:
-    """Reasoning, content, and the names of calls."""
     numbers = count()
     parser = AnswerForm(lambda: str(next(numbers)), **form).parser()
     said = [parser.feed(piece) for piece in pieces]
