@@ -88,7 +88,7 @@ async def test_an_echo_comes_with_the_first_text(bench: Any) -> None:
 
 
 async def test_a_branch_waits_for_the_prompt_it_echoes(bench: Any) -> None:
-    """Only the first sequence reports the prompt's log probabilities; all of them echo the prompt."""
+    """Only the first sequence reports the log probabilities of the prompt; all echo it."""
     ready = asyncio.Event()
 
     def script(request: Any, branch: int) -> list[Any]:

@@ -20,7 +20,7 @@ def events(body: str) -> list[Any]:
 
 
 def outputs_of(bench: Any) -> None:
-    """Make every sequence say its prompt's first token and its number; later sequences end first."""
+    """Make each sequence say its prompt's first token and its number; later ones end first."""
 
     def script(request: AddRequest, branch: int) -> list[Any]:
         name = f"{request.prompt_token_ids[0]}.{branch}"
