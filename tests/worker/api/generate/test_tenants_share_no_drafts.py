@@ -18,7 +18,7 @@ Headers = dict[str, bytes]
 
 
 class Watched:
-    """Implements `Drafter` by the suffix drafter, and keeps what it is asked and told."""
+    """Implements `Drafter` by the suffix drafter, and keeps the calls of it."""
 
     def __init__(self) -> None:
         drafter = build_drafter(SpeculativeConfig("suffix", 8))

@@ -144,7 +144,7 @@ NAMELESS = (
     ],
 )
 def test_values_out_of_range_are_refused(fields: dict[str, object], message: str) -> None:
-    """Where vLLM names no `param`, the message names the field."""
+    """The message names the field if vLLM has no `param` for it."""
     with pytest.raises(RequestError, match=message) as caught:
         sampling(**fields)  # type: ignore[arg-type]
     (name,) = fields
