@@ -45,7 +45,7 @@ def output(
     logprobs: Sequence[TokenLogprobs] = (),
     prompt_logprobs: Sequence[TokenLogprobs] = (),
 ) -> RequestOutput:
-    """An engine output; text stands for its bytes, which are ids of the simulator's tokenizer."""
+    """Return an engine output; the bytes of `text` are ids of the simulator's tokenizer."""
     ids = list(token_ids.encode()) if isinstance(token_ids, str) else list(token_ids)
     return RequestOutput(
         "",
@@ -65,7 +65,6 @@ def output(
 def logprob(
     token_id: int | str, *others: tuple[int | str, float], own: float = -0.5
 ) -> TokenLogprobs:
-    """The log probabilities of a token and of others; a character stands for its byte."""
     pairs = [(token_id, own), *others]
     ids = tuple(ord(i) if isinstance(i, str) else i for i, _ in pairs)
     return TokenLogprobs(ids, tuple(p for _, p in pairs), 1)
@@ -99,7 +98,6 @@ class ScriptedEngine:
         return self.is_alive and not self.is_stalled
 
     def open(self, request: AddRequest) -> tuple[OutputStream, ...]:
-        """Implements `Engine.open`; every branch plays the steps too."""
         self.requests.append(request)
         self.saw_request.set()
         ids = [request.request_id, *request.branch_ids]
@@ -118,7 +116,6 @@ class ScriptedEngine:
         self.handed_over.append(request_id)
 
     async def run(self, command: Command) -> CommandReply:
-        """Implements `Engine.run`: done at once, with `reply` as the answer."""
         self.commands.append(command)
         return self.reply
 
@@ -133,7 +130,6 @@ class ScriptedStream:
     over: bool = False
 
     async def next(self) -> RequestOutput:
-        """Implements `OutputStream.next`; after the last step it waits forever."""
         for step in self.steps:
             if isinstance(step, asyncio.Event):
                 await step.wait()
@@ -154,8 +150,6 @@ class ScriptedStream:
 
 @dataclass
 class Api:
-    """An application with the parts a test looks at."""
-
     app: WorkerApi
     config: ApiConfig
     engine: ScriptedEngine
@@ -167,7 +161,7 @@ class Api:
 
 
 class WatchedTokenizer(sim.SimTokenizer):
-    """Counts what it is asked for, on the event loop's thread and on others."""
+    """Counts calls on the event loop's thread and on others."""
 
     def __init__(self) -> None:
         self.on_loop: Counter[str] = Counter()
@@ -189,7 +183,7 @@ class WatchedTokenizer(sim.SimTokenizer):
 
 @cache
 def sim_grammars() -> GrammarCompiler:
-    """For all tests together: its threads end with the process."""
+    """All tests share it: its threads end with the process."""
     tokenizer = sim.SimTokenizer()
     spelled = [tokenizer.token_bytes(i) for i in range(sim.VOCAB_SIZE)]
     ends = [sim.IM_END_ID, sim.IM_START_ID]
@@ -202,7 +196,6 @@ def build(
     template_source: str = sim.CHAT_TEMPLATE,
     **settings: object,
 ) -> Api:
-    """The API over an engine; settings are fields of `ApiConfig`."""
     config = msgspec.convert(
         {
             "served_model_names": ["tiny", "alias"],
@@ -238,14 +231,12 @@ def build(
 
 
 def client_of(api: Api) -> httpx.AsyncClient:
-    """An HTTP client that calls the application without a socket."""
     transport = httpx.ASGITransport(app=api.app)
     return httpx.AsyncClient(transport=transport, base_url="http://worker")
 
 
 @asynccontextmanager
 async def listening(api: Api) -> AsyncIterator[str]:
-    """Serve the application on a free port, as the worker does; gives the base URL."""
     server = uvicorn.Server(
         uvicorn.Config(
             api.app,
@@ -275,8 +266,6 @@ async def listening(api: Api) -> AsyncIterator[str]:
 
 @dataclass
 class Bench:
-    """The parts of an API test, in one fixture."""
-
     engine: ScriptedEngine
     tokenizer: sim.SimTokenizer = field(default_factory=sim.SimTokenizer)
     template_source: str = sim.CHAT_TEMPLATE
@@ -284,15 +273,12 @@ class Bench:
     logprob = staticmethod(logprob)
 
     def api(self, **settings: object) -> Api:
-        """The API over the engine; settings are fields of `ApiConfig`."""
         return build(self.engine, self.tokenizer, self.template_source, **settings)
 
     def client(self, **settings: object) -> httpx.AsyncClient:
-        """A client that calls the application without a socket."""
         return client_of(self.api(**settings))
 
     async def post(self, path: str, body: Any, **settings: object) -> httpx.Response:
-        """The response to one request, of a server with these settings."""
         async with self.client(**settings) as client:
             return await client.post(path, json=body)
 
@@ -302,13 +288,11 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Bench:
-    """An engine that says "hi" and stops by its own end token, and ways to serve it."""
     end = output([ord("i"), sim.IM_END_ID], FinishReason.STOP, stop_token=sim.IM_END_ID)
     return Bench(ScriptedEngine([output("h"), end]))
 
 
 @pytest.fixture
 def watched(bench: Bench) -> WatchedTokenizer:
-    """The bench's tokenizer, which counts what it is asked for and where."""
     bench.tokenizer = WatchedTokenizer()
     return bench.tokenizer

@@ -29,8 +29,6 @@ PATIENCE_SECONDS = 120.0
 
 @dataclass
 class Running:
-    """A worker that has announced that it is ready."""
-
     process: subprocess.Popen[str]
     url: str
 
@@ -40,7 +38,6 @@ class Running:
 
 
 def spawn(*flags: str) -> subprocess.Popen[str]:
-    """A worker process with its output piped."""
     command = [sys.executable, "-m", "worker", "--engine", "sim", "--port", "0"]
     # On a busy machine the engine may be slow; it must not count as lost.
     command += ["--heartbeat-timeout", "600", *flags]
@@ -49,7 +46,6 @@ def spawn(*flags: str) -> subprocess.Popen[str]:
 
 @contextmanager
 def worker(*flags: str) -> Iterator[Running]:
-    """Start a worker on a free port and wait for its ready line; kill it if it still runs."""
     process = spawn(*flags)
     try:
         assert process.stdout is not None
@@ -64,12 +60,10 @@ def worker(*flags: str) -> Iterator[Running]:
 
 
 def client_of(running: Running) -> httpx.Client:
-    """A client without a short timeout."""
     return httpx.Client(base_url=running.url, timeout=PATIENCE_SECONDS)
 
 
 def is_running(pid: int) -> bool:
-    """True if a process with this id exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
@@ -77,7 +71,6 @@ def is_running(pid: int) -> bool:
 
 
 def test_a_worker_serves_and_drains() -> None:
-    """SIGTERM lets the running stream finish, refuses new requests, and exits 0."""
     flags = ("--served-model-name", "m", "--enable-admin-routes", "--sim-decode-base-ms", "1000")
     with worker(*flags) as running, client_of(running) as client:
         engine = running.engine_pid()
@@ -110,7 +103,7 @@ def test_a_worker_serves_and_drains() -> None:
 
 
 def read_until_cut(response: httpx.Response, after_first: Callable[[], None]) -> bytes:
-    """The bytes of a stream before its connection was cut; a regular end fails the test."""
+    """Return the bytes of a stream before its connection was cut; a regular end fails the test."""
     received = b""
     chunks = response.iter_raw()
     try:
@@ -124,7 +117,6 @@ def read_until_cut(response: httpx.Response, after_first: Callable[[], None]) ->
 
 
 def assert_ends_in_error(received: bytes) -> None:
-    """Assert that the last event is an error, and that there is no [DONE]."""
     last = received.decode().rstrip().rsplit("\n\n", 1)[-1]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == 503
     assert b"[DONE]" not in received
@@ -135,9 +127,7 @@ ENDLESS = {**ASK, "stream": True, "max_tokens": 4000, "ignore_eos": True}
 
 @pytest.mark.parametrize("hears", [True, False])
 def test_a_drain_aborts_streams_at_its_timeout(hears: bool) -> None:
-    """The stream ends with an error event and without [DONE], and the exit status is 0, even if the
-    engine does not receive the abort.
-    """
+    """The stream ends regularly even if the engine does not receive the abort."""
     flags = ("--sim-decode-base-ms", "100", "--shutdown-timeout", "0.2")
     with (
         worker(*flags) as running,
@@ -155,7 +145,6 @@ def test_a_drain_aborts_streams_at_its_timeout(hears: bool) -> None:
 
 
 def test_the_engines_death_ends_streams_and_the_worker() -> None:
-    """Streams get an error event, and the worker exits with status 1."""
     with (
         worker("--sim-decode-base-ms", "50", "--engine-failure-policy", "exit") as running,
         httpx.Client(timeout=PATIENCE_SECONDS) as client,
@@ -167,7 +156,6 @@ def test_the_engines_death_ends_streams_and_the_worker() -> None:
 
 
 def test_a_busy_port_is_one_sentence() -> None:
-    """The worker binds the port before the engine starts; the error names it and the flag."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -182,7 +170,6 @@ def test_a_busy_port_is_one_sentence() -> None:
 
 
 def test_a_bad_model_is_one_sentence(tmp_path: Path) -> None:
-    """The start fails with the reason, without a traceback."""
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(b"not a model")
     process = spawn("--model", str(bad))
@@ -194,7 +181,6 @@ def test_a_bad_model_is_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.model
 def test_the_simulator_can_use_a_real_tokenizer(model_path: Path) -> None:
-    """With --model the simulator answers in the model's vocabulary, counted by its tokenizer."""
     with worker("--model", str(model_path), "--sim-time-scale", "0") as running:
         body = httpx.post(running.url + CHAT, json=ASK, timeout=PATIENCE_SECONDS).json()
     assert body["model"] == "SmolLM2-135M-Instruct"
@@ -222,7 +208,6 @@ def test_a_second_signal_ends_the_drain() -> None:
 
 
 def test_a_signal_during_the_start_ends_it() -> None:
-    """SIGTERM before the port is open ends the worker."""
     process = spawn("--port", "0")
     pid = process.pid
     children = Path(f"/proc/{pid}/task/{pid}/children")
@@ -241,7 +226,6 @@ def test_the_http_process_does_not_load_torch() -> None:
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 and its key."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("needs the openssl command to make a certificate")
@@ -254,7 +238,6 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_a_worker_serves_https(certificate: tuple[Path, Path]) -> None:
-    """Streams work too; plain HTTP gets no answer."""
     chain, key = (str(path) for path in certificate)
     flags = ("--ssl-certfile", chain, "--ssl-keyfile", key, "--sim-time-scale", "0")
     with worker(*flags) as running:
@@ -283,7 +266,6 @@ def test_clients_need_a_certificate_with_ssl_ca_certs(certificate: tuple[Path, P
 
 
 def test_a_worker_listens_on_a_unix_socket(short_path: Path) -> None:
-    """It opens no port, and removes the socket at its end."""
     path = short_path / "worker.sock"
     with worker("--uds", str(path)) as running:
         assert running.url == f"unix:{path}"
@@ -316,7 +298,6 @@ SITE = "https://app.test"
 
 
 def cors(response: httpx.Response) -> dict[str, str]:
-    """The CORS headers of a reply, without their common prefix."""
     prefix = "access-control-"
     return {k[len(prefix) :]: v for k, v in response.headers.items() if k.startswith(prefix)}
 

@@ -10,7 +10,6 @@ CONFIG = EngineConfig(engine="torch", model_path="/models/tiny")
 
 
 def test_a_fingerprint_names_version_and_configuration() -> None:
-    """Equal configurations have equal fingerprints, another dtype another one."""
     first = system_fingerprint(CONFIG)
     assert re.fullmatch(r"pointsman-[^-]+-[0-9a-f]{8}", first)
     assert system_fingerprint(replace(CONFIG)) == first
@@ -18,7 +17,6 @@ def test_a_fingerprint_names_version_and_configuration() -> None:
 
 
 def test_the_fingerprint_omits_secrets_and_the_machine() -> None:
-    """The seed of the block hashes and the number of threads do not change it."""
     other = replace(CONFIG, prefix_caching_hash_seed="secret", num_threads=7)
     assert system_fingerprint(other) == system_fingerprint(CONFIG)
 

@@ -31,7 +31,6 @@ GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def oracle(model_path: Path) -> Any:
-    """Transformers' model on the weights of the same file."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -42,7 +41,6 @@ def oracle(model_path: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def executor(model_path: Path) -> Iterator[Any]:
-    """The executor, with enough blocks for every pool size in these tests."""
     from worker.executor.start import build_executor
 
     config = EngineConfig(
@@ -59,9 +57,10 @@ def executor(model_path: Path) -> Iterator[Any]:
 
 
 def follow_up_by_oracle(oracle: Any, prompt: list[int], answer: list[int]) -> list[int]:
-    """The argmax of transformers after the prompt and after each token of `answer` but the last.
+    """Return the argmax of transformers after the prompt and after each token of `answer` but the
+    last.
 
-    Equal to `answer` exactly when transformers' own greedy decoding gives `answer`: by induction,
+    It equals `answer` exactly when transformers' own greedy decoding gives `answer`: by induction,
     each token is its argmax after the same tokens.
     """
     import torch
@@ -73,8 +72,6 @@ def follow_up_by_oracle(oracle: Any, prompt: list[int], answer: list[int]) -> li
 
 @dataclass(frozen=True)
 class Setup:
-    """One set-up of the engine; the defaults run all requests at once."""
-
     num_blocks: int = 512
     budget: int = 2048
     batch: int = 64
@@ -90,9 +87,8 @@ ROOMY = Setup()
 def run(
     executor: Any, requests: Requests, setup: Setup = ROOMY
 ) -> tuple[dict[str, list[int]], EngineStats]:
-    """Run requests; return the tokens of every answer in the last round, with further answers of a
-    request under "name/1", "name/2". Check the bookkeeping after every step, and the free blocks at
-    the end.
+    """Return the tokens of every answer in the last round; further answers of a request have the
+    names "name/1", "name/2".
     """
     limits = SchedulerConfig(
         max_num_batched_tokens=setup.budget, max_num_seqs=setup.batch, max_model_len=2048
@@ -117,14 +113,11 @@ def run(
 
 
 class SharedExecutor(Executor):
-    """Forwards to an executor that outlives the engine."""
-
     def __init__(self, executor: Any) -> None:
         self.submit = executor.submit
 
 
 def prompts_with_shared_prefixes(rng: Random, count: int) -> list[list[int]]:
-    """Prompts of 5 to 120 tokens; every second one has the same prefix."""
     shared = [rng.randrange(17, 49152) for _ in range(70)]
     prompts = []
     for index in range(count):
@@ -135,14 +128,12 @@ def prompts_with_shared_prefixes(rng: Random, count: int) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def requests() -> Requests:
-    """Greedy requests, sixteen of 32 tokens at full depth."""
     prompts = prompts_with_shared_prefixes(Random(20261121), by_depth(4, 16))
     return {f"r{index}": (prompt, GREEDY) for index, prompt in enumerate(prompts)}
 
 
 @pytest.fixture(scope="module")
 def together(executor: Any, requests: Requests) -> dict[str, list[int]]:
-    """The answers from one mixed batch with a cold cache and enough blocks for all."""
     answers, stats = run(executor, requests)
     assert stats.scheduler.num_preemptions == 0
     return answers
@@ -159,7 +150,6 @@ def test_answers_of_a_batch_match_transformers(
 def test_a_seeded_request_gets_the_same_tokens_in_any_batch(
     executor: Any, requests: Requests
 ) -> None:
-    """Alone, with others, chunked, and after preemption."""
     sampled = SamplingParams(
         max_tokens=NUM_TOKENS, temperature=0.9, top_p=0.95, top_k=50, seed=7, ignore_eos=True
     )
@@ -181,9 +171,6 @@ def test_a_seeded_request_gets_the_same_tokens_in_any_batch(
 
 @pytest.fixture(scope="module")
 def many() -> Requests:
-    """Greedy requests of 6 tokens, two hundred at full depth: prompts of 10 to 60 tokens, half of
-    them with one of four stems.
-    """
     rng = Random(20261122)
     stems = [[rng.randrange(17, 49152) for _ in range(length)] for length in (16, 23, 32, 41)]
     greedy = replace(GREEDY, max_tokens=6)
@@ -198,7 +185,6 @@ def many() -> Requests:
 
 @pytest.fixture(scope="module")
 def alone(executor: Any, many: Requests) -> dict[str, list[int]]:
-    """The reference answers: one request at a time, with whole prompts and no cache."""
     answers, stats = run(executor, many, Setup(batch=1, caching=False))
     assert stats.scheduler.prefix_cache_hits == stats.scheduler.num_preemptions == 0
     return answers
@@ -217,7 +203,6 @@ SETUPS = {
 def test_answers_are_the_same_in_every_setup(
     executor: Any, many: Requests, alone: dict[str, list[int]], name: str
 ) -> None:
-    """No token depends on the batch, cache, chunks, number of blocks, timing or fork."""
     setup = SETUPS[name]
     answers, stats = run(executor, many, setup)
     assert len(answers) == len(many) * setup.num_answers

@@ -52,8 +52,6 @@ STANDARD = "https://json-schema.org/draft/2020-12/schema"
 
 @dataclass(frozen=True)
 class Group:
-    """Tests of one schema; a refused schema has no `grammar`, but an `error`."""
-
     file: str
     description: str
     schema: dict[str, Any]
@@ -106,9 +104,7 @@ def test_exactly_the_documented_keywords_are_refused(groups: list[Group]) -> Non
 
 
 def test_a_refusal_names_a_word_of_the_schema(groups: list[Group]) -> None:
-    """Or says that nothing can match. Exempt are schemas that refer to the standard's own, whose
-    contents are then the reason.
-    """
+    """Exempt are schemas that refer to the standard's own, whose contents are then the reason."""
     for group in groups:
         text = json.dumps(group.schema)
         if group.error is not None and "match" not in group.error and STANDARD not in text:
@@ -117,8 +113,6 @@ def test_a_refusal_names_a_word_of_the_schema(groups: list[Group]) -> None:
 
 
 def spellings(value: Any) -> Iterator[str]:
-    """JSON texts of a value: compact, with blanks, with reversed names, with escaped letters."""
-
     def escaped(text: str) -> str:
         units = text.encode("utf-16-be", "surrogatepass").hex()
         return '"' + re.sub("(....)", r"\\u\1", units) + '"'
@@ -142,7 +136,6 @@ def spellings(value: Any) -> Iterator[str]:
 def test_no_spelling_of_an_invalid_instance_is_allowed(
     taken: list[Group], compiler: GrammarCompiler
 ) -> None:
-    """Almost all valid instances are allowed in some spelling."""
     wrong, allowed = [], []
     for group in taken:
         start = compiler.compile(str(group.grammar)).result()
@@ -159,14 +152,12 @@ def test_no_spelling_of_an_invalid_instance_is_allowed(
 
 
 def asked(bench: GrammarBench, group: Group, seed: int) -> AddRequest:
-    """A request whose answer is likely to have the letters of the schema."""
     letters = {*json.dumps(group.schema).encode()} - {*b'"}]{[,: '}
     bias = (*BIAS, *((letter, LIKELY) for letter in sorted(letters)))
     return bench.request(group.grammar, seed=seed, logit_bias=bias, max_tokens=40)
 
 
 def answers(groups: list[Group], **settings: Any) -> list[Answer]:
-    """`NUM_ANSWERS` answers to each group, all in one batch."""
     with GrammarBench(max_num_seqs=256, **settings) as bench:
         requests = [asked(bench, group, seed) for group in groups for seed in range(NUM_ANSWERS)]
         found = bench.run(*requests)
@@ -182,7 +173,7 @@ def plain(taken: list[Group]) -> list[Answer]:
 
 @pytest.mark.full
 def test_sampled_answers_validate(taken: list[Group], plain: list[Answer]) -> None:
-    """By two validators; the second checks formats, and supports expressions of ECMA-262."""
+    """The second validator checks formats and supports expressions of ECMA-262."""
     num_ended = 0
     for index, answer in enumerate(plain):
         group = taken[index // NUM_ANSWERS]
@@ -206,7 +197,6 @@ def test_sampled_answers_validate(taken: list[Group], plain: list[Answer]) -> No
 def test_the_same_seed_gives_the_same_answers(
     taken: list[Group], plain: list[Answer], num_blocks: int, speculative: Any
 ) -> None:
-    """With drafts, after preemption, and with both."""
     some = taken[::8]
     found = answers(some, num_blocks=num_blocks, speculative=speculative)
     wanted = [answer for place, answer in enumerate(plain) if place // NUM_ANSWERS % 8 == 0]
@@ -217,7 +207,6 @@ def test_the_same_seed_gives_the_same_answers(
 
 
 def expression(rng: random.Random, depth: int = 3) -> str:
-    """A random expression in the common syntax of Rust and Python."""
     kind = rng.randrange(3 if depth == 0 else 7)
     if kind < 2:
         return re.escape(rng.choice(["a", "b", "ab", "é", "0", "-", ".", "(", '"', "\\", " "]))
@@ -250,8 +239,6 @@ def test_answers_match_random_expressions() -> None:
 
 @dataclass(frozen=True)
 class Rule:
-    """A part of a grammar: a text, the name of a rule, or an operator `kind` on other parts."""
-
     kind: str
     text: str = ""
     parts: tuple[Rule, ...] = ()
@@ -267,7 +254,6 @@ class Rule:
         return " ".join(parts) if self.kind == "and" else f"({parts[0]}){self.kind}"
 
     def ends(self, text: str, start: int, rules: dict[str, Rule]) -> set[int]:
-        """The possible ends of a match that begins at `start`."""
         if self.kind == "text":
             return {start + len(self.text)} if text.startswith(self.text, start) else set()
         if self.kind == "name":
@@ -289,7 +275,7 @@ class Rule:
 
 
 def random_rule(rng: random.Random, names: list[str], depth: int) -> Rule:
-    """A rule that matches at least a character; names follow a text, so that matching ends."""
+    """Names follow a text, so that matching ends."""
     first = Rule("text", "".join(rng.choices('ab0"(é\\', k=rng.randint(1, 3))))
     if depth == 0:
         return first
@@ -308,7 +294,6 @@ def random_rule(rng: random.Random, names: list[str], depth: int) -> Rule:
 
 
 def test_answers_match_random_grammars() -> None:
-    """By a matcher that tries all alternatives."""
     rng = random.Random(26)
     names = ["root", "left", "right"]
     grammars = [{name: random_rule(rng, names, 3) for name in names} for _ in range(60)]

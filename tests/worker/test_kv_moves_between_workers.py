@@ -27,20 +27,17 @@ def patience(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tokens_of(stream: str) -> list[int]:
-    """The token ids in the resume marks of a stream."""
     lines = [line for line in stream.split("\n") if line.startswith(": resume ")]
     return [token for line in lines for token in json.loads(line.removeprefix(": resume "))]
 
 
 def text_of(stream: str) -> str:
-    """The text of a stream's events."""
     events = [line for line in stream.split("\n") if line.startswith("data: {")]
     choices = [one for event in events for one in json.loads(event[6:]).get("choices", ())]
     return "".join(choice["text"] for choice in choices)
 
 
 async def moved(worker: Worker) -> tuple[float, float]:
-    """The numbers of prompt tokens from peers, and of failed transfers."""
     counters = await worker.counters()
     (p2p,) = [v for k, v in counters.items() if "cached_by_source" in k and "p2p" in k]
     (failed,) = [v for k, v in counters.items() if k.startswith("pointsman:kv_transfer_failures")]
@@ -48,9 +45,7 @@ async def moved(worker: Worker) -> tuple[float, float]:
 
 
 async def test_a_worker_fetches_kv_from_the_peer_in_the_header() -> None:
-    """The header has the peer's HTTP address, which implies its KV address. An invalid address is
-    refused; a missing peer costs a recompute.
-    """
+    """An invalid address is refused; a missing peer costs a recompute."""
     first_port, second_port = free_ports(2)
     settings = [{"kv_port": first_port}, {"kv_port": second_port, "kv_peer_port": first_port}]
     async with (
@@ -77,7 +72,7 @@ async def test_a_worker_fetches_kv_from_the_peer_in_the_header() -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 async def test_a_stream_moves_with_its_kv_when_its_worker_drains(end: signal.Signals) -> None:
-    """The worker exits after the hand-over. A killed worker hands nothing over."""
+    """A killed worker hands nothing over."""
     kv = '{"kv_port": 0, "kv_lease_duration": 600, "kv_transfer_timeout": 120}'
     slow = ("--sim-decode-base-ms", "200ms", *FLAGS, kv)
     fast = ("--sim-time-scale", "0", "--enable-admin-routes", *FLAGS, kv)
@@ -99,7 +94,6 @@ async def test_a_stream_moves_with_its_kv_when_its_worker_drains(end: signal.Sig
 
 
 async def _cut_off(worker: Worker, end: signal.Signals) -> tuple[dict[str, Any], str]:
-    """Start a stream and end its worker; return the resume state and the received text."""
     found = ""
     body = {**BODY, "stream": True, "resume": {}}
     with suppress(httpx.RemoteProtocolError, httpx.ReadError):

@@ -11,13 +11,11 @@ from worker.listener import bind, bound, is_exposed, shown
 
 
 def unix(path: Path) -> ServeConfig:
-    """A configuration that listens on a unix socket."""
     api = ApiConfig(("m",), 100, 100)
     return ServeConfig("127.0.0.1", 0, api, EngineConfig("sim", None), uds=str(path))
 
 
 def test_a_unix_socket_is_removed_with_the_worker(short_path: Path) -> None:
-    """No file is left, and the socket does not count as exposed."""
     path = short_path / "worker.sock"
     with bound(unix(path)) as listener:
         assert path.is_socket()
@@ -27,7 +25,6 @@ def test_a_unix_socket_is_removed_with_the_worker(short_path: Path) -> None:
 
 
 def test_only_the_socket_of_a_dead_worker_is_replaced(short_path: Path) -> None:
-    """A file, or a socket that answers, stays and is an error."""
     path = short_path / "worker.sock"
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))

@@ -31,12 +31,10 @@ def _installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def asks(**arguments: Any) -> dict[str, Any]:
-    """The parameter of a request with these `vllm_xargs`."""
     return {"logits_processors": chosen(LOADED, arguments)}
 
 
 def mixed(bench: GrammarBench) -> list[AddRequest]:
-    """Requests with and without processors, some with other parameters or several answers."""
     changes: list[dict[str, Any]] = [
         {},
         asks(window=5),
@@ -54,7 +52,6 @@ def mixed(bench: GrammarBench) -> list[AddRequest]:
 
 @pytest.fixture(scope="module")
 def plain(_installed: None) -> list[list[int]]:
-    """The answer to each request alone."""
     with GrammarBench(overlap=False) as bench:
         return [a.token_ids for r in mixed(bench) for a in bench.run(r).values()]
 
@@ -71,7 +68,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", by_depth(["preempted, drafts"], list(SETTINGS)))
 def test_the_same_seed_gives_the_same_tokens(plain: list[list[int]], name: str) -> None:
-    """In a batch with overlapping steps, with drafts, and after preemption."""
     settings = SETTINGS[name]
     with GrammarBench(**settings) as bench:
         found = [answer.token_ids for answer in bench.run(*mixed(bench)).values()]
@@ -126,7 +122,6 @@ def test_a_grammar_applies_after_processors() -> None:
 @pytest.mark.parametrize("fault", ["raises", "short", "nan"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_failing_processor_fails_only_its_request(fault: str, temperature: float) -> None:
-    """Another request in the batch continues."""
     with GrammarBench() as bench:
         asked = bench.request(None, temperature=temperature, ignore_eos=True, **asks(fault=fault))
         failed, other = bench.run(asked, bench.request(None, max_tokens=30)).values()
@@ -157,13 +152,11 @@ def test_names_and_arguments_reach_the_engine_process() -> None:
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
-    """With the constructor's message after the processor's name."""
     with pytest.raises(ValueError, match=message):
         chosen(LOADED, arguments)
 
 
 async def test_arguments_of_requests_reach_the_engine(bench: Any) -> None:
-    """Rendered requests too; wrong arguments are a 400."""
     asked = {"prompt": [1], "vllm_xargs": {"forbidden": [4]}}
     async with bench.client(logits_processors=LOADED) as client:
         rendered = (await client.post("/v1/completions/render", json=asked)).json()[0]
@@ -186,7 +179,6 @@ async def test_arguments_of_requests_reach_the_engine(bench: Any) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/inference/v1/generate"])
 async def test_without_a_processor_arguments_are_refused(bench: Any, path: str) -> None:
-    """The error names the field; empty arguments are accepted."""
     async with bench.client() as client:
         for arguments, status in (({"forbidden": [4]}, 400), ({}, 200)):
             body: dict[str, Any] = {"prompt": [1], "vllm_xargs": arguments}

@@ -51,7 +51,6 @@ STEMS = (
 
 
 def text_prompt(rng: Random) -> str:
-    """A text with repeated sentences, cut off in the middle."""
     name, thing, place = rng.choice(NAMES), rng.choice(THINGS), rng.choice(PLACES)
     verb = rng.choice(("lost", "found", "painted", "sold", "borrowed"))
     line = f"{name} {verb} the {thing} {place}. "
@@ -61,13 +60,11 @@ def text_prompt(rng: Random) -> str:
 
 
 def pattern_prompt(rng: Random) -> list[int]:
-    """A repeated pattern of random tokens, which models continue."""
     pattern = [rng.choice(VOCABULARY) for _ in range(rng.randrange(3, 8))]
     return (pattern * 3)[: len(pattern) * 2 + rng.randrange(len(pattern))]
 
 
 def prompts(tokenizer: Tokenizer, rng: Random, count: int) -> list[tuple[int, ...]]:
-    """Distinct prompts of 6 to 50 tokens: texts, patterns, patterns with a shared prefix."""
     found: dict[tuple[int, ...], None] = {}
     shared = [rng.choice(VOCABULARY) for _ in range(21)]
     while len(found) < count:
@@ -84,8 +81,6 @@ MAX_TOKEN_ID = 49151
 
 
 class _Forgetful:
-    """The rest of `Drafter` for drafters without state."""
-
     def end(self, context: DraftContext, learns: bool) -> None:
         return
 
@@ -94,8 +89,6 @@ class _Forgetful:
 
 
 class Garbage(_Forgetful):
-    """Drafts random tokens, always the maximum number."""
-
     def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
         rng = Random(hash(tuple(context.token_ids)))
         tokens = tuple(rng.randrange(MAX_TOKEN_ID) for _ in range(num_tokens))
@@ -103,8 +96,6 @@ class Garbage(_Forgetful):
 
 
 class Raising(_Forgetful):
-    """Raises whenever it should draft or end."""
-
     def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
         raise RuntimeError("this drafter does not work")
 
@@ -137,8 +128,6 @@ class Knowing(_Forgetful):
 
 
 class ByPrompt:
-    """Implements `Drafter`: forwards to the drafter that is assigned to the prompt."""
-
     def __init__(
         self, kinds: Mapping[tuple[int, ...], str], drafters: Mapping[str, Drafter]
     ) -> None:
@@ -185,8 +174,6 @@ KINDS = (*LOOKUPS, "garbage", "raises", "true", "true then wrong", "any")
 
 @dataclass(frozen=True)
 class Request:
-    """A request, and the kind of drafter for it."""
-
     prompt: tuple[int, ...]
     params: SamplingParams
     kind: str = "ngram"
@@ -198,8 +185,6 @@ Requests = dict[str, Request]
 
 @dataclass
 class Run:
-    """The results of some requests."""
-
     answers: dict[str, tuple[int, ...]]
     logprobs: dict[str, list[TokenLogprobs]]
     stats: EngineStats
@@ -217,7 +202,6 @@ def tokenizer(model_path: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def greedy(tokenizer: Tokenizer) -> Requests:
-    """Greedy requests, with all kinds of drafters in turn."""
     found = prompts(tokenizer, Random(20261123), NUM_GREEDY)
     return {
         f"q{index}": Request(prompt, GREEDY, KINDS[index // 3 % len(KINDS)])
@@ -240,7 +224,6 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 
 @pytest.fixture(scope="module")
 def mixed(tokenizer: Tokenizer) -> Requests:
-    """Requests with every parameter that affects draws; a third have three answers."""
     rng = Random(20261124)
     return {
         f"m{index}": Request(
@@ -254,7 +237,6 @@ def mixed(tokenizer: Tokenizer) -> Requests:
 
 
 def drafters_for(requests: Requests, plain: Mapping[str, Sequence[int]]) -> ByPrompt:
-    """Drafters of every kind for these requests, given their answers."""
     truth = {request.prompt: plain[name] for name, request in requests.items()}
     built = {name: build_drafter(replace(SPECULATIVE, method=name)) for name in LOOKUPS}
     drafters: dict[str, Drafter] = {
@@ -273,8 +255,6 @@ def drafters_for(requests: Requests, plain: Mapping[str, Sequence[int]]) -> ByPr
 
 @dataclass
 class Steps(HostExecutor):
-    """Forwards to an executor that outlives the engine, and counts events of steps."""
-
     inner: Any
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -292,8 +272,6 @@ class Steps(HostExecutor):
 
 @dataclass(frozen=True)
 class Room:
-    """The limits of the engine."""
-
     num_blocks: int = 2000
     budget: int = 2048
     batch: int = 64
@@ -307,7 +285,6 @@ TIGHT = Room(num_blocks=56, budget=160, batch=40, chunk=13)
 
 @pytest.fixture(scope="module")
 def executor(model_path: Path) -> Iterator[Any]:
-    """The real model in float32."""
     from worker.executor.start import build_executor
 
     built, _ = build_executor(engine_config(model_path, ROOMY))
@@ -337,7 +314,6 @@ def limits_of(room: Room) -> SchedulerConfig:
 def run(
     executor: Any, requests: Requests, room: Room = ROOMY, speculation: Speculation | None = None
 ) -> Run:
-    """Run the requests to their ends; check the bookkeeping after every few steps."""
     cache = CacheConfig(room.num_blocks, BLOCK_SIZE)
     scheduler = Scheduler(cache, limits_of(room), (EOS,), [speculation])
     steps = Steps(executor)
@@ -349,9 +325,6 @@ def run(
 
 
 def drive(core: EngineCore, requests: Requests, check: Callable[[], None] | None = None) -> Run:
-    """Add the requests and step until all have ended. Further answers of a request are under
-    "name/1", "name/2".
-    """
     for name, request in requests.items():
         branches = [f"{name}/{index}" for index in range(1, request.num_answers)]
         core.add(AddRequest(name, list(request.prompt), request.params, 0.0, branch_ids=branches))
@@ -380,7 +353,6 @@ def drive(core: EngineCore, requests: Requests, check: Callable[[], None] | None
 
 @pytest.fixture(scope="module")
 def all_requests(greedy: Requests, mixed: Requests) -> Requests:
-    """Greedy and sampled requests, shuffled."""
     names = [*greedy, *mixed]
     Random(20261125).shuffle(names)
     return {name: (greedy | mixed)[name] for name in names}
@@ -388,7 +360,6 @@ def all_requests(greedy: Requests, mixed: Requests) -> Requests:
 
 @pytest.fixture(scope="module")
 def plain(executor: Any, all_requests: Requests) -> Run:
-    """The answers without drafts and with room for all."""
     result = run(executor, all_requests)
     assert result.stats.speculation.num_draft_tokens == result.stats.scheduler.num_preemptions == 0
     return result
@@ -396,13 +367,11 @@ def plain(executor: Any, all_requests: Requests) -> Run:
 
 @pytest.fixture(scope="module")
 def speculative(executor: Any, all_requests: Requests, plain: Run) -> Run:
-    """The answers with drafts of every kind and too little room."""
     speculation = Speculation(SPECULATIVE, drafters_for(all_requests, plain.answers), False)
     return run(executor, all_requests, TIGHT, speculation)
 
 
 def differing(left: Run, right: Run, names: Iterable[str]) -> list[str]:
-    """The names of answers that differ in any token."""
     wanted = set(names)
     assert left.answers.keys() == right.answers.keys()
     return [
@@ -415,7 +384,6 @@ def differing(left: Run, right: Run, names: Iterable[str]) -> list[str]:
 def test_greedy_answers_are_the_same_with_drafts(
     greedy: Requests, plain: Run, speculative: Run
 ) -> None:
-    """Token for token, with any drafts and little room."""
     assert len(greedy) == NUM_GREEDY
     assert differing(plain, speculative, greedy) == []
 
@@ -423,9 +391,7 @@ def test_greedy_answers_are_the_same_with_drafts(
 def test_sampled_answers_are_the_same_with_drafts(
     mixed: Requests, plain: Run, speculative: Run
 ) -> None:
-    """With penalties, min_p, bias, bans and branches in the same steps; log probabilities are equal
-    to the last bit.
-    """
+    """Log probabilities are equal to the last bit."""
     assert differing(plain, speculative, mixed) == []
     names = [name for name in plain.logprobs if plain.logprobs[name]]
     assert len(names) >= NUM_MIXED // 9
@@ -462,7 +428,6 @@ def test_every_kind_of_drafts_was_accepted_and_rejected(
 
 
 def test_drafts_met_every_other_event(plain: Run, speculative: Run) -> None:
-    """Preemption, chunks, prefix hits, and sequences without drafts in the same steps."""
     stats, counts = speculative.stats, speculative.steps.counts
     assert stats.scheduler.num_preemptions > MIN_EVENTS
     assert stats.scheduler.prefix_cache_hits > by_depth(100, 1000)
@@ -486,7 +451,6 @@ def test_answers_are_the_same_with_adaptive_draft_lengths(
 
 @pytest.fixture(scope="module")
 def few(all_requests: Requests) -> Requests:
-    """Some requests of each sort."""
     return dict(list(all_requests.items())[:NUM_FEW])
 
 

@@ -58,13 +58,11 @@ REJECTION = [
 
 @pytest.fixture(scope="module")
 def chance() -> Chance:
-    """The random numbers of all requests."""
     return Chance(REQUESTS)
 
 
 @pytest.fixture(scope="module")
 def toys(chance: Chance) -> dict[str, Toy]:
-    """The toy language under each set of parameters."""
     return {
         case: Toy(SamplingParams(max_tokens=3, **changes), chance)
         for case, changes in CASES.items()
@@ -72,13 +70,11 @@ def toys(chance: Chance) -> dict[str, Toy]:
 
 
 def assert_replayed(toy: Toy, output: torch.Tensor, how: Drafting) -> None:
-    """Assert that single requests through `choose_drafts` and `answer` give the same tokens."""
     for index in range(REPLAYED):
         assert toy.replay(index, how) == output[index].tolist()
 
 
 def test_the_random_numbers_are_the_production_ones(chance: Chance) -> None:
-    """For every purpose, position and offset, to the last bit."""
     for index in (0, 77, REQUESTS - 1):
         seed = int(chance.seeds[index])
         for purpose in Purpose:
@@ -91,7 +87,6 @@ def test_the_random_numbers_are_the_production_ones(chance: Chance) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_enumeration_matches_the_definitions(toys: dict[str, Toy], case: str) -> None:
-    """The production rows have the distributions of the plain definitions."""
     toy = toys[case]
     rows = toy.scores.softmax(-1)
     for number, context in enumerate([(), (0,), (3,), (1, 1), (3, 4)]):
@@ -107,7 +102,6 @@ def test_the_enumeration_matches_the_definitions(toys: dict[str, Toy], case: str
 def test_coupled_output_is_plain_output_with_the_exact_distribution(
     toys: dict[str, Toy], case: str
 ) -> None:
-    """Token for token, for drafters that look up, draft greedily, or use the draw's noise."""
     toy = toys[case]
     plain = toy.simulate(PLAIN)
     found = fit(plain, toy.exact())
@@ -126,7 +120,6 @@ def test_coupled_output_is_plain_output_with_the_exact_distribution(
 def test_output_by_rejection_has_the_exact_distribution(
     toys: dict[str, Toy], case: str, how: Drafting
 ) -> None:
-    """For drafts drawn from q and for looked-up ones, under every parameter."""
     toy = toys[case]
     output = toy.simulate(how)
     found = fit(output, toy.exact())
@@ -177,7 +170,6 @@ def recovers_by_the_number_that_rejected(
     ids=["accept-if-likelier", "recover-from-p", "reuse-the-uniform", "judge-the-likely"],
 )
 def test_wrong_rules_are_caught(toys: dict[str, Toy], rules: Rules, method: str) -> None:
-    """The same statistic gives the counts no chance, and a variation far above its bound."""
     toy = toys["temperature"]
     found = fit(toy.simulate(Drafting("probabilistic", method), rules), toy.exact())
     assert found.p_value < 1e-9
@@ -186,8 +178,8 @@ def test_wrong_rules_are_caught(toys: dict[str, Toy], rules: Rules, method: str)
 
 @pytest.mark.full
 def test_block_verification_needs_fresh_noise_for_every_run(toys: dict[str, Toy]) -> None:
-    """The result of a run depends on the noise of all its positions, so a later run that reuses the
-    noise is biased; standard verification, by single positions, may reuse it.
+    """The result of a run depends on the noise of all its positions, so a later run that reuses it
+    is biased; standard verification, by single positions, may reuse it.
     """
     toy, rules = toys["temperature"], Rules(reuses_noise=True)
     found = fit(toy.simulate(Drafting("probabilistic", BLOCK), rules), toy.exact())

@@ -277,7 +277,6 @@ def compiler() -> Iterator[GrammarCompiler]:
 
 @pytest.fixture(scope="module")
 def answers(bench: GrammarBench) -> dict[str, list[Answer]]:
-    """`NUM_ANSWERS` answers to each schema, all in one batch."""
     asked = {
         name: [bench.request(grammar(json=schema), seed=seed) for seed in range(NUM_ANSWERS)]
         for name, schema in SCHEMAS.items()
@@ -288,7 +287,6 @@ def answers(bench: GrammarBench) -> dict[str, list[Answer]]:
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_answers_validate(answers: dict[str, list[Answer]], name: str) -> None:
-    """Complete answers match the schema; the others reached their length limit."""
     ended = [answer for answer in answers[name] if answer.reason is FinishReason.STOP]
     others = [answer for answer in answers[name] if answer not in ended]
     assert ended
@@ -308,7 +306,6 @@ def test_most_answers_are_complete(answers: dict[str, list[Answer]]) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_unenforceable_keyword_is_refused_by_name(compiler: GrammarCompiler, name: str) -> None:
-    """No schema is enforced in part."""
     schema, word = REFUSED[name]
     try:
         error = compiled_error(grammar(json=schema), compiler)
@@ -356,7 +353,6 @@ GRAMMARS = {
 
 @pytest.mark.parametrize("text", GRAMMARS)
 def test_answers_match_a_grammar(bench: GrammarBench, text: str) -> None:
-    """By an equivalent regular expression; brackets balance."""
     asked = [bench.request(grammar(grammar=text), seed=seed) for seed in range(NUM_ANSWERS)]
     ended = [a for a in bench.run(*asked).values() if a.reason is FinishReason.STOP]
     assert ended
@@ -423,7 +419,6 @@ TAGGED = {
 def test_white_space_within_json_is_bounded(
     compiler: GrammarCompiler, outputs: dict[str, Any], around: str
 ) -> None:
-    """Usual layouts of JSON are allowed, and no more."""
     start = compiler.compile(grammar(**outputs)).result()
     for blanks, fits in (
         *(("", True), (" ", True), ("\t", True), ("\n", True), (" \n\n" + " " * 40, True)),
@@ -434,7 +429,7 @@ def test_white_space_within_json_is_bounded(
 
 
 def test_an_answer_of_endless_white_space_is_impossible(bench: GrammarBench) -> None:
-    """Even if white space is by far the likeliest."""
+    """White space is by far the likeliest here."""
     blanks = tuple((ord(char), 40.0) for char in " \n\r\t")
     asked = bench.request(grammar(json=POINT), logit_bias=(*BIAS[:9], *blanks), max_tokens=600)
     [answer] = bench.run(asked).values()
@@ -444,7 +439,6 @@ def test_an_answer_of_endless_white_space_is_impossible(bench: GrammarBench) -> 
 
 
 def test_answers_are_among_the_choices(bench: GrammarBench) -> None:
-    """Choices may have any characters."""
     choices = ["a", 'say "hi"', "two\nlines", "é☃", "/x/", "\\d", "\u2028", "a b", "abc", "\x7f"]
     asked = [bench.request(grammar(choice=choices), seed=seed) for seed in range(30)]
     found = {answer.text for answer in bench.run(*asked).values()}
@@ -460,7 +454,6 @@ def test_json_object_answers_are_json_objects(bench: GrammarBench) -> None:
 
 
 def test_whitespace_follows_its_options(bench: GrammarBench) -> None:
-    """No whitespace, or only matches of the pattern."""
     blanks = tuple((ord(char), 9.0) for char in " \n")
     none = grammar(json=POINT, disable_any_whitespace=True)
     two = grammar(json=POINT, whitespace_pattern="[ ]{2}")
@@ -471,7 +464,6 @@ def test_whitespace_follows_its_options(bench: GrammarBench) -> None:
 
 
 def test_text_between_structural_tags_is_free(bench: GrammarBench) -> None:
-    """A trigger begins one of the structures."""
     tag = {
         "type": "structural_tag",
         "triggers": ["<f"],
@@ -504,7 +496,6 @@ KINDS: list[tuple[dict[str, Any], str]] = [
 
 
 def test_a_constraint_begins_after_reasoning(bench: GrammarBench) -> None:
-    """Reasoning is any text up to its end token, for every kind of constraint."""
     asked = [
         (form, bench.request(reasoned(grammar(**kind), True), seed=seed, logit_bias=ENDING))
         for kind, form in KINDS
@@ -527,7 +518,6 @@ def test_a_constraint_begins_after_reasoning(bench: GrammarBench) -> None:
 def test_reasoning_ends_at_its_first_end_mark(
     compiler: GrammarCompiler, is_special: bool, is_certain: bool
 ) -> None:
-    """The mark is a control token or text."""
     end = [MARK] if is_special else [*b"</think>"]
     form = reasoned(grammar(regex="[0-9]+"), is_special, is_certain)
     start = compiler.compile(form).result()
@@ -555,7 +545,6 @@ MIXED = [
 
 
 def mixed(bench: GrammarBench) -> list[Any]:
-    """Requests with and without grammars, some with other parameters or several answers."""
     changes: list[dict[str, Any]] = [
         {},
         {"temperature": 0.7, "top_p": 0.9},
@@ -575,7 +564,6 @@ def mixed(bench: GrammarBench) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def plain() -> list[list[int]]:
-    """The answer to each request alone."""
     with GrammarBench(overlap=False) as bench:
         return [a.token_ids for r in mixed(bench) for a in bench.run(r).values()]
 
@@ -593,7 +581,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", by_depth(["preempted, drafts"], list(SETTINGS)))
 def test_the_same_seed_gives_the_same_tokens(plain: list[list[int]], name: str) -> None:
-    """In a batch, with drafts, and after preemption."""
     settings = SETTINGS[name]
     with GrammarBench(**settings) as bench:
         found = [answer.token_ids for answer in bench.run(*mixed(bench)).values()]
@@ -605,7 +592,6 @@ def test_the_same_seed_gives_the_same_tokens(plain: list[list[int]], name: str) 
 
 @pytest.mark.parametrize("method", ["standard", "block"])
 def test_drafts_drawn_from_a_distribution_are_verified_against_the_grammar(method: str) -> None:
-    """The draft model does not know the grammar: its forbidden drafts are rejected."""
     config = replace(DEVICE, draft_sample_method="probabilistic", rejection_sample_method=method)
     with GrammarBench(config) as bench:
         asked = [bench.request(grammar(regex="[a-m0-4]{12}"), seed=seed) for seed in range(8)]
@@ -673,7 +659,6 @@ def test_a_grammar_without_a_vocabulary_fails_the_request() -> None:
     "speculative", [replace(NGRAM, num_speculative_tokens=30), JUMP_FORWARD], ids=["ngram", "none"]
 )
 def test_forced_tokens_are_accepted_drafts(speculative: SpeculativeConfig) -> None:
-    """Names outside the prompt need no step for each token, with a drafter or without."""
     names = ("kilometres", "longitude", "population")
     schema = {
         **NAMED,
@@ -690,7 +675,6 @@ def test_forced_tokens_are_accepted_drafts(speculative: SpeculativeConfig) -> No
 
 
 def test_drafts_that_the_grammar_forbids_are_not_verified() -> None:
-    """The prompt suggests many forbidden drafts."""
     prompt = b"no no no no yes yes perhaps perhaps " * 3
     config = replace(NGRAM, prompt_lookup_min=1)
     with GrammarBench(config) as bench:

@@ -1,5 +1,5 @@
-"""Claude Code's requests as three of its versions send them, and conversations of them with an echo
-model. They are written from the reference of Anthropic's API (`tests/data/claude_code`).
+"""The requests that three versions of Claude Code send, and conversations of them with an echo
+model.
 
 In the data, `$say` is what the model says next, `$id` the call that a result is of, `$manual` a
 text as long as a system prompt, and `$mark` differs from request to request.
@@ -24,15 +24,12 @@ NUM_TURNS = 10
 
 @dataclass(frozen=True)
 class Turn:
-    """The content of one answer, and of how many prompt tokens how many were cached."""
-
     content: list[dict[str, Any]]
     cached: int
     total: int
 
 
 def talk(base_url: str, version: str) -> list[Turn]:
-    """Ten calls of tools and a last text. Asserts that each answer is what the model was to say."""
     shape = json.loads((DATA / f"{version}.json").read_text())
     paths = [f"/work/src/file {n}.py" for n in range(NUM_TURNS)]
     says = [*(call_text("Read", {"file_path": path}) for path in paths), DONE]
@@ -61,7 +58,7 @@ def _filled(data: Any, **values: str) -> Any:
 
 
 def _uncached(message: dict[str, Any]) -> dict[str, Any]:
-    """The message without the mark that is moved to the last one."""
+    """Return the message without the mark that is moved to the last one."""
     if isinstance(message["content"], str):
         return message
     blocks = [{k: v for k, v in b.items() if k != "cache_control"} for b in message["content"]]
@@ -69,7 +66,6 @@ def _uncached(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _answer(client: httpx.Client, body: dict[str, Any]) -> Turn:
-    """Gather a streamed message, whose prompt is as long as it is counted beforehand."""
     counted = client.post("/v1/messages/count_tokens?beta=true", json=body)
     assert counted.status_code == 200, counted.text
     content: list[dict[str, Any]] = []

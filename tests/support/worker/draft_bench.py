@@ -36,7 +36,7 @@ VOCABULARY = TINY.vocab_size
 
 
 def tiny_head(target: LlamaModel) -> DraftHead:
-    """A head of random weights that can say two thirds of the vocabulary."""
+    """Return a head of random weights that can say two thirds of the vocabulary."""
     shape = HeadShape(intermediate_size=40, draft_vocab_size=40)
     generator = torch.Generator().manual_seed(3)
     tensors = {
@@ -50,15 +50,14 @@ def tiny_head(target: LlamaModel) -> DraftHead:
 
 @torch.inference_mode()
 def likeliest(model: LlamaModel, token_ids: Sequence[int]) -> list[int]:
-    """Return the model's most likely token after each token."""
     return model.logits(states_of(model, token_ids)).argmax(dim=-1).tolist()
 
 
 def drafts_of_model(
     model: LlamaModel, token_ids: Sequence[int], drafts: Sequence[int]
 ) -> list[int]:
-    """Greedy drafts behind known tokens, from a run of everything: each as if those of `drafts`
-    before it were right, so that they are equal if they are the greedy drafts.
+    """Return greedy drafts of a run of everything, each as if those of `drafts` before it were
+    right.
     """
     return likeliest(model, [*token_ids, *drafts[:-1]])[len(token_ids) - 1 :]
 
@@ -67,7 +66,6 @@ def drafts_of_model(
 def drafts_of_head(
     head: DraftHead, target: LlamaModel, token_ids: Sequence[int], drafts: Sequence[int]
 ) -> list[int]:
-    """Return greedy drafts after known tokens, all rows at the head's own positions."""
     cache, table = empty_cache(head.config), range(NUM_BLOCKS)
     features = states_of(target, token_ids[:-1])
     rows = list(token_ids[1:])
@@ -83,8 +81,6 @@ def drafts_of_head(
 
 @dataclass
 class Walker:
-    """One sequence as a scheduler sees it: tokens known, how many have run, blocks, drafts."""
-
     seq_id: int
     tokens: list[int]
     computed: int = 0
@@ -94,8 +90,6 @@ class Walker:
 
 @dataclass
 class Bench:
-    """A target with a drafter, stepped by hand; blocks are shared, copied and used again."""
-
     target: LlamaModel
     runner: ModelRunner
     drafter: CachedDrafter
@@ -106,7 +100,6 @@ class Bench:
     num_steps: int = 0
 
     def take(self, walker: Walker, length: int) -> bool:
-        """Take blocks for `length` tokens; return False if there are too few."""
         wanted = -(-length // BLOCK_SIZE) - len(walker.table)
         if wanted > len(self.free):
             return False
@@ -147,7 +140,6 @@ class Bench:
         return self.take(walker, len(tokens)) or self.drop(walker)
 
     def drop(self, walker: Walker) -> bool:
-        """Free the blocks; full ones remain in the cache. Return False, for `take`."""
         for block in walker.table:
             self.owners[block] -= 1
             if not self.owners[block]:
@@ -157,14 +149,12 @@ class Bench:
         return False
 
     def step(self, shares: Sequence[ScheduledSequence]) -> ModelOutput:
-        """Run a step, with the copies that are due."""
         self.num_steps += 1
         step = SchedulerOutput(self.num_steps, tuple(shares), tuple(self.copies))
         self.copies = []
         return execute(self.runner, step)
 
     def update(self, walker: Walker, share: ScheduledSequence, output: ModelOutput) -> int:
-        """Append the draws of a share; return the number of its accepted drafts."""
         draws = [draw.token_id for draw in output.sampled.get(walker.seq_id, ())]
         accepted = len(draws) - 1 if draws else 0
         walker.computed += len(share.token_ids) - share.num_drafts + accepted
@@ -182,7 +172,9 @@ def share_of(
     num_to_draft: int = 0,
     params: SamplingParams = GREEDY,
 ) -> ScheduledSequence:
-    """The next `num_tokens` known tokens and drafts behind them; a draw if they reach the end."""
+    """The share runs the next `num_tokens` known tokens and drafts, and draws if they reach the
+    end.
+    """
     end = walker.computed + num_tokens
     tokens = [*walker.tokens[walker.computed : end], *drafts]
     draws = end == len(walker.tokens)
@@ -199,7 +191,6 @@ def share_of(
 
 
 def make_bench(target: LlamaModel, network: DraftNetwork, method: str = "greedy") -> Bench:
-    """A bench with an empty cache."""
     blocks = (NUM_BLOCKS, BLOCK_SIZE)
     drafter = CachedDrafter(lambda _: network, network, target, blocks, method)
     runner = ModelRunner(target, lambda: target, lambda: empty_cache(target.config), drafter)
@@ -211,8 +202,8 @@ Oracle = Callable[[Sequence[int], Sequence[int]], list[int]]
 
 @dataclass
 class Walk:
-    """Up to five sequences at random: chunks, hits, copies, preemption, and drafts of the drafter
-    or none. Every draw is the target's most likely token and every draft the oracle's.
+    """Up to five sequences at random: chunks, hits, copies, preemption, and the drafter's drafts or
+    none. Every draw is the target's most likely token and every draft the oracle's.
 
     `verified` counts the drafter's own verified drafts, `accepted` the accepted ones.
     """
@@ -238,7 +229,6 @@ class Walk:
             self.step()
 
     def step(self) -> None:
-        """Run some of the sequences; long enough ones end."""
         chosen = self.rng.sample(self.walkers, self.rng.randint(0, len(self.walkers)))
         plans = [plan for walker in chosen if (plan := self.plan(walker))]
         self.copied += len(self.bench.copies)
@@ -259,7 +249,6 @@ class Walk:
             self.walkers.remove(walker)
 
     def plan(self, walker: Walker) -> tuple[Walker, ScheduledSequence, bool] | None:
-        """Return a share if there are blocks for it, and whether its drafts are its own."""
         rng, bench = self.rng, self.bench
         if not walker.table and not bench.admit(walker):
             return None
@@ -275,9 +264,7 @@ class Walk:
 
 
 def _some_drafts(walker: Walker, target: LlamaModel, rng: random.Random) -> tuple[list[int], bool]:
-    """Return drafts and whether they are the drafter's: some of its own, correct ones, garbage, or
-    none.
-    """
+    """Return drafts and whether they are the drafter's."""
     kind = rng.random()
     if (
         kind < 0.5
@@ -296,7 +283,6 @@ def _some_drafts(walker: Walker, target: LlamaModel, rng: random.Random) -> tupl
 
 
 def _may_wait(shares: Sequence[ScheduledSequence]) -> bool:
-    """Return whether sequences that want drafts may have more unread tokens than a step allows."""
     num_rows = sum(share.start + share.num_tokens for share in shares if share.num_to_draft)
     return num_rows > most_rows(sum(share.num_tokens for share in shares))
 

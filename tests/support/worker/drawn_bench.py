@@ -1,6 +1,4 @@
-"""Requests by the hundred through a runner and its drafter, whose drafts are drawn: tiny models of
-five tokens, and everything at random that a scheduler may do, but for what was drawn.
-"""
+"""Hundreds of requests through a runner whose drafter draws: tiny models of five tokens."""
 
 import itertools
 import random
@@ -32,9 +30,8 @@ _TOGETHER = 48
 
 @dataclass
 class BreaksLate:
-    """Implements `DraftNetwork`: the target, which breaks as a draft model from the second round
-    of a step on, at the rows of some tokens: it raises, or its logits are no numbers. `rounds`
-    counts those that a step has had.
+    """Implements `DraftNetwork`: the target, which breaks as a draft model from the second round of
+    a step on, at the rows of some tokens. It raises, or its logits are nan; `rounds` counts.
     """
 
     tokens: frozenset[int]
@@ -59,7 +56,7 @@ class BreaksLate:
         return self.network.draft_vocab
 
     def run(self, features: Tensor | None, step: StepTensors, kv_cache: Tensor) -> Tensor:
-        """The sound one's states; of rows that break, and in their slots, nothing but nan."""
+        """Rows that break have nan in their slots too."""
         states = self.network.run(features, step, kv_cache)
         bad = torch.tensor([token in self.tokens for token in step.token_ids.tolist()])
         if self.rounds > 0 and bool(bad.any()):
@@ -78,7 +75,7 @@ class BreaksLate:
 
 @torch.inference_mode()
 def exact(target: LlamaModel = TARGET) -> list[float]:
-    """The probability of each continuation of `PROMPT`, from runs of the target alone."""
+    """Return the probability of each continuation of `PROMPT`, from runs of the target alone."""
     whole = torch.ones(1, dtype=torch.float64)
     for length in range(NUM_TOKENS):
         rows = [
@@ -91,8 +88,6 @@ def exact(target: LlamaModel = TARGET) -> list[float]:
 
 
 class DrawnBench:
-    """A runner with a drafter that draws, judged by `method`; `network` drafts."""
-
     def __init__(self, network: DraftNetwork, method: str, target: LlamaModel = TARGET) -> None:
         self._network = network
         blocks = (_TOGETHER * _BLOCKS_EACH + 1, BLOCK_SIZE)
@@ -105,7 +100,7 @@ class DrawnBench:
         self.num_accepted = 0
 
     def outputs(self, num_requests: int, rng: random.Random) -> Tensor:
-        """The first tokens [num_requests, NUM_TOKENS] of requests whose seeds follow each other."""
+        """Return the first tokens [num_requests, NUM_TOKENS] of requests with successive seeds."""
         found: list[list[int]] = []
         for first in range(0, num_requests, _TOGETHER):
             walkers = [Walker(first + i, list(PROMPT)) for i in range(_TOGETHER)]

@@ -38,7 +38,7 @@ END = 0
 
 
 class EagerPipeline:
-    """Runs a step the moment it is submitted, long before its result is asked for."""
+    """Runs a step as soon as it is submitted, long before its result is needed."""
 
     depth = 2
 
@@ -52,8 +52,7 @@ class EagerPipeline:
     def wait(self) -> ModelOutput:
         return self._tickets.popleft().collect()
 
-    def shutdown(self) -> None:
-        """Nothing runs."""
+    def shutdown(self) -> None: ...
 
 
 PIPELINES: dict[str, Callable[[Any], pipeline.Pipeline]] = {
@@ -65,7 +64,9 @@ PIPELINES: dict[str, Callable[[Any], pipeline.Pipeline]] = {
 
 @dataclass
 class Arrival:
-    """A request, the step before which it comes, and the steps before which answers are aborted."""
+    """`at_step` is the step before which it comes, `abort_at` those before which answers are
+    aborted.
+    """
 
     request: AddRequest
     at_step: int
@@ -73,21 +74,17 @@ class Arrival:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The ids of its answers."""
         return (self.request.request_id, *self.request.branch_ids)
 
 
 @dataclass
 class Received:
-    """The outputs that the client of one request received."""
-
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     prompt_logprobs: list[tuple[int, float]] = field(default_factory=list)
     endings: list[RequestOutput] = field(default_factory=list)
 
     def take(self, output: RequestOutput) -> None:
-        """Add an output; none follows the last."""
         assert not self.endings
         self.tokens += output.token_ids
         self.logprobs += [entry.logprobs[0] for entry in output.logprobs]
@@ -97,7 +94,7 @@ class Received:
 
 
 def alone(request: AddRequest, index: int, limit: int) -> tuple[list[int], FinishReason]:
-    """The answer by the definition: no blocks, no batch, no cache."""
+    """Return the answer by the definition: no blocks, no batch, no cache."""
     context, params = list(request.prompt_token_ids), request.params
     outputs: list[int] = []
     seed = params.seed + index
@@ -118,14 +115,12 @@ def alone(request: AddRequest, index: int, limit: int) -> tuple[list[int], Finis
 
 
 def embedded(prompt: list[int], pooling: Pooling) -> list[float]:
-    """The embedding by the definition."""
     first = 0 if pooling is Pooling.MEAN else len(prompt) - 1
     sums = pooled([*enumerate(prompt)][first:])
     return [value / (len(prompt) - first) for value in sums]
 
 
 def repeats(outputs: list[int], detection: RepetitionDetection | None) -> bool:
-    """By the definition: some pattern, written out as often as it must be, is the tail."""
     if detection is None:
         return False
     sizes = range(detection.min_pattern_size, detection.max_pattern_size + 1)
@@ -158,7 +153,6 @@ sampling = st.builds(
 
 @st.composite
 def embeddings(draw: st.DrawFn, name: str) -> Arrival:
-    """Prompts to embed, some of which their clients give up."""
     pooling = draw(st.sampled_from(Pooling))
     salt, tenant = draw(st.sampled_from([None, "x"])), draw(st.sampled_from(["", "y"]))
     params = SamplingParams(max_tokens=1, temperature=0.0)
@@ -169,7 +163,6 @@ def embeddings(draw: st.DrawFn, name: str) -> Arrival:
 
 @st.composite
 def arrivals(draw: st.DrawFn, sampling: st.SearchStrategy[SamplingParams] = sampling) -> Arrival:
-    """Requests with up to three answers, some of which their clients give up."""
     name = draw(st.uuids().map(str))
     if draw(st.sampled_from([False, False, False, True])):
         return draw(embeddings(name))
@@ -239,8 +232,6 @@ commands = st.sampled_from([orders_now_and_then, orders_now_and_then, storms]).f
 
 
 class Walk:
-    """One engine, its clients, and what both can be held to after every step."""
-
     def __init__(self, core: EngineCore, scheduler: Scheduler, load: list[Arrival]) -> None:
         self.core = core
         self.scheduler = scheduler
@@ -249,7 +240,6 @@ class Walk:
         self.num_replies = 0
 
     def before(self, step: int) -> None:
-        """Arrivals and aborts that fall before `step`."""
         for arrival in self.load:
             if arrival.at_step == step:
                 self.core.add(arrival.request)
@@ -257,7 +247,6 @@ class Walk:
             self.core.abort([name for name, abort_at in names if abort_at == step])
 
     def step(self, limits: SchedulerConfig) -> StepOutputs | None:
-        """One step, taken in by the clients."""
         outputs = self.core.step()
         self.scheduler.check_integrity()
         self.num_replies += len(self.core.take_replies())
@@ -268,7 +257,7 @@ class Walk:
         return outputs
 
     def run(self, limits: SchedulerConfig, orders: list[tuple[int, Command]]) -> None:
-        """To the end of everything; `orders` fall before their steps."""
+        """Step to the end of everything; `orders` fall before their steps."""
         last = max([*(max(a.at_step, *(x or 0 for x in a.abort_at)) for a in self.load), 25])
         for step in range(last + 1):
             self.before(step)
@@ -289,7 +278,6 @@ class Walk:
         assert (self.scheduler.num_waiting, self.scheduler.num_in_flight) == (0, 0)
 
     def check(self, orders: list[tuple[int, Command]]) -> None:
-        """Check that every answer equals the one without other requests."""
         aborting = any(isinstance(c, Pause | Sleep) and c.mode == "abort" for _, c in orders)
         for arrival in self.load:
             for index in range(len(arrival.names)):
@@ -297,7 +285,6 @@ class Walk:
 
 
 def check(arrival: Arrival, index: int, walk: Walk, may_abort: bool) -> None:
-    """One ending; tokens and log probabilities are those of the definition, or their beginning."""
     request, limit = arrival.request, walk.scheduler.max_model_len
     seen = walk.received[arrival.names[index]]
     (ending,) = seen.endings

@@ -58,8 +58,6 @@ DEVICE = replace(NGRAM, method="draft_model", num_speculative_tokens=3)
 
 @dataclass
 class Answer:
-    """The text and the end of one answer."""
-
     token_ids: list[int] = field(default_factory=list)
     reason: FinishReason | None = None
     error: str | None = None
@@ -69,19 +67,17 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The bytes of the tokens before the end."""
         return text_of(self.token_ids)
 
 
 def text_of(token_ids: Sequence[int]) -> str:
-    """Return the text of tokens; control tokens have none."""
     special = {END, OTHER_END, MARK}
     spelled = (VOCABULARY.token_bytes[i] for i in token_ids if i not in special)
     return b"".join(spelled).decode(errors="replace")  # it may have been cut
 
 
 class GrammarBench:
-    """One engine; `speculative` None: without drafts, not even of what a grammar forces."""
+    """One engine; with `speculative` None it drafts nothing, not even what a grammar forces."""
 
     def __init__(
         self,
@@ -125,7 +121,6 @@ class GrammarBench:
         self.core.shutdown()
 
     def run(self, *asked: AddRequest) -> dict[str, Answer]:
-        """Run requests to their ends, side by side; the answers by id."""
         answers: dict[str, Answer] = {}
         for request in asked:  # so that who runs when does not depend on threads
             constrained = self.scheduler.find(ConstrainedOutputs)
@@ -149,7 +144,6 @@ class GrammarBench:
     def request(
         self, grammar: str | None, num_answers: int = 1, prompt: Sequence[int] = (), **changes: Any
     ) -> AddRequest:
-        """A request sampled at temperature 1."""
         name = f"r{next(self._numbers)}"
         params = {"max_tokens": 200, "seed": 1, "logit_bias": BIAS, **changes}
         return AddRequest(
@@ -162,5 +156,4 @@ class GrammarBench:
 
 
 def compiled_error(grammar: str, compiler: GrammarCompiler) -> str | None:
-    """Return the error of a grammar, or None if it compiles."""
     return compiler.compile(grammar).result().error

@@ -10,8 +10,6 @@ from worker.types import Drafts, ScheduledSequence, SchedulerOutput
 
 
 class Says:
-    """Implements `Drafter`: the same guess for every sequence and prefix."""
-
     def __init__(self, *token_ids: object, shift: int = 0) -> None:
         self.token_ids = token_ids
         self.shift = shift
@@ -20,38 +18,31 @@ class Says:
         self.learning: list[int] = []  # sequences whose outputs are to be learnt from
 
     def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
-        """The guess, as long as it is."""
         self.asked.append((context.seq_id, num_tokens))
         position = len(context.token_ids) + self.shift
         confidences = (0.5,) * len(self.token_ids)
         return Drafts(position, self.token_ids, confidences)  # type: ignore[arg-type]
 
     def end(self, context: DraftContext, learns: bool) -> None:
-        """Record the sequence."""
         self.ended.append(context)
         if learns:
             self.learning.append(context.seq_id)
 
-    def learn(self, num_tokens: int) -> None:
-        """Nothing to learn."""
+    def learn(self, num_tokens: int) -> None: ...
 
 
 class Raises(Says):
-    """Implements `Drafter`; raises for one sequence."""
-
     def __init__(self, seq_id: int, *token_ids: int) -> None:
         super().__init__(*token_ids)
         self.seq_id = seq_id
 
     def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
-        """Not for that one."""
         drafts = super().propose(context, num_tokens)
         if context.seq_id == self.seq_id:
             raise RuntimeError("no idea")
         return drafts
 
     def end(self, context: DraftContext, learns: bool) -> None:
-        """Not for that one either."""
         super().end(context, learns)
         if context.seq_id == self.seq_id:
             raise RuntimeError("cannot let go")
@@ -74,7 +65,6 @@ def by(
 
 
 def scheduled(engine: Scheduler) -> SchedulerOutput:
-    """Return the next step, which must exist."""
     step = engine.schedule(0.0)
     assert step is not None
     engine.check_integrity()
@@ -82,14 +72,12 @@ def scheduled(engine: Scheduler) -> SchedulerOutput:
 
 
 def share_of(step: SchedulerOutput, seq_id: int = 0) -> ScheduledSequence:
-    """Return the share of a sequence in a step."""
     return next(s for s in step.sequences if s.seq_id == seq_id)
 
 
 def take_in(
     engine: Scheduler, step: SchedulerOutput, tokens: dict[int, int | tuple[int, ...]]
 ) -> list[RequestOutput]:
-    """Update and check integrity."""
     outputs = engine.update(step, drawn(tokens), 0.0)
     engine.check_integrity()
     return outputs

@@ -11,24 +11,20 @@ HASHER = BlockHasher(SIZE)
 
 
 def manager(num_blocks: int, **settings: Any) -> BlockManager:
-    """A manager of `num_blocks` blocks of four tokens."""
     return BlockManager(CacheConfig(num_blocks, SIZE, **settings))
 
 
 def hashes_of(tokens: list[int], salt: str | None = None) -> list[BlockHash]:
-    """The chain over the full blocks of `tokens`."""
     chain: list[BlockHash] = []
     HASHER.extend(chain, tokens, len(tokens) // SIZE, salt)
     return chain
 
 
 def find(blocks: BlockManager, tokens: list[int], salt: str | None = None) -> PrefixHit:
-    """Look up the cached prefix of `tokens`."""
     return blocks.match(hashes_of(tokens, salt), tokens, salt)
 
 
 def run(blocks: BlockManager, seq_id: int, tokens: list[int], tenant: str = "") -> int:
-    """Admit a sequence through the cache, run it and seal it; return the cached tokens."""
     hit = find(blocks, tokens)
     assert blocks.admit(seq_id, len(tokens), hit, tenant=tenant)
     blocks.take_copies()
@@ -39,7 +35,6 @@ def run(blocks: BlockManager, seq_id: int, tokens: list[int], tenant: str = "") 
 
 
 def tail_of(tokens: list[int], salt: str | None = None) -> PartialBlock:
-    """The written tokens after the full blocks of `tokens`."""
     chain = hashes_of(tokens, salt)
     parent = chain[-1].digest if chain else HASHER.root
     index = len(chain)

@@ -50,8 +50,6 @@ NATIVE = {
 
 
 class SeenFiles(BlockFiles):
-    """Block files that record whether all requested reads are done."""
-
     _begun: tuple[DiskRead, ...] = ()
 
     @property
@@ -65,8 +63,6 @@ class SeenFiles(BlockFiles):
 
 
 class Engine:
-    """A whole engine on a model of random weights."""
-
     def __init__(
         self,
         *,
@@ -121,9 +117,7 @@ class Engine:
         return self.scheduler.stats()
 
     def run(self, *requests: AddRequest, settles: bool = False) -> dict[str, list[RequestOutput]]:
-        """Run all requests, earlier ones too, to their ends; return the outputs of each. With
-        `settles` no step is faster than the disk.
-        """
+        """Run all requests to their ends. With `settles`, no step is faster than the disk."""
         for request in requests:
             self.core.add(request)
         outputs: dict[str, list[RequestOutput]] = {request.request_id: [] for request in requests}
@@ -140,7 +134,6 @@ class Engine:
         return outputs
 
     def settle(self) -> None:
-        """Wait until all writes are on disk and all reads are done."""
         tiers = self.scheduler._kv.tiers
         assert tiers is not None
         disk = tiers._disk
@@ -153,9 +146,7 @@ class Engine:
 
     @contextmanager
     def serving(self) -> Iterator[KvPeer]:
-        """Steps on a thread whenever there is something to do, as the process does; how others ask
-        it.
-        """
+        """Step on a thread whenever there is something to do, as the process does."""
         stop = threading.Event()
 
         def serve() -> None:
@@ -174,7 +165,6 @@ class Engine:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Wait until another thread fulfils a condition."""
     deadline = time.monotonic() + 120
     while not holds():
         assert time.monotonic() < deadline
@@ -182,7 +172,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def send_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without memory to share."""
+    """Simulate a machine without shared memory."""
 
     def refuse(name: str, flags: int) -> int:
         raise OSError("none to spare")
@@ -193,8 +183,8 @@ def send_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 def requests(
     count: int, seed: int = 0, stem_sizes: Sequence[int] = (0, 3, 8, 21, 40), own: int = 30
 ) -> list[AddRequest]:
-    """Prompts of every length, many of which begin alike and end with fewer than `own` tokens of
-    their own; greedy and sampled.
+    """Return prompts of every length, many with the same beginning, that end with fewer than `own`
+    tokens of their own; greedy and sampled.
     """
     rng = random.Random(seed)
     stems = [[rng.randrange(61) for _ in range(size)] for size in stem_sizes]
@@ -215,7 +205,6 @@ def requests(
 
 
 def tokens(outputs: dict[str, list[RequestOutput]]) -> dict[str, list[int]]:
-    """Return the tokens of each answer; each must have ended exactly once."""
     for answer in outputs.values():
         assert [o.finish_reason for o in answer if o.finish_reason] == [FinishReason.LENGTH]
     return {name: [t for o in answer for t in o.token_ids] for name, answer in outputs.items()}

@@ -10,8 +10,8 @@ from worker.types import KvPart
 
 @dataclass
 class MadeUpDisk:
-    """Implements `tiers.Disk`. Operations take turns to be right, by `writes` and
-    `reads`; each read takes `looks` looks. What is being written must not change.
+    """Implements `tiers.Disk`. `writes` and `reads` give the outcomes of operations in turn; a read
+    takes `looks` looks. It checks that a block does not change while it is written.
     """
 
     files: dict[bytes, tuple[bytes, bytes]] = field(default_factory=dict)  # facts, data
@@ -73,5 +73,4 @@ class MadeUpDisk:
         reports, self.reports = self.reports, []
         return reports
 
-    def close(self) -> None:
-        """Nothing runs."""
+    def close(self) -> None: ...

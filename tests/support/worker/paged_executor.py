@@ -22,7 +22,6 @@ CORRUPT = 666_000  # a seed from here on draws well seed - CORRUPT times, then n
 
 
 def next_token(context: Sequence[int], seed: int, banned: Sequence[int] = ()) -> int:
-    """The token that follows a context: a hash of all of it, that is not banned."""
     token = zlib.crc32(bytes(context) + seed.to_bytes(8, "little")) % VOCABULARY
     return next(
         t % VOCABULARY for t in range(token, token + VOCABULARY) if t % VOCABULARY not in banned
@@ -30,17 +29,15 @@ def next_token(context: Sequence[int], seed: int, banned: Sequence[int] = ()) ->
 
 
 def kv_of(tokens: Sequence[int]) -> memoryview:
-    """Return the KV of the first tokens of a sequence: each token and its position."""
     return memoryview(bytes(x for place, token in enumerate(tokens) for x in (token, place)))
 
 
 def logprobs_of(token: int, position: int) -> TokenLogprobs:
-    """Return made-up log probabilities that encode token and position."""
     return TokenLogprobs((token,), (-float(position),), 1)
 
 
 def pooled(places: Iterable[tuple[int, int]]) -> list[float]:
-    """Made-up hidden states of tokens by position, summed: whole numbers, so exactly."""
+    """Return the sum of made-up hidden states: whole numbers, so the result is exact."""
     rows = [(1.0, float(position), float((position + 1) * token)) for position, token in places]
     return [sum(column) for column in zip(*rows, strict=True)]
 
@@ -48,9 +45,9 @@ def pooled(places: Iterable[tuple[int, int]]) -> list[float]:
 class PagedExecutor(HostExecutor):
     """An executor on a KV cache of plain tokens.
 
-    It reads each context back through the block table, so a wrong table, a block that was re-used
+    It reads each context back through the block table, so a wrong table, a block that was reused
     too early, a hit on the wrong contents or a missing copy changes the answer or raises. With
-    `truth`, the tokens of a sequence by its id, every token read is compared with it besides.
+    `truth`, the tokens of a sequence by its id, every token read is compared with it as well.
 
     Drafts are verified as real executors do, each row on its own context. `make_drafts` stands for
     a drafter on the device: (context, how to draw what follows it, most) → (tokens, confidences).
@@ -65,7 +62,6 @@ class PagedExecutor(HostExecutor):
         self.asleep = 0
 
     def execute(self, step: SchedulerOutput) -> ModelOutput:
-        """Copy, write every chunk, then read every context that samples."""
         assert not self.asleep
         self._move(step)
         for sequence in step.sequences:
@@ -79,7 +75,6 @@ class PagedExecutor(HostExecutor):
         return result
 
     def _move(self, step: SchedulerOutput) -> None:
-        """Do the copies that precede any write of a step."""
         for save in step.kv_saves:
             for block, into in zip(save.blocks, save.into, strict=True):
                 slots = [self._slots[block, slot] for slot in range(self._block_size)]
@@ -107,7 +102,6 @@ class PagedExecutor(HostExecutor):
             self._slots[load.blocks[block], slot] = (token, position)
 
     def read_kv(self, blocks: Sequence[int], num_tokens: int) -> memoryview:
-        """Implements `worker.executor.interface.KvMemory`."""
         slots = [self._slots[self._slot(blocks, place)] for place in range(num_tokens)]
         first = slots[0][1] if slots else 0  # the blocks may be those of the middle of a sequence
         assert [position for _, position in slots] == list(range(first, first + num_tokens))
@@ -142,7 +136,6 @@ class PagedExecutor(HostExecutor):
             self._draft(context[:end], sequence, result)
 
     def _verify(self, context: list[int], end: int, sequence: ScheduledSequence) -> Iterator[Draw]:
-        """Row by row, until a draft is not what is drawn; before a row without numbers too."""
         drafts = list(sequence.drafts)
         for row in range(len(drafts) + 1):
             sample = sequence.samples[0].after(drafts[:row])
@@ -188,11 +181,9 @@ class PagedExecutor(HostExecutor):
         self.asleep = 2
 
     def wake(self, tags: frozenset[str]) -> None:
-        """Each of the two tags takes back one half."""
         self.asleep -= len(tags)
 
-    def shutdown(self) -> None:
-        """Nothing to give back."""
+    def shutdown(self) -> None: ...
 
     def _slot(self, table: Sequence[int], position: int) -> tuple[int, int]:
         return table[position // self._block_size], position % self._block_size

@@ -11,9 +11,8 @@ from worker.executor.graphs import GraphDevice
 
 
 class PoisonedGraphs(GraphDevice):
-    """A device whose outputs and scratch memory hold nan (or the largest int) before each replay,
-    as does `spoilt`, which no replay may read. A fetch copies as late as allowed. `calls` records
-    the calls; `is_busy` is true while the device works.
+    """Outputs and scratch memory hold nan (or the largest int) before each replay, as does
+    `spoilt`, which no replay may read. A fetch copies as late as allowed.
     """
 
     def __init__(self) -> None:
@@ -24,16 +23,12 @@ class PoisonedGraphs(GraphDevice):
         self._fetches: list[tuple[Tensor, Tensor]] = []
 
     def host_buffer(self, size: int) -> Tensor:
-        """Any memory."""
         return torch.zeros(size, dtype=torch.int32)
 
     def renew(self) -> None:
-        """Nothing is shared."""
         self.calls.append("renew")
 
     def capture(self, launch: Callable[[], None], writes: Tensor) -> Callable[[], None]:
-        """Run the function, as a compiling device does."""
-
         def replay() -> None:
             with self._at_work("replay"):
                 for tensor in (writes, *self.spoilt):
@@ -45,19 +40,16 @@ class PoisonedGraphs(GraphDevice):
         return replay
 
     def send(self, source: Tensor, target: Tensor) -> None:
-        """At once."""
         with self._at_work("send"):
             target.copy_(source)
 
     def fetch(self, source: Tensor, target: Tensor) -> Callable[[], None]:
-        """When it is waited for, or must have been done."""
         with self._at_work("fetch"):
             target.fill_(-(1 << 31))
             self._fetches.append((source, target))
         return self._finish
 
     def spare_fetched(self) -> None:
-        """All are done."""
         self._finish()
 
     def _finish(self) -> None:

@@ -19,15 +19,12 @@ PATIENCE_SECONDS = 240.0
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a stream: its events, whether it ended regularly, and when (monotonic)."""
-
     events: list[str]
     is_whole: bool
     seconds: float
 
     @property
     def error(self) -> dict[str, object] | None:
-        """Return the error of the last event; None for any other event."""
         if not self.events or self.events[-1] == "[DONE]":
             return None
         return json.loads(self.events[-1]).get("error")
@@ -35,24 +32,19 @@ class Ended:
 
 @dataclass
 class Worker:
-    """A worker that has reported that it is ready."""
-
     process: asyncio.subprocess.Process
     http: httpx.AsyncClient
 
     def engine_pid(self) -> int | None:
-        """Return the process id of its engine; None while it has none."""
         pid = self.process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return int(children[0]) if children else None
 
     async def ask(self, **fields: object) -> httpx.Response:
-        """Send one request and return its whole answer."""
         body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, **fields}
         return await self.http.post(CHAT, json=body)
 
     async def stream(self, begun: Callable[[], None], **fields: object) -> Ended:
-        """Read a stream to its end, regular or not; `begun` is called at its first event."""
         body = {
             "messages": [{"role": "user", "content": "hello"}],
             "max_tokens": 1500,
@@ -74,27 +66,23 @@ class Worker:
         return Ended(events, is_whole, time.monotonic())
 
     async def status(self, path: str) -> int:
-        """Return the status of a probe."""
         return (await self.http.get(path)).status_code
 
     async def until(self, path: str, status: int) -> float:
-        """Probe until the answer is `status`; returns when that was (monotonic)."""
+        """Probe until the answer is `status`, and return when that was (monotonic)."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while await self.status(path) != status:
                 pass
         return time.monotonic()
 
     async def until_down(self, engine: int | None) -> float:
-        """Probe until the worker is unhealthy without this engine or already runs another one;
-        return the monotonic time of that.
-        """
+        """Probe until the worker is unhealthy or runs another engine; return when (monotonic)."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while await self.status("/health") != 503 and not self.has_another(engine):
                 pass
         return time.monotonic()
 
     def has_another(self, engine: int | None) -> bool:
-        """Return whether another engine has replaced this one."""
         return self.engine_pid() not in (None, engine)
 
     async def counters(self) -> dict[str, float]:
@@ -109,14 +97,12 @@ class Worker:
         }
 
     async def exit_status(self) -> int:
-        """Wait for its end."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             return await self.process.wait()
 
 
 @asynccontextmanager
 async def running_worker(*flags: str) -> AsyncIterator[Worker]:
-    """Start `python -m worker`, wait for its ready line; kill it if it is still there."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "worker", "--port", "0"),
         # However long the machine keeps the engine from running, it is not taken for lost.

@@ -49,13 +49,9 @@ def says(
 
 
 class ByteTokenizer(sim.SimTokenizer):
-    """A tokenizer with readable prompts: a token for each byte."""
-
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Bytes, whatever the text."""
         return list(text.encode())
 
 
 def prompt_of(bench: Any) -> str:
-    """Return the text of the last prompt of an engine with a `ByteTokenizer`."""
     return bytes(bench.engine.requests[-1].prompt_token_ids).decode()

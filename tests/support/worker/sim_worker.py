@@ -16,8 +16,6 @@ PAGE_BYTES = 4096
 
 @dataclass
 class SimWorker:
-    """A worker that has reported that it is ready."""
-
     process: subprocess.Popen[str]
     port: int
 
@@ -26,19 +24,15 @@ class SimWorker:
         return f"http://127.0.0.1:{self.port}"
 
     def connect(self) -> socket.socket:
-        """Open a connection whose reads time out."""
+        """Start a worker and wait for its ready line; `max_files` is its limit of open files."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=120)
 
     def rss_bytes(self) -> int:
-        """Return the memory of its HTTP process."""
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * PAGE_BYTES
 
 
 @contextmanager
 def sim_worker(*flags: str, max_files: int | None = None) -> Iterator[SimWorker]:
-    """Start a worker on a free port and wait for its ready line; kill it at the end. `max_files`
-    is its limit of open files.
-    """
     command = [sys.executable, "-m", "worker", "--engine", "sim", "--port", "0"]
     process = subprocess.Popen(
         # However long the machine keeps the engine from running, it is not taken for lost.
@@ -63,7 +57,7 @@ def _limit_files(number: int) -> None:
 
 
 def read_reply(connection: socket.socket) -> tuple[int, bytes]:
-    """The status and body of one reply with a Content-Length; 0 when the peer just closed."""
+    """Return the status and body of one reply; the status is 0 if the peer closed."""
     received = b""
     while b"\r\n\r\n" not in received:
         piece = _receive(connection)

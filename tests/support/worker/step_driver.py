@@ -14,13 +14,11 @@ END = 0
 def scheduler(
     num_blocks: int = 64, block_size: int = 4, speculation: Speculation | None = None, **limits: Any
 ) -> Scheduler:
-    """A scheduler with end token 0 that shares whole blocks only."""
     cache = CacheConfig(num_blocks, block_size, enable_partial_hits=False)
     return Scheduler(cache, SchedulerConfig(**limits), (END,), [speculation])
 
 
 def plan(step: SchedulerOutput | None) -> dict[int, int]:
-    """Tokens by sequence id."""
     return {s.seq_id: s.num_tokens for s in step.sequences}
 
 
@@ -34,7 +32,6 @@ def drawn(tokens: dict[int, int | tuple[int, ...]]) -> ModelOutput:
 
 
 def result_of(step: SchedulerOutput, tokens: dict[int, int | tuple[int, ...]]) -> ModelOutput:
-    """Return the output of a step that samples token 1, except where `tokens` differs."""
     return drawn(
         {s.seq_id: tokens.get(s.seq_id, (1,) * len(s.samples)) for s in step.sequences if s.samples}
     )
@@ -43,7 +40,6 @@ def result_of(step: SchedulerOutput, tokens: dict[int, int | tuple[int, ...]]) -
 def advance(
     engine: Scheduler, tokens: dict[int, int | tuple[int, ...]] | None = None, now: float = 0.0
 ) -> tuple[dict[int, int], list[RequestOutput]]:
-    """Run one step that samples token 1, except where `tokens` differs."""
     step = engine.schedule(now)
     planned = plan(step)
     assert step is not None

@@ -22,8 +22,6 @@ SIZE = 4  # tokens of a block
 
 
 class House:
-    """An engine with few blocks, and tiers below them."""
-
     def __init__(
         self,
         cache: CacheConfig | None = None,
@@ -59,7 +57,6 @@ class House:
         self.num_orphans = 0  # announced blocks with unknown parents
 
     def ask(self, prompt: Sequence[int], name: str = "a", **fields: Any) -> int:
-        """Run a request, check its answer, and return the number of cached prompt tokens."""
         params = SamplingParams(max_tokens=2, ignore_eos=True, seed=3)
         request = AddRequest(name, list(prompt), params, 0.0, **fields)
         self.core.add(request)
@@ -93,14 +90,13 @@ class House:
         return found
 
     def command(self, command: Command) -> None:
-        """Execute a command."""
         self.core.command(command)
         self.core.step()
         self.events += self.core.take_events()
         assert [reply.ok for reply in self.core.take_replies()] == [True]
 
     def mirror(self) -> dict[str, set[bytes]]:
-        """Return the blocks of each medium according to events."""
+        """Return the blocks of each medium according to the events."""
         held: dict[str, set[bytes]] = {"GPU": set(), "CPU": set(), "STORAGE": set()}
         for event in self.events:
             if isinstance(event, CacheCleared):
@@ -115,5 +111,4 @@ class House:
 
 
 def prompt(number: int, num_tokens: int = 17) -> list[int]:
-    """Return a prompt with a unique beginning."""
     return [1 + number // 6, 1 + number % 6, *[1] * (num_tokens - 2)]

@@ -11,20 +11,16 @@ from worker.types import SamplingParams
 
 @pytest.fixture
 def paged_executor() -> type[PagedExecutor]:
-    """The class of the executor that reads its context through the block tables."""
     return PagedExecutor
 
 
 @pytest.fixture
 def follow() -> Callable[..., int]:
-    """The next token of a context and seed (and banned tokens), as the paged executor draws it."""
     return next_token
 
 
 @pytest.fixture
 def make_request() -> Callable[..., AddRequest]:
-    """Builds requests: id, prompt, then sampling parameters by name."""
-
     def make(
         request_id: str,
         prompt: Sequence[int],

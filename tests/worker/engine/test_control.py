@@ -29,8 +29,6 @@ Make = Callable[..., AddRequest]
 
 
 class Engine:
-    """A core, everything it reported, and the replies by command id."""
-
     def __init__(self, executor: Any, depth: int) -> None:
         self.executor = executor
         self.scheduler = Scheduler(CacheConfig(16, 4), SchedulerConfig(max_num_seqs=2), (0,))
@@ -42,7 +40,6 @@ class Engine:
         self.blocks: list[list[int]] = []
 
     def step(self, times: int = 1) -> None:
-        """Call `step` a number of times."""
         for _ in range(times):
             reported = self.core.step()
             self.scheduler.check_integrity()
@@ -55,7 +52,6 @@ class Engine:
                 self.blocks += [block.token_ids for block in reply.blocks]
 
     def drain(self) -> None:
-        """Until there is nothing to do."""
         for _ in range(200):
             if not self.core.has_work:
                 return
@@ -63,30 +59,25 @@ class Engine:
         raise AssertionError("it never comes to rest")
 
     def command(self, message: Command, steps: int = 3) -> None:
-        """Give a command and run on for a while."""
         self.core.command(message)
         self.step(steps)
 
     def answer(self, request_id: str) -> tuple[list[int], FinishReason | None]:
-        """All tokens of an answer so far, and its end."""
         mine = [o for o in self.outputs if o.request_id == request_id]
         return [t for o in mine for t in o.token_ids], mine[-1].finish_reason if mine else None
 
     @property
     def sleep_level(self) -> int | None:
-        """The state in the latest statistics."""
         assert self.reported is not None
         return self.reported.stats.sleep_level
 
 
 @pytest.fixture(params=[1, 2], ids=["inline", "overlapped"])
 def engine(request: pytest.FixtureRequest, paged_executor: Callable[[int], Any]) -> Engine:
-    """An engine with end token 0 and two seats."""
     return Engine(paged_executor(4), request.param)
 
 
 def expected(follow: Callable[..., int], prompt: list[int], count: int) -> list[int]:
-    """The tokens that follow a prompt, no end in the way."""
     context = list(prompt)
     for _ in range(count):
         context.append(follow(context, 0))
@@ -95,7 +86,6 @@ def expected(follow: Callable[..., int], prompt: list[int], count: int) -> list[
 
 @pytest.fixture
 def load(engine: Engine, make_request: Make) -> Engine:
-    """Two answers of eight tokens that run, one that waits."""
     for name in ("a", "b", "c"):
         prompt = [ord(name) % 7 + 1] * 6
         engine.core.add(make_request(name, prompt, max_tokens=8, ignore_eos=True))
@@ -107,13 +97,11 @@ PROMPTS = {name: [ord(name) % 7 + 1] * 6 for name in "abc"}
 
 
 def assert_all_answered(engine: Engine, follow: Callable[..., int]) -> None:
-    """Every answer is what it would be without interruption."""
     for name, prompt in PROMPTS.items():
         assert engine.answer(name) == (expected(follow, prompt, 8), FinishReason.LENGTH)
 
 
 def test_keep_freezes_what_runs_and_resume_goes_on(load: Engine, follow: Any) -> None:
-    """Not a token while paused; afterwards all the right ones."""
     load.command(Pause(1, "keep"))
     assert load.replies == {1: (True, None)}
     assert not load.core.has_work
@@ -130,7 +118,6 @@ def test_keep_freezes_what_runs_and_resume_goes_on(load: Engine, follow: Any) ->
 
 
 def test_wait_lets_what_has_begun_finish_and_answers_then(load: Engine, make_request: Make) -> None:
-    """Waiting and later requests wait until the engine is resumed."""
     load.command(Pause(1, "wait"))
     assert load.replies == {}
     load.core.add(make_request("d", [1, 2], max_tokens=1))
@@ -150,7 +137,6 @@ def test_wait_lets_what_has_begun_finish_and_answers_then(load: Engine, make_req
 
 
 def test_a_wait_that_is_undone_is_answered_with_an_error(load: Engine, follow: Any) -> None:
-    """Resuming does not wait for what the pause waits for."""
     load.command(Pause(1, "wait"), steps=2)
     load.command(Resume(2), steps=2)
     assert load.replies[2] == (True, None)
@@ -160,7 +146,6 @@ def test_a_wait_that_is_undone_is_answered_with_an_error(load: Engine, follow: A
 
 
 def test_a_wait_that_is_overtaken_by_abort_is_reached(load: Engine) -> None:
-    """Both are answered: nothing that had begun is left."""
     load.command(Pause(1, "wait"), steps=2)
     load.command(Pause(2, "abort"))
     assert load.replies == {1: (True, None), 2: (True, None)}
@@ -169,7 +154,6 @@ def test_a_wait_that_is_overtaken_by_abort_is_reached(load: Engine) -> None:
 def test_abort_ends_everything_in_flight_and_holds_newcomers(
     load: Engine, make_request: Make
 ) -> None:
-    """Running and waiting ones end; who comes later starts after `Resume`."""
     load.command(Pause(1, "abort"))
     assert load.replies == {1: (True, None)}
     assert [load.answer(name)[1] for name in "abc"] == [FinishReason.ABORT] * 3
@@ -184,7 +168,6 @@ def test_abort_ends_everything_in_flight_and_holds_newcomers(
 
 
 def test_reset_is_refused_while_blocks_are_in_use(load: Engine, make_request: Make) -> None:
-    """When nothing runs it is done, and the same prompt hits nothing."""
     load.command(ResetPrefixCache(1))
     assert load.replies[1][0] is False
     load.drain()
@@ -196,7 +179,6 @@ def test_reset_is_refused_while_blocks_are_in_use(load: Engine, make_request: Ma
 
 
 def test_reset_of_running_requests_preempts_them(load: Engine, follow: Any) -> None:
-    """They compute everything again and answer the same."""
     load.command(ResetPrefixCache(1, reset_running=True), steps=1)
     load.drain()
     assert load.replies == {1: (True, None)}
@@ -209,7 +191,6 @@ def test_reset_of_running_requests_preempts_them(load: Engine, follow: Any) -> N
 def test_sleep_gives_memory_back_and_wake_takes_it(
     load: Engine, follow: Any, level: int, mode: str
 ) -> None:
-    """Nothing runs between; a partial wake-up sleeps on; then all is well."""
     load.command(Sleep(1, level, mode))
     for _ in range(60 if mode == "wait" else 0):
         load.step()
@@ -229,7 +210,6 @@ def test_sleep_gives_memory_back_and_wake_takes_it(
 
 
 def test_level_0_only_stops_scheduling(load: Engine, follow: Any) -> None:
-    """The KV stays, and so do the blocks of what is frozen."""
     load.command(Sleep(1, 0, "keep"))
     assert (load.sleep_level, load.executor.asleep) == (0, 0)
     assert load.scheduler.num_running == 2
@@ -240,7 +220,6 @@ def test_level_0_only_stops_scheduling(load: Engine, follow: Any) -> None:
 
 
 def test_sleep_can_deepen_and_a_pause_outlives_it(load: Engine, follow: Any) -> None:
-    """Pause and sleep are two reasons, each with its own end."""
     load.command(Pause(1, "keep"))
     load.command(Sleep(2, 0, "keep"))
     load.command(Sleep(3, 2, "keep"))
@@ -255,7 +234,6 @@ def test_sleep_can_deepen_and_a_pause_outlives_it(load: Engine, follow: Any) -> 
 
 
 def test_the_dump_lists_blocks_parents_first(engine: Engine, make_request: Make) -> None:
-    """The blocks of a finished answer, with their tokens."""
     engine.core.add(make_request("a", range(1, 10), max_tokens=1))
     engine.drain()
     engine.command(DumpCache(1))
@@ -269,7 +247,6 @@ def test_the_dump_lists_blocks_parents_first(engine: Engine, make_request: Make)
 def test_unknown_modes_levels_and_tags_are_refused(
     load: Engine, follow: Any, command: Command
 ) -> None:
-    """The reply says so, and nothing changes."""
     load.command(command)
     assert load.replies[1][0] is False
     assert load.replies[1][1]
@@ -280,8 +257,6 @@ def test_unknown_modes_levels_and_tags_are_refused(
 def test_settings_go_to_an_executor_that_takes_them(
     engine: Engine, paged_executor: Callable[[int], Any]
 ) -> None:
-    """At once; others, and wrong settings, are answered with an error."""
-
     class Configurable:
         def configure(self, settings: dict[str, object]) -> None:
             if "wrong" in settings:

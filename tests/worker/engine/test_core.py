@@ -18,20 +18,17 @@ Make = Callable[..., AddRequest]
 
 @pytest.fixture
 def core(paged_executor: Callable[[int], Any]) -> EngineCore:
-    """A small engine whose clock ticks once per look."""
     ticks = iter(range(1000))
     scheduler = Scheduler(CacheConfig(8, 4), SchedulerConfig())
     return EngineCore(scheduler, paged_executor(4), lambda: float(next(ticks)))
 
 
 def test_no_work_is_no_step(core: EngineCore) -> None:
-    """An idle engine has nothing to report."""
     assert not core.has_work
     assert core.step() is None
 
 
 def test_a_step_reports_tokens_times_and_stats(core: EngineCore, make_request: Make) -> None:
-    """One message per step: outputs, the work done, and the state after it."""
     core.add(make_request("a", [1, 2, 3, 4, 5], max_tokens=2, ignore_eos=True))
     first, second = core.step(), core.step()
     assert first is not None
@@ -49,7 +46,6 @@ def test_a_step_reports_tokens_times_and_stats(core: EngineCore, make_request: M
 def test_refusals_and_aborts_are_reported_without_a_step(
     core: EngineCore, make_request: Make
 ) -> None:
-    """They come with the next message even when nothing runs, and only once."""
     core.add(make_request("empty", [], branches=["empty too"]))
     core.add(make_request("a", [1]))
     core.abort(["a", "unknown"])
@@ -67,7 +63,6 @@ def test_refusals_and_aborts_are_reported_without_a_step(
 def test_a_request_to_a_paused_engine_shows_in_the_stats(
     core: EngineCore, make_request: Make
 ) -> None:
-    """The waiting request is reported once; then there is nothing to do."""
     core.command(Pause(1, "keep"))
     core.step()
     core.take_replies()
@@ -79,15 +74,12 @@ def test_a_request_to_a_paused_engine_shows_in_the_stats(
 
 
 class FailingExecutor(HostExecutor):
-    """Every step fails."""
-
     def execute(self, step: SchedulerOutput) -> ModelOutput:
         raise RuntimeError("device lost")
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_failed_step_goes_through(make_request: Make, overlap: bool) -> None:
-    """The core does not hide that the device failed, whatever thread it failed on."""
     scheduler = Scheduler(CacheConfig(8, 4), SchedulerConfig())
     core = EngineCore(scheduler, FailingExecutor(), lambda: 0.0, overlap)
     core.add(make_request("a", [1]))
@@ -99,8 +91,6 @@ def test_a_failed_step_goes_through(make_request: Make, overlap: bool) -> None:
 
 
 class Gate(HostExecutor):
-    """Lets steps of another executor through one permit at a time."""
-
     def __init__(self, inner: Any) -> None:
         self.inner = inner
         self.permits = threading.Semaphore(0)
@@ -115,7 +105,6 @@ class Gate(HostExecutor):
 def test_the_next_step_is_handed_over_while_one_runs(
     paged_executor: Callable[[int], Any], make_request: Make
 ) -> None:
-    """The first call returns with its step in flight; each later one brings a result."""
     gate = Gate(paged_executor(4))
     scheduler = Scheduler(CacheConfig(8, 4), SchedulerConfig())
     core = EngineCore(scheduler, gate, lambda: 1.5, overlap=True)  # type: ignore[arg-type]
@@ -142,7 +131,7 @@ def test_the_next_step_is_handed_over_while_one_runs(
 def test_a_stop_seen_late_costs_a_step_but_no_token(
     paged_executor: Callable[[int], Any], make_request: Make, follow: Callable[..., int]
 ) -> None:
-    """The step that was under way already gives nothing, and the engine comes to rest."""
+    """The step in flight gives nothing, and the engine comes to rest."""
     scheduler = Scheduler(CacheConfig(8, 4), SchedulerConfig())
     core = EngineCore(scheduler, paged_executor(4), lambda: 0.0, overlap=True)
     first = follow([1, 2, 3], 0)

@@ -32,8 +32,6 @@ PIPELINES: dict[str, Callable[[Any], Pipeline]] = {
 
 
 class Spoilt:
-    """The ticket of a step that fails when it is collected."""
-
     def collect(self) -> ModelOutput:
         raise DeviceMemoryError("no memory left")
 
@@ -96,7 +94,6 @@ def test_any_batch_answers_as_each_request_alone(
     capacity: int,
     num_slots: int,
 ) -> None:
-    """Wherever a step fails: no token is lost, repeated or another; with a host tier too."""
     executor = ScarceExecutor(cache.block_size)
     executor.faults = faults
     if limits.enable_chunked_prefill:
@@ -119,7 +116,6 @@ def test_any_batch_answers_as_each_request_alone(
 
 
 def answers(core: EngineCore) -> tuple[dict[str, list[int]], list[RequestOutput]]:
-    """Tokens of all requests by their names, and how they ended."""
     found: dict[str, list[int]] = {}
     endings = []
     while core.has_work:
@@ -137,7 +133,6 @@ def engine(executor: PagedExecutor, **limits: Any) -> tuple[EngineCore, Schedule
 
 
 def test_steps_shrink_to_what_there_is_memory_for_and_grow_again(make_request: Make) -> None:
-    """All are answered as on a large device; sequences are preempted, and come back."""
     requests = [
         make_request(str(i), [1 + i % 3] * (1 + 3 * i), max_tokens=40, ignore_eos=True)
         for i in range(8)
@@ -165,7 +160,7 @@ def test_steps_shrink_to_what_there_is_memory_for_and_grow_again(make_request: M
 
 @pytest.mark.parametrize("chunked", [True, False])
 def test_a_request_that_fails_alone_ends_with_an_error(make_request: Make, chunked: bool) -> None:
-    """After a second try of the smallest step; the others are answered."""
+    """The smallest step is tried twice; the other requests are answered."""
     is_long = 20
 
     class Narrow(ScarceExecutor):
@@ -190,7 +185,6 @@ def test_a_request_that_fails_alone_ends_with_an_error(make_request: Make, chunk
 
 
 def test_a_request_aborted_after_its_step_failed_leaves_nothing_behind(make_request: Make) -> None:
-    """The step is in flight, its result unknown, when the client goes."""
     executor = ScarceExecutor(4)
     executor.capacity = 0
     core, scheduler = engine(executor)

@@ -22,7 +22,6 @@ PENALIZED = SamplingParams(max_tokens=9, presence_penalty=1.0)
 def decode(
     step: int, start: int, *, pending: bool = True, history: tuple[int, ...] = ()
 ) -> SchedulerOutput:
-    """A step in which sequence 0 runs one token, and draws."""
     params = PENALIZED if history else SamplingParams(max_tokens=9)
     sample = SampleSpec(params, start + 1, history=history)
     tokens = [] if pending else [7]
@@ -31,8 +30,6 @@ def decode(
 
 
 class Counting(HostExecutor):
-    """Draws the token it was given plus one, and can be held up."""
-
     def __init__(self) -> None:
         self.seen: list[SchedulerOutput] = []
         self.threads: set[str] = set()
@@ -63,7 +60,6 @@ def make(request: pytest.FixtureRequest) -> Callable[[Counting], Pipeline]:
 def test_a_pending_token_is_filled_in_from_the_step_before(
     make: Callable[[Counting], Pipeline],
 ) -> None:
-    """The executor sees plain tokens only, also when steps are handed in two at a time."""
     executor = Counting()
     pipeline = make(executor)
     pipeline.submit(decode(1, 0, pending=False))
@@ -79,7 +75,6 @@ def test_a_pending_token_is_filled_in_from_the_step_before(
 
 
 def test_the_history_of_a_draw_grows_by_the_pending_token() -> None:
-    """Only where the draw looks back; all else of the sequence stays as it was."""
     executor = Counting()
     execute(executor, decode(1, 2, pending=False))
     execute(executor, decode(2, 3, history=(1, 2, 3)))
@@ -91,7 +86,6 @@ def test_the_history_of_a_draw_grows_by_the_pending_token() -> None:
 
 
 def test_a_sequence_whose_draw_failed_is_left_out() -> None:
-    """It has no token to run; the others continue."""
     executor = Counting()
     step = SchedulerOutput(2, (decode(2, 1).sequences[0], ScheduledSequence(1, [5], 0, (4,))))
     assert list(execute(executor, step).sampled) == [1]
@@ -100,7 +94,6 @@ def test_a_sequence_whose_draw_failed_is_left_out() -> None:
 def test_a_step_with_nothing_left_never_reaches_the_executor(
     make: Callable[[Counting], Pipeline],
 ) -> None:
-    """Its result is empty."""
     executor = Counting()
     pipeline = make(executor)
     pipeline.submit(decode(1, 1))
@@ -110,7 +103,6 @@ def test_a_step_with_nothing_left_never_reaches_the_executor(
 
 
 def test_overlapped_steps_run_beside_the_caller() -> None:
-    """Handing in does not wait for the executor, which has a thread of its own."""
     executor = Counting()
     executor.go_on.clear()
     pipeline = OverlappedPipeline(executor)
@@ -128,7 +120,7 @@ def test_overlapped_steps_run_beside_the_caller() -> None:
 def test_an_error_of_the_executor_is_raised_by_wait(
     make: Callable[[Counting], Pipeline],
 ) -> None:
-    """And no later step is run on a cache that is in doubt."""
+    """No later step runs on a cache that is in doubt."""
     executor = Counting()
     executor.fails = True
     pipeline = make(executor)

@@ -23,7 +23,6 @@ CANDIDATE = VictimCandidate(
 
 
 def running(*changes: dict[str, int]) -> list[VictimCandidate]:
-    """Candidates 0, 1, 2, … that differ from `CANDIDATE` by these fields."""
     return [replace(CANDIDATE, seq_id=i, **change) for i, change in enumerate(changes)]
 
 
@@ -49,7 +48,6 @@ def victim(name: str, candidates: list[VictimCandidate], requester: int = 0) -> 
 def test_each_policy_chooses_its_victim(
     name: str, changes: list[dict[str, int]], expected: int
 ) -> None:
-    """Each policy by what it looks at first, then by its ties."""
     assert victim(name, running(*changes)) == expected
 
 
@@ -62,7 +60,6 @@ def test_the_first_in_rank_goes_on_whatever_it_looks_like(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(VICTIM_POLICIES))
 def test_only_the_lowest_class_gives_way(name: str) -> None:
-    """However cheap a better one would be, for any requester."""
     cheap = {"num_computed": 1, "num_outputs": 0, "num_prompt": 99, "num_blocks": 99}
     candidates = running({}, {"priority": 1, **cheap}, {"priority": 2}, {"priority": 2})
     assert victim(name, candidates, requester=2) in (2, 3)
@@ -70,14 +67,13 @@ def test_only_the_lowest_class_gives_way(name: str) -> None:
 
 
 def test_a_guaranteed_sequence_is_passed_over_by_its_equals() -> None:
-    """If no other is left, the requester gives way itself."""
     guaranteed = [replace(c, guaranteed=c.seq_id > 0) for c in running({}, {}, {})]
     assert victim("last", guaranteed, requester=0) == 0
     assert victim("last", [*guaranteed[:2], replace(guaranteed[2], guaranteed=False)]) == 2
 
 
 def test_a_guaranteed_sequence_takes_from_the_first() -> None:
-    """It counts on the others, and the first in rank is one of them when it is not guaranteed."""
+    """The first in rank may be one of the others that it counts on."""
     candidates = running({}, {})
     candidates[1] = replace(candidates[1], guaranteed=True)
     assert victim("last", candidates, requester=1) == 0
@@ -120,7 +116,6 @@ def test_guarantees_never_add_up_to_more_than_the_pool() -> None:
 def test_a_victim_is_always_of_the_lowest_class_or_the_requester(
     candidates: list[VictimCandidate], name: str, data: st.DataObject
 ) -> None:
-    """For any running set, asker and policy; and of equals no guaranteed one is taken."""
     ordered = sorted(candidates, key=lambda c: c.priority)
     ordered = [replace(c, seq_id=i) for i, c in enumerate(ordered)]
     asker = data.draw(st.sampled_from(ordered))
@@ -139,7 +134,6 @@ def test_coming_back_asks_for_twice_the_room_each_time() -> None:
 
 
 def test_longest_prefix_goes_first_within_a_priority_until_one_was_overtaken_too_often() -> None:
-    """Priority, then age, then the cached prefix, then arrival."""
     line = [
         WaitingRank((1, 0), 99, 0),
         WaitingRank((0, 1), 0, 0),
@@ -152,7 +146,6 @@ def test_longest_prefix_goes_first_within_a_priority_until_one_was_overtaken_too
 
 
 def test_whom_one_may_pass() -> None:
-    """No other, or equals passed fewer times than the limit; never one of a better class."""
     assert policies.may_pass([], 0, 0)
     assert policies.may_pass([(0, 0), (0, 7)], 0, 8)
     assert not policies.may_pass([(0, 0), (0, 8)], 0, 8)
@@ -160,7 +153,6 @@ def test_whom_one_may_pass() -> None:
 
 
 def test_the_long_prefill_threshold_is_for_company() -> None:
-    """Off, alone, in company, and above the budget."""
     limits = [policies.chunk_limit(100, t, n) for t, n in ((0, 5), (30, 1), (30, 2), (300, 2))]
     assert limits == [100, 100, 30, 100]
 
@@ -180,7 +172,6 @@ def test_chains_have_in_common_what_their_tokens_have(shared: int, one: int, oth
 
 
 def test_a_sequence_is_deferred_for_a_long_common_prefix() -> None:
-    """Only when the other computes enough that is not there yet."""
     assert policies.should_defer(0, 32, 32)
     assert not policies.should_defer(1, 32, 32)
     assert not policies.should_defer(0, 99, None)
@@ -203,7 +194,7 @@ def test_a_sequence_is_deferred_for_a_long_common_prefix() -> None:
 def test_an_answer_ends_for_each_reason(
     params: dict[str, object], outputs: list[int], expected: tuple[FinishReason | None, int | None]
 ) -> None:
-    """End token before stop tokens before length, none of them before `min_tokens` but length."""
+    """The order is end token, stop tokens, length; before `min_tokens` only length counts."""
     given_params = SamplingParams(**{"max_tokens": 9, **params})  # type: ignore[arg-type]
     tokens = [3, 3, *outputs]
     limit = 2 + given_params.max_tokens
@@ -220,7 +211,6 @@ def test_an_answer_ends_for_each_reason(
 def test_repetition_is_what_the_definition_says(
     tokens: list[int], least: int, most: int, count: int, num_prompt: int
 ) -> None:
-    """Some pattern of an allowed length, written `count` times, ends the outputs."""
     num_prompt = min(num_prompt, len(tokens) - 1)
     outputs = tokens[num_prompt:]
     expected = any(

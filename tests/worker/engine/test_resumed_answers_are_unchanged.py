@@ -48,7 +48,6 @@ PROMPTS = {"short": b"Say it: ", "in chunks": b"".join(b"%d, " % n for n in rang
 
 @pytest.fixture(scope="module")
 def benches() -> Iterator[dict[str, GrammarBench]]:
-    """Engines with drafts of every kind."""
     kinds = {"plain": None, "jump": JUMP_FORWARD, "ngram": NGRAM, "suffix": SUFFIX, "own": DEVICE}
     made = {name: GrammarBench(kind) for name, kind in kinds.items()}
     yield made
@@ -57,7 +56,6 @@ def benches() -> Iterator[dict[str, GrammarBench]]:
 
 
 def run(bench: GrammarBench, asked: list[AddRequest]) -> dict[str, RequestOutput]:
-    """All side by side; each one's outputs as one."""
     reported = {request.request_id: [] for request in asked}
     for request in asked:
         constrained = bench.scheduler.find(ConstrainedOutputs)
@@ -92,7 +90,7 @@ def run(bench: GrammarBench, asked: list[AddRequest]) -> dict[str, RequestOutput
 def test_it_goes_on_after_every_token(
     benches: dict[str, GrammarBench], case: str, kind: str
 ) -> None:
-    """With nothing of it cached, and again with all of it; beside the other pieces."""
+    """With none of it cached, and again with all of it; beside the other pieces."""
     first, second = benches["plain"], benches[kind]
     prompt = PROMPTS["in chunks" if case == "penalties" else "short"]
     fields = {"max_tokens": 16, "logit_bias": (), **CASES[case]}
@@ -121,7 +119,6 @@ def test_it_goes_on_after_every_token(
 
 
 def test_one_that_no_longer_fits_is_refused(benches: dict[str, GrammarBench]) -> None:
-    """The prompt and what was answered leave no room for a token."""
     bench = benches["plain"]
     request = bench.request(None, prompt=[1] * 1000)
     (reported,) = run(bench, [msgspec.structs.replace(request, output_token_ids=[2] * 24)]).values()
@@ -130,7 +127,6 @@ def test_one_that_no_longer_fits_is_refused(benches: dict[str, GrammarBench]) ->
 
 
 def test_tokens_that_the_grammar_forbids_end_the_answer(benches: dict[str, GrammarBench]) -> None:
-    """Tokens that no engine has drawn under this grammar."""
     bench = benches["plain"]
     request = bench.request(CASES["grammar"]["grammar"])
     asked = msgspec.structs.replace(request, output_token_ids=[*b"no", END])

@@ -22,7 +22,6 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def engines() -> Iterator[Callable[..., Engine]]:
-    """Makes engines, and ends them."""
     with ExitStack() as stack:
 
         def make(**how: Any) -> Engine:
@@ -35,7 +34,7 @@ def engines() -> Iterator[Callable[..., Engine]]:
 
 @pytest.fixture(scope="session")
 def native_model(tmp_path_factory: pytest.TempPathFactory) -> LlamaModel:
-    """One whose layers run natively, with keys that lie across in its cache."""
+    """Return a model whose layers run natively, with transposed keys in its cache."""
     kernels = open_kernels(1)
     if kernels is None:
         pytest.skip("the native kernels are not built")

@@ -15,12 +15,10 @@ from worker.types import KvPeer
 
 
 def asking(asked: list[AddRequest], peer: KvPeer) -> list[AddRequest]:
-    """The same requests, of which the peer may have KV."""
     return [msgspec.structs.replace(request, kv_peer=peer) for request in asked]
 
 
 def num_worth_asking(asked: list[AddRequest]) -> int:
-    """Prompts of a block and the token to be computed, at least."""
     return sum(len(request.prompt_token_ids) > 4 for request in asked)
 
 
@@ -37,9 +35,7 @@ def num_worth_asking(asked: list[AddRequest]) -> int:
 def test_kv_of_a_peer_is_not_computed(
     engines: Callable[..., Engine], count: int, here: dict[str, Any], there: dict[str, Any]
 ) -> None:
-    """Greedy and seeded requests, of which many begin alike here as well: less than a block of
-    either size is computed of each prompt.
-    """
+    """Less than a block of either size is computed of each prompt."""
     asked = requests(count, seed=6)
     alone = engines(dtype=here.get("dtype", torch.float32))
     expected = tokens(alone.run(*asked))
@@ -61,7 +57,7 @@ def test_kv_of_a_peer_is_not_computed(
 def test_a_peers_host_memory_and_disk_are_asked(
     engines: Callable[..., Engine], tmp_path: Path
 ) -> None:
-    """Its device holds the last few prompts alone; the host a few more, the disk the others."""
+    """The device holds the last few prompts alone, the host a few more, the disk the others."""
     asked = requests(30, seed=7)
     expected = tokens(engines().run(*asked))
     keeper = engines(num_blocks=32, num_slots=32, chunk=32, path=tmp_path / "kv")
@@ -77,7 +73,6 @@ def test_a_peers_host_memory_and_disk_are_asked(
 
 
 def test_blocks_that_are_evicted_meanwhile_do_no_harm(engines: Callable[..., Engine]) -> None:
-    """A peer that computes other prompts in few blocks while it is asked."""
     asked, others = requests(30, seed=8), requests(30, seed=9)
     expected = tokens(engines().run(*asked))
     keeper, taker = engines(num_blocks=32, num_slots=16, chunk=32), engines(chunk=16)
@@ -98,7 +93,6 @@ def test_blocks_that_are_evicted_meanwhile_do_no_harm(engines: Callable[..., Eng
 def test_a_peer_that_gives_nothing_costs_a_recompute(
     engines: Callable[..., Engine], wrong: str
 ) -> None:
-    """The same tokens; every request has its failure."""
     asked = requests(8, seed=3)
     expected = tokens(engines().run(*asked))
     fields = {
@@ -123,7 +117,6 @@ def test_a_peer_that_gives_nothing_costs_a_recompute(
 
 
 def test_a_peer_that_dies_in_the_middle_costs_a_recompute(engines: Callable[..., Engine]) -> None:
-    """Questions that it has taken, and not answered."""
     asked = requests(12, seed=4)
     expected = tokens(engines().run(*asked))
     keeper, taker = engines(), engines()
@@ -143,7 +136,6 @@ def test_a_peer_that_dies_in_the_middle_costs_a_recompute(engines: Callable[...,
 
 
 def test_other_salts_and_tokens_are_not_found(engines: Callable[..., Engine]) -> None:
-    """A cache salt keeps caches apart here as at home."""
     asked = requests(6, seed=5)
     keeper, taker = engines(), engines()
     salted = [msgspec.structs.replace(request, cache_salt="a") for request in asked]

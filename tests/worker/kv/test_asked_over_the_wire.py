@@ -33,7 +33,6 @@ LARGE = 1 << 26  # more than sockets buffer
 
 @contextmanager
 def engine(**fields: Any) -> Iterator[TcpConnector]:
-    """One that listens on a free port."""
     config = KvTransferConfig(**{**PATIENT, "engine_id": "e", **fields})
     connector = TcpConnector(config, KEY, SHAPE, TOKEN_BYTES)
     try:
@@ -43,18 +42,15 @@ def engine(**fields: Any) -> Iterator[TcpConnector]:
 
 
 def peer_of(keeper: TcpConnector, promise: str = "") -> KvPeer:
-    """The address of an engine, for questions."""
     return KvPeer("127.0.0.1", keeper.port, promise)
 
 
 def ended(pull: TcpPull) -> KvPart | None:
-    """The KV that has arrived, once the transfer is done."""
     until(lambda: pull.done)
     return pull.part
 
 
 def question_of(keeper: TcpConnector) -> KvQuestion:
-    """The next one; the bell rings for it."""
     assert keeper.has_questions or select.select([keeper.bell], [], [], 60)[0]
     until(lambda: keeper.has_questions)
     question = keeper.next_question()
@@ -64,7 +60,6 @@ def question_of(keeper: TcpConnector) -> KvQuestion:
 
 @pytest.fixture(params=["bytes sent", "memory shared"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way of the bytes."""
     if request.param == "bytes sent":
         send_bytes(monkeypatch)
 
@@ -72,7 +67,6 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("num_tokens", [61, 60, 1, 0])
 def test_a_question_comes_as_it_was_asked_and_so_does_the_answer(num_tokens: int) -> None:
-    """All cached tokens from the first wanted one on; none is no failure."""
     with engine() as keeper, engine() as taker:
         pull = taker.ask(peer_of(keeper), WANTED)
         question = question_of(keeper)
@@ -107,7 +101,6 @@ def test_an_answer_of_more_than_was_asked_is_refused() -> None:
 
 
 def test_answers_are_bounded_and_nothing_gives_way_to_them() -> None:
-    """Exports for a decode stay; room comes back when an answer is sent, or not needed."""
     limit = 64 * TOKEN_BYTES
     with engine(kv_buffer_size=limit) as keeper, engine() as taker:
         offer = keeper.keep("r", b"d", DATA[: 4 * TOKEN_BYTES], ())
@@ -128,7 +121,7 @@ def test_answers_are_bounded_and_nothing_gives_way_to_them() -> None:
 
 
 def test_a_promise_holds_until_it_was_asked_for() -> None:
-    """By its name; also when nothing is needed, so that it is not waited for in vain."""
+    """It also ends when nothing is needed, so that no peer waits for it in vain."""
     with engine() as keeper, engine() as taker, engine(kv_lease_duration=1e-6) as late:
         for name in "abc":
             keeper.promise(name)
@@ -145,7 +138,6 @@ def test_a_promise_holds_until_it_was_asked_for() -> None:
 
 
 def test_a_peer_that_has_left_is_not_answered() -> None:
-    """It is noticed at once; the next that waits is looked up."""
     with engine() as keeper, engine() as taker:
         left = taker.ask(peer_of(keeper), WANTED)
         until(lambda: keeper.has_questions)
@@ -161,7 +153,6 @@ def test_a_peer_that_has_left_is_not_answered() -> None:
 
 
 def test_a_refusal_redeems_the_promise() -> None:
-    """An engine of another model asks."""
     with engine() as keeper, engine() as taker:
         keeper.promise("r")
         taker.leave_model()
@@ -237,7 +228,6 @@ threading.Event().wait()
 
 @contextmanager
 def stalled_taker(source: KvSource) -> Iterator[subprocess.Popen[str]]:
-    """A process that has begun to take from `source`."""
     command = [sys.executable, "-c", TAKER, msgspec.json.encode(source).decode()]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -253,8 +243,8 @@ def stalled_taker(source: KvSource) -> Iterator[subprocess.Popen[str]]:
 def test_a_decoder_that_is_killed_leaves_nothing_at_the_prefiller(
     monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
-    """SIGKILL while bytes are on their way. What was being sent could not give way, and nothing was
-    to be had of it; both is so again.
+    """SIGKILL comes while bytes are on their way. What was being sent could not be evicted or
+    fetched again; afterwards it can.
     """
     send_bytes(monkeypatch)
     with engine(kv_buffer_size=LARGE) as keeper, engine() as taker:
@@ -271,7 +261,6 @@ def test_a_decoder_that_is_killed_leaves_nothing_at_the_prefiller(
 def test_a_taker_that_is_killed_leaves_nothing_of_its_question(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """SIGKILL while the answer is on its way."""
     send_bytes(monkeypatch)
     num_tokens = LARGE // TOKEN_BYTES
     with engine(kv_buffer_size=LARGE) as keeper:

@@ -20,7 +20,6 @@ from worker.types import KvSource, SamplingParams
 
 
 def prefill(request: AddRequest) -> AddRequest:
-    """The first leg."""
     params = msgspec.convert(
         {**msgspec.to_builtins(request.params), "max_tokens": 1}, SamplingParams
     )
@@ -28,14 +27,12 @@ def prefill(request: AddRequest) -> AddRequest:
 
 
 def decode(request: AddRequest, reported: list[RequestOutput]) -> AddRequest:
-    """The second leg."""
     offer = reported[-1].kv_offer
     assert offer is not None
     return msgspec.structs.replace(request, kv_source=offer.source)
 
 
 def both_legs(first: Engine, second: Engine, asked: list[AddRequest], batch: int = 8) -> Any:
-    """A few at a time."""
     answers = {}
     for start in range(0, len(asked), batch):
         some = asked[start : start + batch]
@@ -60,9 +57,7 @@ def both_legs(first: Engine, second: Engine, asked: list[AddRequest], batch: int
 def test_two_engines_answer_as_one(
     engines: Callable[..., Engine], here: dict[str, Any], there: dict[str, Any]
 ) -> None:
-    """Greedy and seeded, with prefix hits on both sides, in chunks, with speculation, with blocks
-    of different sizes; the first computes each prompt, the second less than a block of it.
-    """
+    """The first engine computes each prompt, the second less than a block of it."""
     asked = requests(12)
     alone = engines(dtype=here.get("dtype", torch.float32))
     expected = tokens(alone.run(*asked))
@@ -79,7 +74,6 @@ def test_two_engines_answer_as_one(
 
 
 def test_many_requests_at_once(engines: Callable[..., Engine]) -> None:
-    """Two hundred at full depth."""
     asked = requests(by_depth(60, 200), seed=1)
     expected = tokens(engines().run(*asked))
     first, second = engines(overlap=True), engines(overlap=True)
@@ -119,7 +113,7 @@ def test_decodes_wait_for_their_prefills(engines: Callable[..., Engine]) -> None
 def test_native_engines_answer_as_one(
     engines: Callable[..., Engine], native_model: LlamaModel, dtype: torch.dtype
 ) -> None:
-    """With blocks of another size, so that keys lie differently in each."""
+    """Their blocks have different sizes, so keys lie differently in each."""
     asked = requests(12, seed=3)
     how = {"model": native_model, "dtype": dtype}
     expected = tokens(engines(**how).run(*asked))
@@ -155,7 +149,6 @@ def test_simulators_answer_as_one(engines: Callable[..., Engine], mode: str) -> 
 def test_ranks_and_one_process_answer_as_one(
     engines: Callable[..., Engine], sizes: tuple[int, int], tmp_path: Path
 ) -> None:
-    """A prompt run by two ranks and continued by one process, and the other way round."""
     save_checkpoint(tmp_path, NATIVE)
 
     def engine(size: int) -> Engine:
@@ -187,7 +180,6 @@ def test_ranks_and_one_process_answer_as_one(
 def test_without_the_first_engine_the_second_computes(
     engines: Callable[..., Engine], when: str
 ) -> None:
-    """Any fault of the promised KV leaves the tokens the same."""
     asked = requests(12, seed=2)
     expected = tokens(engines().run(*asked))
     first = engines(kv_buffer_size=20_000 if when == "gone" else 1e9)

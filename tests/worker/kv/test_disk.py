@@ -28,7 +28,6 @@ BLOCKS = [StoredBlock(bytes([n] * 32), b"facts of %d" % n) for n in range(4)]
 
 
 def data(number: int) -> memoryview:
-    """The content of a block."""
     return memoryview(bytearray([number]) * SIZE)
 
 
@@ -36,7 +35,6 @@ Report = Written | Found | Lost | Left
 
 
 def reports(files: BlockFiles, count: int) -> list[Report]:
-    """The next `count` reports."""
     found: list[Report] = []
 
     def has_all() -> bool:
@@ -48,7 +46,6 @@ def reports(files: BlockFiles, count: int) -> list[Report]:
 
 
 def finished(read: DiskRead) -> bytes | None:
-    """The KV that was read, once the read is done."""
     until(lambda: read.done)
     part = None if read.part is None else bytes(read.part.data)
     read.close()
@@ -57,7 +54,6 @@ def finished(read: DiskRead) -> bytes | None:
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Callable[..., BlockFiles]]:
-    """Opens the directory, and closes it at the end."""
     with ExitStack() as stack:
 
         def make(identity: str = "i", clock: Callable[[], float] = lambda: 0.0) -> BlockFiles:
@@ -70,7 +66,6 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., BlockFiles]]:
 
 @pytest.fixture
 def files(opened: Callable[..., BlockFiles]) -> BlockFiles:
-    """With all blocks in it."""
     files = opened()
     for number, block in enumerate(BLOCKS):
         files.write(number, block, data(number), 7)
@@ -79,17 +74,14 @@ def files(opened: Callable[..., BlockFiles]) -> BlockFiles:
 
 
 def left(*numbers: int) -> frozenset[str]:
-    """Names of blocks, and of the lock."""
     return frozenset({"lock", *(BLOCKS[number].digest.hex() for number in numbers)})
 
 
 def path(files: BlockFiles, number: int) -> Path:
-    """The file of a block."""
     return files.directory / f"{BLOCKS[number].digest.hex()}.kv"
 
 
 def test_written_blocks_are_read(files: BlockFiles) -> None:
-    """Blocks one after the other, as tokens."""
     read = files.read(BLOCKS[1:3], 16, 24)
     assert finished(read) == bytes(data(1)) + bytes(data(2))
     read = files.read(BLOCKS[1:3], 16, 24)
@@ -103,7 +95,6 @@ def test_written_blocks_are_read(files: BlockFiles) -> None:
 
 
 def test_a_restart_finds_files(opened: Callable[..., BlockFiles], files: BlockFiles) -> None:
-    """The latest used last; remains of a crash go, and so does what is no block."""
     for number, seconds in ((0, 30), (1, 10), (2, 20)):
         os.utime(path(files, number), (seconds, seconds))
     files.delete([BLOCKS[3].digest])
@@ -119,7 +110,6 @@ def test_a_restart_finds_files(opened: Callable[..., BlockFiles], files: BlockFi
 
 
 def test_each_engine_has_a_directory_of_its_own(opened: Callable[..., BlockFiles]) -> None:
-    """By what its KV depends on, and one for each that runs."""
     one, other, third = opened(), opened(), opened("j")
     assert len({one.directory, other.directory, third.directory}) == 3
     one.close()
@@ -128,7 +118,6 @@ def test_each_engine_has_a_directory_of_its_own(opened: Callable[..., BlockFiles
 
 @pytest.mark.parametrize("damage", ["cut", "longer", "head", "facts", "data", "other", "dir"])
 def test_a_wrong_file_ends_a_read(files: BlockFiles, damage: str) -> None:
-    """Blocks before it are right; the file is deleted, and reported as lost."""
     file = path(files, 1)
     whole = bytearray(file.read_bytes())
     if damage in ("head", "facts", "data"):
@@ -154,7 +143,6 @@ def test_a_wrong_file_ends_a_read(files: BlockFiles, damage: str) -> None:
 
 
 def test_a_full_disk_is_reported(files: BlockFiles) -> None:
-    """Nothing is there then; what follows is written when there is room again."""
     half = path(files, 0).with_suffix(".kv.tmp")
     half.symlink_to("/dev/full")
     files.write(5, BLOCKS[0], data(9), 8)
@@ -168,7 +156,7 @@ def test_a_full_disk_is_reported(files: BlockFiles) -> None:
 def test_blocks_deleted_by_others_are_reported(
     files: BlockFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With what is left; that is not logged for each file."""
+    """The number of lost blocks is logged once, not for each file."""
     for number in (0, 2):
         path(files, number).unlink()
     assert finished(files.read(BLOCKS[:1], 0, 4)) is None
@@ -181,7 +169,6 @@ def test_blocks_deleted_by_others_are_reported(
 def test_a_directory_that_was_deleted_is_made_again(
     files: BlockFiles, opened: Callable[..., BlockFiles], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And locked again; by a write, or once it is missed by a read."""
     shutil.rmtree(files.directory)
     files.write(5, BLOCKS[0], data(0), 8)
     files.write(6, BLOCKS[1], data(1), 8)
@@ -202,7 +189,6 @@ def test_a_directory_that_was_deleted_is_made_again(
 def test_without_a_directory_a_disk_is_off(
     opened: Callable[..., BlockFiles], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The failure is logged once, and is over when a file can be made."""
     files = opened("sub/i")
     shutil.rmtree(tmp_path / "sub")
     (tmp_path / "sub").write_text("")
@@ -223,7 +209,7 @@ def test_without_a_directory_a_disk_is_off(
 
 
 def test_a_read_that_hangs_is_given_up(opened: Callable[..., BlockFiles], tmp_path: Path) -> None:
-    """By the clock, although the thread is still in it; then others are not begun."""
+    """The clock decides, although the thread still hangs in it; then others are not begun."""
     now = 0.0
     files = opened(clock=lambda: now)
     assert reports(files, 1) == [Found(())]  # no thread looks for files any more
@@ -255,7 +241,7 @@ def test_a_read_that_hangs_is_given_up(opened: Callable[..., BlockFiles], tmp_pa
 def test_reads_wait_for_room(
     opened: Callable[..., BlockFiles], files: BlockFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until what was read is given up; one alone may be larger."""
+    """One read alone may be larger than the room."""
     monkeypatch.setattr("worker.kv.disk.MAX_INBOUND_BYTES", SIZE)
     first = files.read(BLOCKS[:2], 0, 8)
     until(lambda: first.done)
@@ -269,7 +255,6 @@ def test_reads_wait_for_room(
 
 @pytest.mark.parametrize("name", ["file", "file/below"])
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path, name: str) -> None:
-    """In words that name the flag and what to do."""
     (tmp_path / "file").write_text("")
     for begin in (check_directory, lambda parent: BlockFiles(parent, "i", SIZE)):
         with pytest.raises(ConfigError, match=r"--kv-offloading-path .*: Not a directory; give a"):
@@ -277,7 +262,6 @@ def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path, name: str) -
 
 
 def test_a_full_disk_may_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The worker starts, and logs that nothing is written."""
     check_directory(tmp_path / "made")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))

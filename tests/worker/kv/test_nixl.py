@@ -30,14 +30,11 @@ DATA = memoryview(bytes(range(256)) * 4096)
 Region = tuple[int, int]
 
 
-class NixlError(Exception):
-    """An error of the library's own, of no known class."""
+class NixlError(Exception): ...
 
 
 @dataclass
 class Fabric:
-    """Agents by name, and what is wrong with their transfers."""
-
     agents: dict[str, FakeAgent] = field(default_factory=dict)
     state: str | None = None  # in which a transfer stays; None: it is done
     spoils: bool = False
@@ -47,7 +44,7 @@ class Fabric:
 
 class FakeAgent:
     """Moves memory of this process, where both ends of it are registered and known. Refuses what
-    the real one refuses, and calls from more than one thread.
+    the real agent refuses, and calls from more than one thread.
     """
 
     def __init__(self, fabric: Fabric, name: str) -> None:
@@ -135,8 +132,6 @@ class FakeAgent:
 
 
 class Pair:
-    """A keeper and a taker, each with an agent."""
-
     def __init__(self, stack: ExitStack, agents: Callable[[str], NixlTransport | None]) -> None:
         self._stack, self._agents = stack, agents
         self.keeper, self.taker = self.engine("keeper"), self.engine("taker")
@@ -155,7 +150,6 @@ class Pair:
 
 
 def ended(pull: TcpPull) -> TcpPull:
-    """Once it is done."""
     until(lambda: pull.done)
     return pull
 
@@ -172,12 +166,10 @@ def pair(fabric: Fabric) -> Iterator[Pair]:
 
 
 def has_let_go(fabric: Fabric) -> bool:
-    """Nothing is registered any more."""
     return not any(agent.registered for agent in fabric.agents.values())
 
 
 def test_kv_is_read_from_the_keepers_memory(pair: Pair, fabric: Fabric) -> None:
-    """From any token on, several at once; afterwards nothing is registered or exported."""
     starts = [0, 1, 4000]
     sources = [pair.exported() for _ in starts]
     pulls = [
@@ -228,7 +220,6 @@ def test_an_engine_without_nixl_is_served_over_tcp(fabric: Fabric, lacks: str) -
 def test_a_transfer_that_fails_gives_nothing(
     pair: Pair, fabric: Fabric, caplog: pytest.LogCaptureFixture, wrong: dict[str, Any], said: str
 ) -> None:
-    """For any answer of the agents; and the KV can still be fetched."""
     source = pair.exported()
     for name, value in wrong.items():
         setattr(fabric, name, value)
@@ -243,7 +234,6 @@ def test_a_transfer_that_fails_gives_nothing(
 
 
 def test_a_transfer_that_stands_still_ends(pair: Pair, fabric: Fabric) -> None:
-    """After its time, or with its request; another engine's transfer continues meanwhile."""
     fabric.state = "PROC"
     impatient = pair.engine("impatient", kv_transfer_timeout=0.3)
     assert ended(impatient.pull(pair.exported(), DIGEST, 0)).part is None
@@ -268,7 +258,6 @@ def test_memory_that_may_still_be_written_is_held(pair: Pair, fabric: Fabric) ->
 
 
 def test_the_library_itself_moves_kv() -> None:
-    """Several times from the same memory; skipped where `nixl` is not installed."""
     pytest.importorskip("nixl._api")
     with ExitStack() as stack:
         pair = Pair(stack, lambda name: NixlTransport.load(KvTransferConfig(engine_id=name)))
@@ -289,7 +278,7 @@ def test_the_library_itself_moves_kv() -> None:
 def test_a_library_that_cannot_be_used_is_said_at_the_start(
     monkeypatch: pytest.MonkeyPatch, backends: tuple[Any, ...] | None, said: str
 ) -> None:
-    """In one sentence, with the fix; `backends` None: it is not installed."""
+    """With `backends` None it is not installed."""
 
     def agent(name: str, asked: list[str]) -> Any:
         assert asked == ["UCX"]

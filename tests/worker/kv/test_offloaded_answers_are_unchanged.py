@@ -24,7 +24,6 @@ FEW = {"num_blocks": 24, "num_seqs": 4}
 
 
 def asked_of_few() -> list[AddRequest]:
-    """Prompts of which many begin with the same ten blocks, and few fit at a time."""
     return requests(20, stem_sizes=(40,) * 6, own=12)
 
 
@@ -42,7 +41,6 @@ HOWS: list[dict[str, Any]] = [
 def test_tiers_answer_as_one_large_cache(
     engines: Callable[..., Engine], tmp_path: Path, how: dict[str, Any], num_slots: int
 ) -> None:
-    """With prefix hits on the device, in host memory and, where that is small, on disk."""
     asked = asked_of_few()
     alone = {**how, "num_blocks": 2000}
     expected = tokens(engines(**alone).run(*asked))
@@ -62,7 +60,7 @@ def test_tiers_answer_as_one_large_cache(
 def test_native_tiers_answer_as_one_large_cache(
     engines: Callable[..., Engine], tmp_path: Path, native_model: LlamaModel, dtype: torch.dtype
 ) -> None:
-    """Keys lie across in its cache, and as those of any engine below it."""
+    """Its keys are transposed in the cache, unlike those of the tiers below it."""
     asked = asked_of_few()
     how = {"model": native_model, "dtype": dtype, "block_size": 8}
     expected = tokens(engines(**how, num_blocks=1000).run(*asked))
@@ -72,7 +70,6 @@ def test_native_tiers_answer_as_one_large_cache(
 
 
 def test_a_restart_has_what_was_on_disk(engines: Callable[..., Engine], tmp_path: Path) -> None:
-    """Files are found, read and right; those that were damaged meanwhile cost a recompute."""
     asked = asked_of_few()
     expected = tokens(engines(num_blocks=2000).run(*asked))
     first = engines(**FEW, num_slots=12, path=tmp_path)
@@ -102,7 +99,6 @@ def test_a_restart_has_what_was_on_disk(engines: Callable[..., Engine], tmp_path
 def test_without_a_disk_answers_are_the_same(
     engines: Callable[..., Engine], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It goes away while the engine runs, which makes another."""
     asked = asked_of_few()
     expected = tokens(engines(num_blocks=2000).run(*asked))
     engine = engines(**FEW, num_slots=12, path=tmp_path)
@@ -135,7 +131,6 @@ def test_a_wrong_setting_is_found_before_a_model_is_loaded(tmp_path: Path) -> No
 
 
 def test_a_worker_is_built_with_tiers(tmp_path: Path) -> None:
-    """From its configuration: sizes are bytes, the directory is of the model and the seed."""
     (tmp_path / "model").mkdir()
     save_checkpoint(tmp_path / "model", NATIVE)
     block_bytes = 16 * 2 * 2 * 2 * 16 * 4

@@ -33,7 +33,6 @@ TOKEN_BYTES = 256
 
 @pytest.fixture(params=["bytes sent", "memory shared"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The way of the bytes."""
     if request.param == "bytes sent":
         send_bytes(monkeypatch)
     return str(request.param)
@@ -41,13 +40,11 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def sends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bytes are sent."""
     send_bytes(monkeypatch)
 
 
 @contextmanager
 def engine(key: bytes = KEY, shape: KvShape = SHAPE, **fields: Any) -> Iterator[TcpConnector]:
-    """One that listens on a free port."""
     config = KvTransferConfig(**{**PATIENT, "engine_id": "e", **fields})
     connector = TcpConnector(config, key, shape, TOKEN_BYTES)
     try:
@@ -57,14 +54,12 @@ def engine(key: bytes = KEY, shape: KvShape = SHAPE, **fields: Any) -> Iterator[
 
 
 def exported(keeper: TcpConnector, data: memoryview = DATA) -> KvSource:
-    """Export `data`; the source to fetch it from."""
     offer = keeper.keep("r", DIGEST, data, (1, 2))
     assert isinstance(offer, KvOffer)
     return offer.source
 
 
 def ended(pull: TcpPull) -> TcpPull:
-    """Once it is done."""
     until(lambda: pull.done)
     return pull
 
@@ -111,7 +106,6 @@ class Relay:
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("start", [0, 1, 4000])
 def test_kv_arrives_byte_for_byte_and_once(start: int) -> None:
-    """From any token on; then it is not exported any longer."""
     with engine() as keeper, engine() as taker:
         source = exported(keeper)
         part = ended(taker.pull(source, DIGEST, start)).part
@@ -124,7 +118,6 @@ def test_kv_arrives_byte_for_byte_and_once(start: int) -> None:
 
 
 def test_a_simulated_transfer_takes_its_time() -> None:
-    """Given by the tokens that move; beyond the limit of a transfer it fails."""
     asked: list[int] = []
 
     def pace(num_tokens: int) -> float:
@@ -145,7 +138,6 @@ def test_a_simulated_transfer_takes_its_time() -> None:
 
 
 def test_an_export_that_is_not_needed_is_freed() -> None:
-    """A transfer of nothing."""
     with engine() as keeper, engine() as taker:
         source = exported(keeper)
         ended(taker.pull(source, DIGEST, source.num_tokens))
@@ -171,7 +163,6 @@ def test_an_export_that_is_not_needed_is_freed() -> None:
 def test_engines_that_do_not_fit_refuse_each_other(
     caplog: pytest.LogCaptureFixture, fields: dict[str, Any], said: str
 ) -> None:
-    """By name; and the export stays for the right one."""
     with engine() as keeper, engine() as taker, engine(**fields) as stranger:
         source = exported(keeper)
         assert ended(stranger.pull(source, DIGEST, 0)).part is None
@@ -184,7 +175,6 @@ def test_engines_that_do_not_fit_refuse_each_other(
     [{"engine_id": "f"}, {"transfer_id": "s"}, {"num_tokens": 5}, {"port": 1}, {"host": "x" * 80}],
 )
 def test_a_wrong_source_gives_nothing(change: dict[str, Any]) -> None:
-    """Nor does it take away the export."""
     with engine() as keeper, engine() as taker:
         source = exported(keeper)
         assert ended(taker.pull(msgspec.structs.replace(source, **change), DIGEST, 0)).part is None
@@ -234,7 +224,6 @@ def _swapped(data: bytearray, seen: int) -> bytearray:
 @pytest.mark.usefixtures("sends")
 @pytest.mark.parametrize("spoil", [_flipped, _cut, _swapped, lambda data, seen: None])
 def test_damaged_bytes_are_not_used(spoil: Any) -> None:
-    """Damaged or cut short, at any place."""
     with engine() as keeper, engine() as taker:
         relay = Relay(exported(keeper), spoil)
         assert ended(taker.pull(relay.source, DIGEST, 0)).part is None
@@ -243,7 +232,7 @@ def test_damaged_bytes_are_not_used(spoil: Any) -> None:
 
 @pytest.mark.usefixtures("sends")
 def test_a_transfer_that_stands_still_ends() -> None:
-    """After its time, not before; and what was sent in part can be had again."""
+    """A partly sent export can be fetched again."""
     waits = threading.Event()
 
     def stall(data: bytearray, seen: int) -> bytearray:
@@ -259,7 +248,7 @@ def test_a_transfer_that_stands_still_ends() -> None:
 
 
 def test_a_recorded_request_is_worth_nothing() -> None:
-    """Played again it has the wrong nonce."""
+    """Its nonce is wrong when it is played again."""
     with engine() as keeper, engine() as taker:
         relay = Relay(exported(keeper), lambda data, seen: data)
         assert ended(taker.pull(relay.source, DIGEST, 0)).part is not None
@@ -276,7 +265,7 @@ def test_a_recorded_request_is_worth_nothing() -> None:
 
 
 def test_memory_that_is_shared_is_the_named_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the bytes are sent: another name, another size, or memory that may still change."""
+    """Otherwise the bytes are sent: another name, another size, or memory that may still change."""
     real, spoilt = map_shared, 0
 
     def spoil(shared: Shared, size: int) -> memoryview | None:
@@ -304,7 +293,6 @@ def test_memory_that_is_shared_is_the_named_one(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_shared_memory_outlives_its_keeper_and_is_given_back() -> None:
-    """The taker's mapping stays; the keeper holds no file."""
     gc.collect()  # files of other tests are not closed meanwhile
     before = len(os.listdir("/proc/self/fd"))
     with engine() as taker:
@@ -318,7 +306,6 @@ def test_shared_memory_outlives_its_keeper_and_is_given_back() -> None:
 
 @pytest.mark.usefixtures("way")
 def test_kv_that_is_being_sent_takes_room() -> None:
-    """Until it has been sent."""
     waits, seen = threading.Event(), threading.Event()
 
     def stall(data: bytearray, num_seen: int) -> bytearray:
@@ -339,7 +326,6 @@ def test_kv_that_is_being_sent_takes_room() -> None:
 
 
 def test_a_closed_transfer_leaves_room() -> None:
-    """Three transfers where there is room for one: each begins when the one before it is closed."""
     with engine(kv_buffer_size=1e9) as keeper, engine(kv_buffer_size=1 << 20) as taker:
         sources = [exported(keeper) for _ in range(3)]
         pulls = [taker.pull(source, DIGEST, 0) for source in sources]
@@ -354,7 +340,6 @@ def test_a_closed_transfer_leaves_room() -> None:
 
 
 def test_exports_are_bounded() -> None:
-    """In bytes: the oldest gives way."""
     with engine(kv_buffer_size=2 << 20) as keeper, engine() as taker:
         sources = [exported(keeper) for _ in range(3)]
         assert keeper.num_expired == 1
@@ -382,7 +367,6 @@ def test_silent_connections_hold_up_no_other(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_silent_connection_ends() -> None:
-    """After a while, when no other needs its seat."""
     with engine() as keeper, socket.create_connection(("127.0.0.1", keeper.port)) as silent:
         until(lambda: bool(keeper._server._handshakes))
         pass_time(keeper._loop)
@@ -391,7 +375,6 @@ def test_a_silent_connection_ends() -> None:
 
 @pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(10_000), b"\xff" * 4])
 def test_noise_does_no_harm(noise: bytes) -> None:
-    """Bytes that are no frame end their own connection alone."""
     with engine() as keeper, engine() as taker:
         source = exported(keeper)
         with socket.create_connection((source.host, source.port)) as stranger, suppress(OSError):
@@ -402,7 +385,6 @@ def test_noise_does_no_harm(noise: bytes) -> None:
 
 
 def test_an_engine_that_ends_ends_its_transfers() -> None:
-    """Both ends: neither waits for the other, and the port is free again."""
     with engine() as taker:
         with engine() as keeper:
             source = exported(keeper)
@@ -414,7 +396,6 @@ def test_an_engine_that_ends_ends_its_transfers() -> None:
 
 
 def test_frames_of_one_kind_do_not_pass_for_another() -> None:
-    """A challenge sent back is not the taker's."""
     ours, theirs = Seal(KEY), Seal(KEY)
     frame = ours.encode(Hello(1, Seal.nonce()))
     theirs.decode(frame[4:], Hello)
@@ -423,20 +404,16 @@ def test_frames_of_one_kind_do_not_pass_for_another() -> None:
 
 
 def room(keeper: TcpConnector, num_tokens: int = 4096) -> KvSource:
-    """The source of KV whose name is agreed on beforehand."""
     return KvSource("127.0.0.1", keeper.port, None, "room 5", num_tokens)
 
 
 def waiting(keeper: TcpConnector, connections: int) -> None:
-    """Wait until `connections` connections wait there."""
     until(lambda: keeper._server.num_waiting == connections)
 
 
 @pytest.mark.usefixtures("way")
 def test_kv_is_waited_for_where_its_name_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order of arrival does not matter. A wait takes no seat from a transfer, and other tokens'
-    waits continue.
-    """
+    """The order of arrival does not matter. A wait takes no seat from a transfer."""
     monkeypatch.setattr("worker.kv.serving.MAX_GIVEN", 2)
     with engine() as keeper, engine() as taker:
         pull = taker.pull(room(keeper), DIGEST, 96)
@@ -455,9 +432,7 @@ def test_kv_is_waited_for_where_its_name_is_known(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_wait_has_an_end() -> None:
-    """On either side: the lease of KV. An exporter that ends or is not there ends it at once; an
-    export of other tokens is not used.
-    """
+    """An exporter that ends or is not there ends it at once; an export of other tokens is not used."""
     with engine() as taker, engine(kv_lease_duration=0.3) as impatient:
         with engine() as keeper:
             assert ended(impatient.pull(room(keeper), DIGEST, 0)).part is None
@@ -473,7 +448,6 @@ def test_a_wait_has_an_end() -> None:
 
 
 def test_a_disconnected_peer_frees_its_wait() -> None:
-    """Its place is another's at once."""
     with engine() as keeper, engine() as taker:
         pull = taker.pull(room(keeper), DIGEST, 0)
         waiting(keeper, 1)
@@ -482,7 +456,6 @@ def test_a_disconnected_peer_frees_its_wait() -> None:
 
 
 def test_waits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One more is refused."""
     monkeypatch.setattr("worker.kv.serving.MAX_WAITING", 1)
     with engine() as keeper, engine() as taker:
         first = taker.pull(room(keeper), DIGEST, 0)
@@ -493,7 +466,6 @@ def test_waits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_name_is_of_the_last_export() -> None:
-    """The older export is dropped, and takes no room."""
     with engine(kv_buffer_size=2 << 20) as keeper, engine() as taker:
         keeper.keep("r", b"e" * 32, DATA, (), "room 5")
         keeper.keep("r", DIGEST, DATA, (), "room 5")
@@ -503,7 +475,6 @@ def test_a_name_is_of_the_last_export() -> None:
 
 
 def test_a_name_that_is_used_again_takes_no_room_twice() -> None:
-    """While what had it is being sent, and cannot be."""
     kvs = Exports(1000)
     first, second = (ExportedKv(DIGEST, 1, memoryview(bytes(100)), 9.0) for _ in range(2))
     assert kvs.add("room", first, 0.0)
@@ -516,7 +487,6 @@ def test_a_name_that_is_used_again_takes_no_room_twice() -> None:
 
 
 def test_nothing_moves_once_the_model_may_be_another() -> None:
-    """Neither older exports, nor KV of other engines."""
     with engine() as keeper, engine() as taker:
         before, after = exported(keeper), exported(keeper)
         keeper.leave_model()
@@ -527,7 +497,6 @@ def test_nothing_moves_once_the_model_may_be_another() -> None:
 
 
 def test_only_networks_that_were_named_are_connected_to() -> None:
-    """A request cannot change that."""
     with engine() as keeper, engine(kv_peer_networks=("10.0.0.0/8",)) as taker:
         source = exported(keeper)
         assert ended(taker.pull(source, DIGEST, 0)).part is None
@@ -537,7 +506,7 @@ def test_only_networks_that_were_named_are_connected_to() -> None:
 
 
 def test_a_key_is_needed_beyond_this_machine(tmp_path: Any) -> None:
-    """From the file before the environment."""
+    """The file goes before the environment."""
     file = tmp_path / "key"
     with pytest.raises(ConfigError, match="common key"):
         read_key(KvTransferConfig(kv_ip="10.0.0.1"), {})
@@ -564,7 +533,7 @@ def test_without_a_key_nothing_is_taken_from_other_machines(
 
 
 def test_memory_of_a_cancelled_transfer_is_closed() -> None:
-    """Even if the transfer was cancelled while a thread copied for it."""
+    """It is closed even if the transfer was cancelled while a thread copied for it."""
     memory = SharedMemory.of(DATA)
     assert memory is not None
     fd = memory.shared.fd

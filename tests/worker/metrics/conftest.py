@@ -80,7 +80,6 @@ STATS = EngineStats(
 
 
 def record(**changes: object) -> RequestRecord:
-    """A request that waited 1 s, prefilled 2 s and decoded 3 s for four tokens."""
     fields: dict[str, object] = {
         "reason": FinishReason.STOP,
         "num_prompt_tokens": 30,
@@ -101,13 +100,11 @@ def record(**changes: object) -> RequestRecord:
 
 @pytest.fixture
 def make_record() -> Callable[..., RequestRecord]:
-    """Builds records; changes by name."""
     return record
 
 
 @pytest.fixture
 def page() -> bytes:
-    """Everything has been counted and observed once."""
     metrics = WorkerMetrics("m", 2048, 123.5, num_speculative_tokens=3)
     metrics.set_cache_info(cache_info(EngineConfig("sim", None), EngineReady(100, 16, 800, 0.0)))
     metrics.request_ended(record())
@@ -124,5 +121,4 @@ def page() -> bytes:
 
 @pytest.fixture
 def families(page: bytes) -> dict[str, Metric]:
-    """The page as `prometheus_client` reads it, by family."""
     return {family.name: family for family in text_string_to_metric_families(page.decode())}

@@ -106,7 +106,6 @@ CACHE_LABELS = {
 def check(
     family: Metric, kind: str, extra: tuple[str, list[str]] | None, values: list[float]
 ) -> None:
-    """Type, label names, label values and sample values of a gauge or counter."""
     assert family.type == kind
     suffix = "_total" if kind == "counter" else ""
     assert {s.name for s in family.samples} == {family.name + suffix}
@@ -119,19 +118,16 @@ def check(
 
 @pytest.mark.parametrize("name", GAUGES)
 def test_a_gauge_is_vllms(families: dict[str, Metric], name: str) -> None:
-    """Name, labels and value."""
     check(families[f"vllm:{name}"], "gauge", *GAUGES[name])
 
 
 @pytest.mark.parametrize("name", COUNTERS)
 def test_a_counter_is_vllms(families: dict[str, Metric], name: str) -> None:
-    """Name, labels and value."""
     check(families[f"vllm:{name}"], "counter", *COUNTERS[name])
 
 
 @pytest.mark.parametrize("name", HISTOGRAMS)
 def test_a_histogram_is_vllms(families: dict[str, Metric], name: str) -> None:
-    """Name, labels, buckets, count and sum."""
     family = families[f"vllm:{name}"]
     buckets, count, total = HISTOGRAMS[name]
     assert family.type == "histogram"
@@ -144,7 +140,6 @@ def test_a_histogram_is_vllms(families: dict[str, Metric], name: str) -> None:
 
 
 def test_refusals_have_vllms_labels(families: dict[str, Metric]) -> None:
-    """The model's name and the reason, no engine; reasons of our own are a separate series."""
     vllm = families["vllm:admission_rejections"].samples
     assert [(s.labels, s.value) for s in vllm] == [
         ({"model_name": "m", "reason": "max_num_queued_reqs"}, 1),
@@ -166,7 +161,6 @@ def test_the_lora_gauge_is_empty_without_adapters(families: dict[str, Metric]) -
 
 
 def test_the_cache_is_described_by_every_label(families: dict[str, Metric]) -> None:
-    """One label per attribute, as Python shows its value."""
     (sample,) = families["vllm:cache_config_info"].samples
     assert set(sample.labels) == CACHE_LABELS
     assert sample.value == 1

@@ -15,7 +15,6 @@ DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "worker.json").read_text()
 
 @pytest.fixture
 def names(families: dict[str, Metric]) -> set[str]:
-    """Every name under which a sample or a family of the page is found."""
     samples = {sample.name for family in families.values() for sample in family.samples}
     return samples | {name for name, family in families.items() if family.type != "counter"}
 
@@ -23,7 +22,6 @@ def names(families: dict[str, Metric]) -> set[str]:
 def test_every_series_is_documented_and_nothing_else(
     families: dict[str, Metric], names: set[str]
 ) -> None:
-    """docs/metrics.md names each family of vLLM's, of HTTP's and of our own."""
     written = set(SERIES.findall((ROOT / "docs" / "metrics.md").read_text()))
     ours = {
         name + ("_total" if family.type == "counter" else "")
@@ -35,7 +33,6 @@ def test_every_series_is_documented_and_nothing_else(
 
 
 def test_the_dashboard_asks_for_series_that_exist(names: set[str]) -> None:
-    """Each query names at least one series, and only such as the page has."""
     queries = [
         target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())
     ]
@@ -47,7 +44,6 @@ def test_the_dashboard_asks_for_series_that_exist(names: set[str]) -> None:
 
 
 def test_the_dashboard_has_room_for_every_panel() -> None:
-    """Ids are unique and no two panels overlap."""
     panels: list[dict[str, Any]] = DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     cells = [

@@ -11,7 +11,7 @@ Make = Callable[..., RequestRecord]
 
 
 def page(of: WorkerMetrics, stats: EngineStats | None = None) -> dict[str, dict[str, float]]:
-    """Values by name of the series and by text of the labels, without the constant ones."""
+    """Return values by series name and label text, without the constant labels."""
     found: dict[str, dict[str, float]] = {}
     text = of.render(stats or EngineStats(), 0.0).decode()
     for family in text_string_to_metric_families(text):
@@ -25,7 +25,6 @@ def page(of: WorkerMetrics, stats: EngineStats | None = None) -> dict[str, dict[
 
 
 def test_loaded_and_awaited_adapters_are_labels() -> None:
-    """Their names are separated by commas; the value is the time of the last change."""
     subject = WorkerMetrics("m", 64, 123.5, max_loras=2)
     (first,) = page(subject)["vllm:lora_requests_info"].items()
     assert first == ("max_lora=2,waiting_lora_adapters=,running_lora_adapters=", 123.5)
@@ -67,7 +66,6 @@ def test_the_engines_numbers_are_those_of_the_snapshot() -> None:
 
 
 def test_an_ended_request_is_counted_by_reason_and_stage(make_record: Make) -> None:
-    """Each stage's time is the difference of its two moments."""
     subject = WorkerMetrics("m", 8192, 0.0)
     subject.request_ended(make_record())
     found = page(subject)
@@ -97,7 +95,6 @@ def test_an_ended_request_is_counted_by_reason_and_stage(make_record: Make) -> N
 
 
 def test_a_request_that_never_ran_has_no_stages(make_record: Make) -> None:
-    """A missing stage is not observed as zero."""
     subject = WorkerMetrics("m", 8192, 0.0)
     subject.request_ended(
         make_record(
@@ -114,7 +111,6 @@ def test_a_request_that_never_ran_has_no_stages(make_record: Make) -> None:
 
 
 def test_sizes_have_buckets_up_to_the_context() -> None:
-    """1, 2, 5, 10, … and not beyond the longest sequence."""
     found = page(WorkerMetrics("m", 300, 0.0))["vllm:request_prompt_tokens_bucket"]
     assert list(found) == [
         f"le={b}" for b in ("1.0", "2.0", "5.0", "10.0", "20.0", "50.0", "100.0", "200.0", "+Inf")
@@ -122,7 +118,6 @@ def test_sizes_have_buckets_up_to_the_context() -> None:
 
 
 def test_positions_of_drafts_have_series_from_the_start_with_speculation_alone() -> None:
-    """Each is 0 before the first draft."""
     name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
     counted = page(WorkerMetrics("m", 64, 0.0, num_speculative_tokens=2))[name]
     assert counted == {"position=0": 0, "position=1": 0}
@@ -130,7 +125,6 @@ def test_positions_of_drafts_have_series_from_the_start_with_speculation_alone()
 
 
 def test_names_are_escaped_and_the_cache_is_described() -> None:
-    """Also with percent signs; the shape of the cache is in labels."""
     subject = WorkerMetrics('a"b\\c%d', 64, 0.0)
     subject.set_cache_info({"block_size": "16", "num_gpu_blocks": "100"})
     text = subject.render(EngineStats(), 0.0).decode()
@@ -141,7 +135,6 @@ def test_names_are_escaped_and_the_cache_is_described() -> None:
 
 
 def test_steps_tokens_and_refusals_are_observed() -> None:
-    """Each observer sets the series of its name."""
     subject = WorkerMetrics("m", 64, 0.0)
     subject.step_done(12)
     subject.first_token(0.5)
@@ -157,7 +150,6 @@ def test_steps_tokens_and_refusals_are_observed() -> None:
 
 
 def test_the_process_is_read_at_most_once_a_second() -> None:
-    """Two scrapes in one second show the same process numbers."""
     subject = WorkerMetrics("m", 64, 0.0)
 
     def process_lines(now: float) -> list[bytes]:

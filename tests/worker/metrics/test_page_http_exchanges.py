@@ -15,7 +15,6 @@ DONE = [
 
 
 def samples(text: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """Every sample of a page, without the creation times."""
     return {
         (s.name, frozenset(s.labels.items())): s.value
         for family in text_string_to_metric_families(text.decode())
@@ -25,7 +24,6 @@ def samples(text: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 
 
 def test_the_page_equals_that_of_the_library() -> None:
-    """Series by series, `prometheus_client` agrees."""
     registry = CollectorRegistry()
     total = Counter("http_requests", "", ["method", "status", "handler"], registry=registry)
     request_size = Summary("http_request_size_bytes", "", ["handler"], registry=registry)
@@ -59,7 +57,6 @@ def test_probes_and_scrapes_are_not_counted() -> None:
 
 
 def test_methods_cannot_add_series_without_bound() -> None:
-    """All invented methods share a label value."""
     subject = HttpMetrics()
     for number in range(50):
         subject.done("none", f"M{number}", 405, 0.1, 0, 0)

@@ -17,7 +17,7 @@ PICKER_SERIES = (
 
 
 def test_a_stock_picker_finds_every_series(page: bytes) -> None:
-    """One sample each, and a type before it, without which some read 0."""
+    """Without a type before the sample some scrapers read 0."""
     found = scan(page, PICKER_SERIES)
     assert set(found) == set(PICKER_SERIES)
     assert all(len(samples) == 1 for samples in found.values())
@@ -28,7 +28,6 @@ def test_a_stock_picker_finds_every_series(page: bytes) -> None:
 
 
 def test_our_picker_reads_load_and_geometry(page: bytes) -> None:
-    """Nothing is missing, and the numbers are those of the snapshot."""
     scrape = Scrape(page, Endpoint("w0", "127.0.0.1", 8000), now_seconds=7.0)
     findings = extract(scrape, ENGINES["vllm"])
     assert findings.problems == ()

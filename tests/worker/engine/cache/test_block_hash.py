@@ -12,7 +12,6 @@ TOKENS = list(range(1, 17))
 def chain(
     tokens: list[int], salt: str | None = None, algo: str = "sha256", seed: str | None = None
 ) -> list[BlockHash]:
-    """All full blocks of `tokens`, four tokens each."""
     hashes: list[BlockHash] = []
     BlockHasher(4, algo, seed).extend(hashes, tokens, len(tokens) // 4, salt)
     return hashes
@@ -60,7 +59,6 @@ def test_the_default_seed_gives_vllms_digests(
 def test_seeds_give_vllms_digests_and_event_integers(
     algo: str, seed: str, root: str, block: str, short: int
 ) -> None:
-    """For each seed the digests begin, and their low 64 bits are, as vLLM computes them."""
     hasher = BlockHasher(16, algo, seed)
     hashes: list[BlockHash] = []
     hasher.extend(hashes, TOKENS, 1)
@@ -79,7 +77,6 @@ def test_seeds_give_vllms_digests_and_event_integers(
 def test_xxhash_digests_are_xxh3_128_of_the_same_serialization(
     algo: str, root: str, block: str
 ) -> None:
-    """With a fixed seed the 16-byte digests are the same in every process."""
     hasher = BlockHasher(16, algo, "0")
     hashes: list[BlockHash] = []
     hasher.extend(hashes, TOKENS, 1)
@@ -88,25 +85,22 @@ def test_xxhash_digests_are_xxh3_128_of_the_same_serialization(
 
 @pytest.mark.parametrize("algo", ["xxhash", "xxhash_cbor"])
 def test_xxhash_is_secret_to_the_process_by_default(algo: str) -> None:
-    """Without a seed two hashers never agree, for XXH3 collisions can be crafted."""
+    """XXH3 collisions can be crafted, so without a seed no two hashers agree."""
     assert BlockHasher(16, algo).root != BlockHasher(16, algo).root
 
 
 def test_any_algorithm_can_be_given_a_secret_seed() -> None:
-    """The seed word `random` draws a new secret each time."""
     roots = {BlockHasher(16, "sha256", "random").root for _ in range(3)}
     assert len(roots | {BlockHasher(16).root}) == 4
 
 
 def test_an_unknown_algorithm_is_refused_by_name() -> None:
-    """The error says what was asked for and what there is."""
     with pytest.raises(ConfigError, match=r"'md5'.*sha256_cbor"):
         BlockHasher(16, "md5")
 
 
 @pytest.mark.parametrize("algo", ["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"])
 def test_chain_grows_in_steps_to_the_same_result(algo: str) -> None:
-    """Hashing block by block as tokens arrive equals hashing all at once."""
     tokens = list(range(40))
     hashes: list[BlockHash] = []
     hasher = BlockHasher(4, algo, "s")
@@ -117,7 +111,7 @@ def test_chain_grows_in_steps_to_the_same_result(algo: str) -> None:
 
 
 def test_salt_separates_whole_chains_through_block_zero() -> None:
-    """Two tenants with different salts share no block, though only the first is salted."""
+    """Only the first block is salted."""
     tokens = list(range(8))
     plain, salted, other = chain(tokens), chain(tokens, "a"), chain(tokens, "b")
     digests = {h.digest for hashes in (plain, salted, other) for h in hashes}
@@ -129,7 +123,6 @@ def test_salt_separates_whole_chains_through_block_zero() -> None:
 
 
 def test_an_adapter_stands_in_every_block() -> None:
-    """By name and path, as in vLLM; the same loaded again is another adapter."""
     first, again = Adapter("sql", "/a/sql", 1), Adapter("sql", "/a/sql", 2, version=1)
     assert extra_keys(1, "salt", first) == (("lora", "sql", "/a/sql"),)
     assert extra_keys(0, "salt", first) == (("lora", "sql", "/a/sql"), ("cache_salt", "salt"))

@@ -12,7 +12,6 @@ from worker.errors import IntegrityError, UnknownSequenceError
 
 
 def test_a_sequence_holds_the_blocks_that_its_tokens_fill() -> None:
-    """A block is taken when the one before it is full; all come back, once, when it is freed."""
     blocks = manager(8)
     assert blocks.admit(1, 10, NO_HIT)
     assert (len(blocks.table(1)), blocks.usage) == (3, 0.375)
@@ -27,7 +26,6 @@ def test_a_sequence_holds_the_blocks_that_its_tokens_fill() -> None:
 
 
 def test_a_request_for_too_many_blocks_changes_nothing() -> None:
-    """Blocks that were freed between others serve anyone; one block too many is refused."""
     blocks = manager(6)
     for seq_id in (1, 2, 3):
         assert blocks.admit(seq_id, 4, NO_HIT)
@@ -41,7 +39,6 @@ def test_a_request_for_too_many_blocks_changes_nothing() -> None:
 
 
 def test_a_sequence_without_blocks_cannot_grow() -> None:
-    """Neither one that was never admitted nor one that was freed; the error names it."""
     blocks = manager(2)
     assert blocks.admit(1, 1, NO_HIT)
     blocks.free(1)
@@ -62,14 +59,12 @@ def test_a_sequence_without_blocks_cannot_grow() -> None:
 def test_whole_block_hits_end_at_a_miss_or_one_token_short(
     tokens: Iterable[int], num_hit: int
 ) -> None:
-    """A cached block after a miss does not count, nor one that leaves no token to run."""
     blocks = manager(16, enable_partial_hits=False)
     run(blocks, 1, list(range(12)))
     assert run(blocks, 2, list(tokens)) == num_hit
 
 
 def test_a_hit_protects_contents_from_the_next_eviction() -> None:
-    """The contents used longest ago go first; no block of a running sequence goes."""
     blocks = manager(3)
     old, young = list(range(4)), list(range(100, 104))
     for seq_id, tokens in enumerate((old, young)):
@@ -85,7 +80,6 @@ def test_a_hit_protects_contents_from_the_next_eviction() -> None:
 
 
 def test_blocks_are_shared_while_their_sequence_still_runs() -> None:
-    """A second sequence references the very blocks the first one holds."""
     blocks = manager(16)
     run(blocks, 1, list(range(9)))
     run(blocks, 2, [*range(8), 50])
@@ -98,7 +92,6 @@ def test_blocks_are_shared_while_their_sequence_still_runs() -> None:
 
 
 def test_equal_prompts_in_one_step_share_nothing_and_outlive_each_other() -> None:
-    """Two sequences that ran side by side both cache; when one goes the other serves."""
     blocks = manager(3)
     chain = hashes_of([1, 2, 3, 4])
     for seq_id in (1, 2):
@@ -115,7 +108,6 @@ def test_equal_prompts_in_one_step_share_nothing_and_outlive_each_other() -> Non
 
 
 def test_a_tail_behind_a_collision_is_not_stored_in_another_block() -> None:
-    """Its parent's digest is that of the block where sealing ended; the block after holds more."""
     blocks = manager(6)
     first = BlockHash(b"d", b"", (1, 1, 1, 1))
     second = BlockHash(b"d", b"d", (2, 2, 2, 2))
@@ -129,7 +121,6 @@ def test_a_tail_behind_a_collision_is_not_stored_in_another_block() -> None:
 
 
 def test_reset_forgets_contents_only_when_nothing_runs() -> None:
-    """A reset under a running sequence is refused and forgets nothing."""
     blocks = manager(4)
     tokens = list(range(6))
     run(blocks, 1, tokens)
@@ -143,7 +134,6 @@ def test_reset_forgets_contents_only_when_nothing_runs() -> None:
 
 
 def test_an_eviction_is_reported_once() -> None:
-    """With the tenant that lost it; not what is in another block too, nor what a reset forgot."""
     blocks = manager(4, record_evictions=True)
     chain = hashes_of([*range(8)])
     assert blocks.admit(1, 8, NO_HIT, tenant="x")
@@ -164,7 +154,6 @@ def test_an_eviction_is_reported_once() -> None:
 
 
 def test_caching_can_be_off() -> None:
-    """Without prefix caching nothing is ever a hit."""
     blocks = manager(4, enable_prefix_caching=False)
     tokens = list(range(6))
     run(blocks, 1, tokens)
@@ -174,7 +163,6 @@ def test_caching_can_be_off() -> None:
 
 
 def test_a_corrupt_sequence_takes_its_own_hits_with_it() -> None:
-    """Blocks that it alone holds are forgotten; shared ones stay with their other holders."""
     blocks = manager(8, record_events=True)
     run(blocks, 1, list(range(5)))
     run(blocks, 2, [*range(8), 50])
@@ -186,9 +174,6 @@ def test_a_corrupt_sequence_takes_its_own_hits_with_it() -> None:
 
 
 def test_events_report_the_evictions_of_a_step_before_its_blocks() -> None:
-    """A run of blocks is one event with the block before it as parent; evictions are one event
-    each.
-    """
     blocks = manager(3, record_events=True)
     old, new = hashes_of(list(range(8))), hashes_of(list(range(100, 112)))
     run(blocks, 1, list(range(8)))
@@ -211,7 +196,6 @@ def test_events_report_the_evictions_of_a_step_before_its_blocks() -> None:
 
 
 def test_the_dump_lists_parents_before_children_and_copies_twice() -> None:
-    """It lists each cached full block with the facts that a mirror needs."""
     blocks = manager(8)
     tokens, chain = list(range(8)), hashes_of(list(range(8)), "s")
     for seq_id in (1, 2):
@@ -228,7 +212,6 @@ def test_the_dump_lists_parents_before_children_and_copies_twice() -> None:
 
 
 def test_integrity_check_notices_a_broken_invariant() -> None:
-    """The check that every other test relies on can fail."""
     blocks = manager(4)
     run(blocks, 1, list(range(9)))
     blocks._references[blocks.table(1)[0]] += 1

@@ -8,14 +8,12 @@ from worker.engine.cache.block_manager import NO_HIT, PrefixHit
 
 @pytest.mark.parametrize(("num_tokens", "num_hit"), [(12, 11), (13, 12)])
 def test_partial_hits_re_run_one_token_only(num_tokens: int, num_hit: int) -> None:
-    """With copies of the matching beginning a known prompt always re-runs a single token."""
     blocks = manager(16)
     run(blocks, 1, list(range(12)))
     assert run(blocks, 2, list(range(num_tokens))) == num_hit
 
 
 def test_a_hit_ends_inside_a_block_of_a_running_sequence() -> None:
-    """The beginning of a sealed block with another end is copied, whole blocks are shared."""
     blocks = manager(16)
     run(blocks, 1, [*range(7), 50])
     hit = find(blocks, [*range(7), 60, 61])
@@ -36,7 +34,6 @@ def test_the_longest_beginning_wins() -> None:
 
 
 def test_an_idle_tail_is_a_hit_until_it_is_taken() -> None:
-    """The partly filled block of an ended sequence serves its continuation."""
     blocks = manager(8)
     tokens = list(range(6))
     run(blocks, 1, tokens)
@@ -49,7 +46,6 @@ def test_an_idle_tail_is_a_hit_until_it_is_taken() -> None:
 
 
 def test_a_tail_of_a_first_block_is_a_hit_once_the_root_is_known() -> None:
-    """A prompt shorter than a block is re-used too, under its own salt only."""
     blocks = manager(8)
     run(blocks, 1, list(range(100, 104)))
     assert blocks.admit(2, 3, NO_HIT)
@@ -61,7 +57,6 @@ def test_a_tail_of_a_first_block_is_a_hit_once_the_root_is_known() -> None:
 
 
 def test_a_tail_that_does_not_follow_the_sealed_blocks_is_ignored() -> None:
-    """A block is never a hit for a continuation of something that it does not continue."""
     blocks = manager(8)
     run(blocks, 1, list(range(4)))
     assert blocks.admit(2, 6, NO_HIT)
@@ -71,7 +66,6 @@ def test_a_tail_that_does_not_follow_the_sealed_blocks_is_ignored() -> None:
 
 
 def test_a_tail_that_another_block_contains_is_not_stored() -> None:
-    """Ten equal prompts leave one idle tail, and a longer one replaces a shorter one."""
     blocks = manager(16)
     run(blocks, 1, list(range(4)))
     for seq_id, length in enumerate((6, 6, 7, 5), start=2):
@@ -91,7 +85,6 @@ def test_a_tail_that_another_block_contains_is_not_stored() -> None:
 
 
 def test_partial_hits_can_be_off() -> None:
-    """Then neither other ends nor idle tails are copied."""
     blocks = manager(8, enable_partial_hits=False)
     tokens = list(range(6))
     run(blocks, 1, tokens)
@@ -127,7 +120,6 @@ def test_a_copy_of_a_block_yet_to_be_copied_to_reads_the_first_source() -> None:
 
 
 def test_a_destination_freed_in_the_same_step_is_not_copied_to() -> None:
-    """A preempted admission leaves no copy behind, and its unwritten block is no hit."""
     blocks = manager(4)
     run(blocks, 1, [*range(7), 50])
     tokens = [*range(7), 60, 61]
@@ -142,7 +134,6 @@ def test_a_destination_freed_in_the_same_step_is_not_copied_to() -> None:
 
 
 def test_a_fork_from_inside_a_sealed_block_never_writes_into_it() -> None:
-    """Even when the parent is gone, the child gets a copy and the original stays a hit."""
     blocks = manager(8)
     run(blocks, 1, list(range(8)))
     first, second = blocks.table(1)

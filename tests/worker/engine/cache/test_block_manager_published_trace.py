@@ -12,7 +12,6 @@ SCRIPT = Path(__file__).parents[4] / "benchmarks" / "kv_trace.py"
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
-    """The benchmark as a module."""
     spec = importlib.util.spec_from_file_location("kv_trace", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
@@ -23,7 +22,6 @@ def bench() -> ModuleType:
 
 
 def test_the_published_figures_are_reproduced(bench: ModuleType) -> None:
-    """Allocations, hits, utilisation, fragmentation, steps and evictions of both traces."""
     shared, unshared = (
         bench.run(bench.THEIRS, name, asks)
         for name, asks in zip(("shared", "no sharing"), bench.traces(), strict=True)

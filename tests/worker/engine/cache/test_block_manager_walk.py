@@ -32,8 +32,6 @@ Kv = tuple[str | None, tuple[int, ...]]  # salt, tokens up to and with this one
 
 @dataclass
 class Walker:
-    """A sequence: what it knows, and how far its KV is written, launched and planned."""
-
     tokens: list[int]
     salt: str | None
     computed: int
@@ -42,22 +40,17 @@ class Walker:
     chain: list[BlockHash] = field(default_factory=list)
 
     def kv(self, position: int) -> Kv:
-        """The expected content of the store at a position."""
         return self.salt, tuple(self.tokens[: position + 1])
 
 
 @dataclass
 class Step:
-    """One launched step: copies, writes (block, slot, value), and each sequence's new end."""
-
     copies: tuple[tuple[int, int], ...]
     writes: list[tuple[int, int, Kv]]
     ends: dict[int, int]
 
 
 class BlockWalk(RuleBasedStateMachine):
-    """Admissions, growth, forks, frees and resets of several tenants, planned a step ahead."""
-
     def __init__(self) -> None:
         super().__init__()
         self.blocks = BlockManager(CacheConfig(NUM_BLOCKS, SIZE, record_events=True))
@@ -70,7 +63,6 @@ class BlockWalk(RuleBasedStateMachine):
         self.next_id = 0
 
     def extend(self, walker: Walker, num_blocks: int) -> None:
-        """Hash the first blocks of a sequence."""
         self.hasher.extend(walker.chain, walker.tokens, num_blocks, walker.salt)
 
     def pick(self, data: st.DataObject) -> int:
@@ -85,13 +77,11 @@ class BlockWalk(RuleBasedStateMachine):
         reserve=st.sampled_from([0, 0, 2]),
     )
     def admit(self, new: list[int], salt: str | None, tenant: str, reserve: int) -> None:
-        """A new sequence comes in through the prefix cache, if it fits."""
         self.come(new, salt, tenant, reserve)
 
     @precondition(lambda self: self.written)
     @rule(data=st.data(), new=TOKENS, tenant=st.sampled_from(["", "b"]), twins=st.integers(0, 2))
     def admit_like(self, data: st.DataObject, new: list[int], tenant: str, twins: int) -> None:
-        """One that begins as another was written, with twins made and planned before it runs."""
         tokens, salt = data.draw(st.sampled_from(self.written))
         known = tokens[: data.draw(st.integers(1, len(tokens)))]
         seq_id = self.come((known + new)[:20], salt, tenant, 0)
@@ -101,7 +91,6 @@ class BlockWalk(RuleBasedStateMachine):
                 self.plan_one(self.next_id - 1, new[:2])
 
     def come(self, tokens: list[int], salt: str | None, tenant: str, reserve: int) -> int | None:
-        """Match and admit; a failure must change nothing."""
         walker = Walker(tokens, salt, 0, 0, 0)
         self.extend(walker, (len(tokens) - 1) // SIZE)
         hit = self.blocks.match(walker.chain, tokens, salt)
@@ -120,12 +109,12 @@ class BlockWalk(RuleBasedStateMachine):
     @precondition(lambda self: self.walkers)
     @rule(data=st.data(), more=st.lists(st.integers(0, 1), min_size=1, max_size=6))
     def plan(self, data: st.DataObject, more: list[int]) -> None:
-        """A sequence runs a chunk of its known tokens, or draws one, if there is room."""
+        """Admit one that begins as another was written, with twins made and planned before it runs."""
         self.plan_one(self.pick(data), more)
 
     @rule(more=st.lists(st.integers(0, 1), min_size=1, max_size=4))
     def run_all(self, more: list[int]) -> None:
-        """A step of as many sequences as have room, run to its end."""
+        """Sequences with room run a chunk of their known tokens, or draw one."""
         if self.in_flight is not None:
             self.land(True)
         for seq_id in list(self.walkers):
@@ -134,7 +123,6 @@ class BlockWalk(RuleBasedStateMachine):
         self.land(True)
 
     def plan_one(self, seq_id: int, more: list[int]) -> None:
-        """Allocate, and note what is to be written; a failure must change nothing."""
         walker = self.walkers[seq_id]
         start = walker.planned
         known = start < len(walker.tokens)
@@ -151,7 +139,6 @@ class BlockWalk(RuleBasedStateMachine):
     @precondition(lambda self: self.walkers)
     @rule(data=st.data(), num_tokens=st.integers(1, 9))
     def make_room(self, data: st.DataObject, num_tokens: int) -> None:
-        """A sequence gets room for what it may never know."""
         seq_id = self.pick(data)
         start = self.walkers[seq_id].planned
         self.blocks.allocate(seq_id, start, start + num_tokens)
@@ -171,7 +158,6 @@ class BlockWalk(RuleBasedStateMachine):
     @precondition(lambda self: self.in_flight is None)
     @rule()
     def launch(self) -> None:
-        """Run the plan as a step; the next one can be planned while it runs."""
         step = Step(self.blocks.take_copies(), [], {})
         for seq_id, walker in self.walkers.items():
             table = self.blocks.table(seq_id)
@@ -185,7 +171,6 @@ class BlockWalk(RuleBasedStateMachine):
     @precondition(lambda self: self.in_flight is not None)
     @rule(sealing=st.sampled_from([True, True, True, False]))
     def land(self, sealing: bool) -> None:
-        """The step is executed; what is full then can be sealed."""
         step, self.in_flight = self.in_flight, None
         assert step is not None
         read = [(destination, list(self.store[source])) for source, destination in step.copies]
@@ -213,11 +198,9 @@ class BlockWalk(RuleBasedStateMachine):
     @precondition(lambda self: self.walkers)
     @rule(data=st.data(), back=st.sampled_from([0, 0, 1, 3]))
     def fork(self, data: st.DataObject, back: int) -> None:
-        """Fork a sequence, at its end or earlier."""
         self.split(self.pick(data), back)
 
     def split(self, parent: int, back: int) -> None:
-        """Fork at what is written, or a few tokens before."""
         walker = self.walkers[parent]
         num_tokens = max(0, walker.computed - back)
         self.blocks.fork(parent, self.next_id, num_tokens)
@@ -229,17 +212,15 @@ class BlockWalk(RuleBasedStateMachine):
     @precondition(lambda self: self.walkers)
     @rule(data=st.data(), how=st.sampled_from(["tail", "tail", "plain", "forget"]))
     def free(self, data: st.DataObject, how: str) -> None:
-        """A sequence ends, is aborted or loses its blocks, in whatever state it is."""
         self.end(self.pick(data), how)
 
     @precondition(lambda self: len(self.walkers) > 4)
     @rule()
     def free_oldest(self) -> None:
-        """The sequence that came first ends, which keeps the pool from being full for ever."""
+        """Without this the pool would be full for ever."""
         self.end(min(self.walkers), "tail")
 
     def end(self, seq_id: int, how: str) -> None:
-        """Free as the scheduler does, the written tail named or not."""
         walker = self.walkers.pop(seq_id)
         tail = None
         num_full = walker.computed // SIZE
@@ -252,7 +233,6 @@ class BlockWalk(RuleBasedStateMachine):
 
     @rule()
     def reset(self) -> None:
-        """The cache can be dropped exactly when no sequence has a block."""
         nothing_held = self.blocks.num_free == NUM_BLOCKS
         assert self.blocks.reset_prefix_cache() == nothing_held
 
@@ -260,14 +240,12 @@ class BlockWalk(RuleBasedStateMachine):
 
     @invariant()
     def bookkeeping_is_right(self) -> None:
-        """The manager is consistent, and counts as free what is in no table."""
         self.blocks.check_integrity()
         held = {block for seq_id in self.walkers for block in self.blocks.table(seq_id)}
         assert self.blocks.num_free == NUM_BLOCKS - len(held)
 
     @invariant()
     def contents_are_right(self) -> None:
-        """Each sequence reads its own tokens through its table, once its copies are made."""
         due = set(self.blocks._copies)
         if self.in_flight is not None:
             due |= {destination for _, destination in self.in_flight.copies}
@@ -293,7 +271,6 @@ class BlockWalk(RuleBasedStateMachine):
         assert +self.mirror == Counter(b.block_hash for b in self.blocks.cached_blocks())
 
     def teardown(self) -> None:
-        """When all have ended every block is free, and the cache can be emptied."""
         for seq_id in list(self.walkers):
             self.blocks.free(seq_id)
         self.walkers.clear()
@@ -304,10 +281,9 @@ class BlockWalk(RuleBasedStateMachine):
 
 
 class CollidingWalk(BlockWalk):
-    """The same with a hash function that is worth next to nothing: three names for everything."""
+    """The same with a hash function that has only three digests."""
 
     def extend(self, walker: Walker, num_blocks: int) -> None:
-        """Digests of which only three exist, and the root."""
         for index in range(len(walker.chain), num_blocks):
             parent = walker.chain[-1].digest if walker.chain else self.hasher.root
             tokens = tuple(walker.tokens[index * SIZE : (index + 1) * SIZE])

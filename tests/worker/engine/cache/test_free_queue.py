@@ -12,7 +12,6 @@ from worker.errors import IntegrityError
 
 
 def fill(queue: FreeQueue, tenant: str, num_blocks: int) -> list[int]:
-    """Let a tenant use that many blocks and leave contents in all of them."""
     blocks = [queue.take(tenant) for _ in range(num_blocks)]
     for block in blocks:
         queue.put_cached(block)
@@ -20,7 +19,6 @@ def fill(queue: FreeQueue, tenant: str, num_blocks: int) -> list[int]:
 
 
 def test_empty_blocks_go_first_and_the_last_emptied_before_the_others() -> None:
-    """At the start in order of their ids, then like a stack, before anything cached."""
     queue = FreeQueue(4, fair=True)
     assert [queue.take("") for _ in range(4)] == [0, 1, 2, 3]
     queue.put_cached(3)
@@ -32,7 +30,6 @@ def test_empty_blocks_go_first_and_the_last_emptied_before_the_others() -> None:
 
 
 def test_cached_blocks_go_in_the_order_of_their_last_use() -> None:
-    """A hit or a touch puts a block behind the others."""
     queue = FreeQueue(4, fair=True)
     fill(queue, "", 4)
     queue.touch(0)
@@ -42,7 +39,6 @@ def test_cached_blocks_go_in_the_order_of_their_last_use() -> None:
 
 
 def test_a_tenant_within_its_share_loses_nothing_to_a_flood() -> None:
-    """The one who takes more evicts itself, block by block, even from exactly its share."""
     queue = FreeQueue(6, fair=True)
     quiet = fill(queue, "quiet", 3)
     fill(queue, "flood", 3)
@@ -53,7 +49,6 @@ def test_a_tenant_within_its_share_loses_nothing_to_a_flood() -> None:
 
 
 def test_a_newcomer_gets_its_share_from_those_above_theirs() -> None:
-    """The oldest block of the tenants with more than a third goes, not the oldest of all."""
     queue = FreeQueue(9, fair=True)
     small = fill(queue, "small", 2)
     large = fill(queue, "large", 7)
@@ -63,7 +58,6 @@ def test_a_newcomer_gets_its_share_from_those_above_theirs() -> None:
 
 
 def test_fairness_reserves_nothing() -> None:
-    """When no tenant above its share has an idle block, the oldest of all goes."""
     queue = FreeQueue(4, fair=True)
     quiet = fill(queue, "quiet", 2)
     held = [queue.take("busy") for _ in range(4)]
@@ -71,7 +65,6 @@ def test_fairness_reserves_nothing() -> None:
 
 
 def test_tenants_beyond_the_limit_share_an_account() -> None:
-    """The number of queues is bounded however many names there are."""
     queue = FreeQueue(2 * MAX_TENANTS, fair=True)
     for number in range(2 * MAX_TENANTS):
         fill(queue, f"t{number}", 1)
@@ -82,7 +75,6 @@ def test_tenants_beyond_the_limit_share_an_account() -> None:
 
 
 def test_an_account_that_does_not_add_up_is_noticed() -> None:
-    """The check can fail."""
     queue = FreeQueue(4, fair=True)
     fill(queue, "a", 2)
     with pytest.raises(IntegrityError):
@@ -92,7 +84,6 @@ def test_an_account_that_does_not_add_up_is_noticed() -> None:
 @examples(100)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5)), max_size=60), st.booleans())
 def test_eviction_follows_the_rule(script: list[tuple[str, int]], fair: bool) -> None:
-    """Against a model that scans everything: who is above his share, and whose is the oldest."""
     num_blocks = 9
     queue = FreeQueue(num_blocks, fair)
     owners: dict[int, str] = {}

@@ -14,13 +14,12 @@ GRANDCHILD = BlockHash(b"f", b"e", (4, 4))
 
 
 def cache(num_blocks: int = 8) -> PrefixCache:
-    """An empty cache with partial hits that records nothing."""
     return PrefixCache(num_blocks, partial=True, record=False)
 
 
 def test_a_digest_keeps_its_content_while_anything_comes_after_it() -> None:
-    """Colliding contents are refused though the block that came first is gone: what is cached
-    below it would be taken for theirs.
+    """The colliding contents are refused even after the first block is gone: what is cached below
+    it would be taken for theirs.
     """
     prefix = cache()
     assert prefix.store([0, 1, 2], [ONE, CHILD, GRANDCHILD], 0) == (3, [])
@@ -51,7 +50,6 @@ def test_a_partial_block_keeps_its_parents_name_alive_too() -> None:
 
 
 def test_sealing_ends_before_a_collision() -> None:
-    """The blocks before it are hits, those after it are not."""
     prefix = cache()
     prefix.store([0], [BlockHash(b"e", ROOT, (9, 9))], 0)
     assert prefix.store([1, 2, 3], [ONE, CHILD, GRANDCHILD], 0) == (1, [])
@@ -60,7 +58,6 @@ def test_sealing_ends_before_a_collision() -> None:
 
 
 def test_an_orphan_is_found_again_when_its_parent_is_back() -> None:
-    """Contents whose beginning was evicted wait for it."""
     prefix = cache()
     prefix.store([0, 1], [ONE, CHILD], 0)
     prefix.drop(0)
@@ -72,7 +69,6 @@ def test_an_orphan_is_found_again_when_its_parent_is_back() -> None:
 
 
 def test_extra_keys_separate_beginnings() -> None:
-    """Equal tokens under other keys are other KV."""
     prefix = cache()
     salted = BlockHash(b"s", ROOT, (1, 2), (("cache_salt", "a"),))
     prefix.store([0], [salted], 0)
@@ -82,7 +78,6 @@ def test_extra_keys_separate_beginnings() -> None:
 
 
 def test_the_search_for_a_beginning_is_bounded() -> None:
-    """Only the latest candidates are compared, however many there are."""
     prefix = cache(MAX_CANDIDATES + 1)
     for block in range(MAX_CANDIDATES + 1):
         content = BlockHash(b"%d" % block, ROOT, (7, block, block, block))
@@ -94,7 +89,6 @@ def test_the_search_for_a_beginning_is_bounded() -> None:
 
 
 def test_a_name_that_contradicts_its_blocks_is_noticed() -> None:
-    """The check can fail."""
     prefix = cache()
     prefix.store([0, 1], [ONE, CHILD], 0)
     prefix._names[b"d"].num_children += 1

@@ -24,7 +24,6 @@ NGRAM = SpeculativeConfig("ngram", 3, prompt_lookup_min=1, prompt_lookup_max=3)
 
 
 def test_evicted_blocks_are_loaded_again() -> None:
-    """Two prompts that do not fit together, in turns; the second time nothing is saved again."""
     house = House()
     assert [house.ask(prompt(n)) for n in (0, 1, 0, 1)] == [0, 0, 16, 16]
     saved = house.scheduler.stats().tiers.host_bytes_saved
@@ -36,7 +35,6 @@ def test_evicted_blocks_are_loaded_again() -> None:
 
 
 def test_events_report_the_tier_of_each_block() -> None:
-    """In an order in which each block's parent is known; all of them announced anew alike."""
     disk = MadeUpDisk()
     house = House(num_slots=16, disk=disk)
     for turn in range(3):
@@ -54,7 +52,7 @@ def test_events_report_the_tier_of_each_block() -> None:
 
 @pytest.mark.parametrize(("level", "num_had"), [(1, 16), (2, 0)])
 def test_tiers_outlast_light_sleep(level: int, num_had: int) -> None:
-    """At level 2 the weights go, and those that come back may be others: so is the disk left."""
+    """Level 2 gives up the weights, and those that come back may differ, so the disk is left."""
     disk = MadeUpDisk()
     house = House(num_slots=16, disk=disk)
     for number in range(4):
@@ -69,7 +67,6 @@ def test_tiers_outlast_light_sleep(level: int, num_had: int) -> None:
 
 
 def test_a_restart_finds_what_is_on_disk() -> None:
-    """Up to the first block that was not written; of more than there may be, the latest."""
     disk = MadeUpDisk()
     house = House(num_slots=16, disk=disk)
     for number in range(8):
@@ -85,7 +82,6 @@ def test_a_restart_finds_what_is_on_disk() -> None:
 
 
 def test_a_disk_that_fails_costs_a_recompute() -> None:
-    """Writes that fail leave nothing behind; what is damaged is asked for once."""
     full = MadeUpDisk(writes=(False,))
     house = House(num_slots=16, disk=full)
     assert [house.ask(prompt(n)) for n in (*range(8), 0)] == [0] * 9
@@ -100,7 +96,6 @@ def test_a_disk_that_fails_costs_a_recompute() -> None:
 
 
 def test_blocks_deleted_by_others_are_forgotten(caplog: pytest.LogCaptureFixture) -> None:
-    """Any number at once: one log line, and an event for each block."""
     disk = MadeUpDisk()
     house = House(num_slots=16, disk=disk)
     for number in range(8):
@@ -116,7 +111,7 @@ def test_blocks_deleted_by_others_are_forgotten(caplog: pytest.LogCaptureFixture
 
 
 def test_a_stuck_disk_is_not_asked() -> None:
-    """Others would only wait for it too."""
+    """Other requests would only wait for it too."""
     disk = MadeUpDisk()
     house = House(num_slots=16, disk=disk)
     for number in range(8):
@@ -127,7 +122,6 @@ def test_a_stuck_disk_is_not_asked() -> None:
 
 
 def test_others_run_while_a_disk_is_read() -> None:
-    """A sequence that waits for its blocks holds none, and its client may leave."""
     disk = MadeUpDisk(looks=10**9)
     house = House(num_slots=16, disk=disk)
     for number in range(8):
@@ -146,7 +140,6 @@ def test_others_run_while_a_disk_is_read() -> None:
 
 
 def test_blocks_computed_meanwhile_shorten_a_load() -> None:
-    """A read began in front of blocks that are on the device when it ends."""
     disk = MadeUpDisk(looks=10**9)
     house = House(num_slots=16, disk=disk)
     for number in range(8):
@@ -168,7 +161,6 @@ def test_blocks_computed_meanwhile_shorten_a_load() -> None:
 
 
 def test_a_step_does_not_save_over_what_it_loads() -> None:
-    """Nor over what is being written, also when all was forgotten meanwhile."""
     memory = bytearray(4)
     disk = MadeUpDisk(delay=1)
     tiers = Tiers(memoryview(memory), 1, b"", "lru", lambda event: None, disk, 8)
@@ -195,7 +187,6 @@ def test_a_step_does_not_save_over_what_it_loads() -> None:
 
 
 def places(memory: bytearray, views: Sequence[memoryview]) -> list[int]:
-    """The offsets of one-byte views in memory."""
     found = []
     for view in views:
         before = bytes(memory)
@@ -206,7 +197,6 @@ def places(memory: bytearray, views: Sequence[memoryview]) -> list[int]:
 
 
 def test_salts_share_no_blocks() -> None:
-    """They are part of a block's name."""
     disk = MadeUpDisk()
     house = House(num_slots=16, disk=disk)
     house.ask(prompt(0), cache_salt="x")
@@ -216,7 +206,6 @@ def test_salts_share_no_blocks() -> None:
 
 
 def test_kv_of_adapters_stays_off_the_disk() -> None:
-    """The host has it until it gives way."""
     disk = MadeUpDisk()
     tiers = Tiers(memoryview(bytearray(4)), 1, b"", "lru", lambda event: None, disk, 8)
     for n in range(8):
@@ -231,7 +220,6 @@ def test_kv_of_adapters_stays_off_the_disk() -> None:
     ("policy", "outlasts"), [("lru", 0), ("lfu", 4), ("slru", 4), ("tenant", 4)]
 )
 def test_a_hit_block_outlasts_a_flood(policy: str, outlasts: int) -> None:
-    """Contents that were loaded once, or are a small tenant's, among many that are evicted once."""
     tiers = Tiers(memoryview(bytearray(16)), 1, b"", policy, lambda event: None)
     known = [BlockHash(bytes([0, n]), b"", (n,)) for n in range(4)]
     tiers.save([Evicted(n, content, "small") for n, content in enumerate(known)], 1)
@@ -277,9 +265,6 @@ def test_tiers_change_no_answer(
     policy: str,
     speculative: SpeculativeConfig | None,
 ) -> None:
-    """Every answer is what it would be alone, every read ends and every block is free again; with
-    what was on disk another engine does no worse.
-    """
     for _ in range(2):
         house = House(
             cache,

@@ -1,6 +1,4 @@
-"""Finished outputs: as many as allowed, the oldest of the largest group evicted first, nothing of
-those gone left behind, and learnt a few tokens at a time.
-"""
+"""Finished outputs: the limits, which outputs are evicted, and learning a few tokens at a time."""
 
 from collections import defaultdict
 
@@ -23,8 +21,6 @@ ALL = 1 << 20
 
 
 class Model:
-    """The plain model of the store: outputs by group, and the time of each group's last change."""
-
     def __init__(self, max_outputs: int, max_tokens: int) -> None:
         self.limits = (max_outputs, max_tokens)
         self.outputs: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -32,22 +28,18 @@ class Model:
         self.num_changes = 0
 
     def all(self, tenant: str | None = None) -> list[str]:
-        """Every output, of one tenant or of all."""
         of = (g for g in self.outputs if tenant in (None, g[0]))
         return [output for group in of for output in self.outputs[group]]
 
     def weight(self, outputs: list[str]) -> int:
-        """Their share of both limits."""
         max_outputs, max_tokens = self.limits
         return sum(map(len, outputs)) * max_outputs + len(outputs) * max_tokens
 
     def note(self, group: tuple[str, str]) -> None:
-        """Something of the group, and so of the tenant, has changed."""
         self.num_changes += 1
         self.changed[group] = self.changed[group[0]] = self.num_changes
 
     def add(self, group: tuple[str, str], output: str) -> None:
-        """One more, and out with whatever is too much."""
         self.outputs[group].append(output)
         self.note(group)
         max_outputs, max_tokens = self.limits
@@ -78,9 +70,6 @@ class Model:
 def test_stored_outputs_fit_the_limits_and_no_others_are_found(
     added: list[tuple[tuple[str, str], list[int], int]], max_outputs: int, max_tokens: int
 ) -> None:
-    """After every output both bounds hold, over all groups; after some more learning, what can be
-    found is what only the stored outputs would give as far as they are learnt.
-    """
     finished = FinishedOutputs(max_outputs, max_tokens)
     model = Model(max_outputs, max_tokens)
     for group, token_ids, num_learnt in added:
@@ -106,8 +95,8 @@ def test_stored_outputs_fit_the_limits_and_no_others_are_found(
 
 
 def test_no_tenant_empties_another_ones_memory() -> None:
-    """A flood, in any number of salts, evicts its own outputs; within a tenant those of the
-    salt that has most.
+    """A flood evicts its own outputs, in any number of salts; within a tenant, those of the
+    largest.
     """
     finished = FinishedOutputs(100, 1000)
     for _ in range(3):
@@ -124,7 +113,6 @@ def test_no_tenant_empties_another_ones_memory() -> None:
 
 
 def test_no_more_is_indexed_than_is_stored_and_learnt_at_a_time() -> None:
-    """However much ends at once: names in memory are bounded while the sweep trails behind."""
     finished = FinishedOutputs(100, 300)
     for number in range(60):
         for group in GROUPS:
@@ -135,7 +123,6 @@ def test_no_more_is_indexed_than_is_stored_and_learnt_at_a_time() -> None:
 
 
 def test_only_the_end_of_a_long_output_is_stored() -> None:
-    """It takes no more room than that."""
     finished = FinishedOutputs(10, 10 * MAX_OUTPUT_TOKENS)
     finished.add(HERE, list(range(MAX_OUTPUT_TOKENS + 5)))
     finished.learn(ALL)

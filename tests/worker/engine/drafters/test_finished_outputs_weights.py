@@ -12,9 +12,7 @@ from worker.errors import IntegrityError
 @examples(150)
 @given(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(-9, 9)), max_size=60))
 def test_the_largest_is_the_name_of_the_largest_weight(changes: list[tuple[str, int]]) -> None:
-    """The one of equals that was changed least lately; no weight falls below nothing, and what was
-    said before does not pile up.
-    """
+    """Among equal weights, the one that was changed least recently counts."""
     weights: MaxHeap[str] = MaxHeap()
     model: dict[str, tuple[int, int]] = {}
     for number, (name, change) in enumerate(changes):

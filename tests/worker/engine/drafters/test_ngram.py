@@ -15,7 +15,6 @@ SPANS = st.tuples(st.integers(1, 8), st.integers(0, 60)).map(lambda s: (s[0], s[
 
 
 def find_by_trying(token_ids: list[int], shortest: int, longest: int) -> NgramMatch | None:
-    """The rule, word by word."""
     for length in range(min(longest, len(token_ids) - 1), shortest - 1, -1):
         for start in range(len(token_ids) - length):
             if token_ids[start : start + length] == token_ids[-length:]:
@@ -24,7 +23,6 @@ def find_by_trying(token_ids: list[int], shortest: int, longest: int) -> NgramMa
 
 
 def ask(drafter: NgramDrafter, token_ids: list[int], num_tokens: int = 3) -> Drafts | None:
-    """The drafts of a fresh sequence."""
     context = DraftContext(0, token_ids, len(token_ids))
     try:
         return drafter.propose(context, num_tokens)
@@ -35,7 +33,6 @@ def ask(drafter: NgramDrafter, token_ids: list[int], num_tokens: int = 3) -> Dra
 @examples(250)
 @given(TOKENS, SPANS)
 def test_string_search_and_trying_agree(token_ids: list[int], span: tuple[int, int]) -> None:
-    """All three find the same match, over few tokens, where matches overlap and nest."""
     expected = find_by_trying(token_ids, *span)
     assert find_match(spell(token_ids), *span) == expected
 
@@ -49,9 +46,6 @@ def test_string_search_and_trying_agree(token_ids: list[int], span: tuple[int, i
 def test_growing_interleaved_sequences_get_what_fresh_ones_get(
     growth: list[tuple[int, list[int]]], span: tuple[int, int], num_tokens: int
 ) -> None:
-    """After any earlier questions, for it or for others, drafts follow from the tokens alone, and
-    are tokens that followed the match.
-    """
     drafter = NgramDrafter(*span)
     sequences: list[list[int]] = [[], [], []]
     contexts = [DraftContext(i, tokens, 0) for i, tokens in enumerate(sequences)]
@@ -76,12 +70,10 @@ def test_growing_interleaved_sequences_get_what_fresh_ones_get(
 
 @pytest.mark.parametrize("token_ids", [[], [1], [1, 2, 3, 4], [1, 2, 3, 1, 2]])
 def test_nothing_is_drafted_without_a_match(token_ids: list[int]) -> None:
-    """Too few tokens, or none of them twice."""
     assert ask(NgramDrafter(3, 5), token_ids) is None
 
 
 def test_a_longer_match_is_surer() -> None:
-    """Also beyond what the lookup needs, and along the drafts."""
     short = ask(NgramDrafter(2, 2), [8, 1, 2, 3, 4, 5, 9, 1, 2])
     long = ask(NgramDrafter(2, 2), [8, 1, 2, 3, 4, 5, 8, 1, 2])
     assert short is not None
@@ -92,7 +84,6 @@ def test_a_longer_match_is_surer() -> None:
 
 
 def test_places_that_went_on_otherwise_make_it_less_sure() -> None:
-    """One of three places of the pair continues with the draft."""
     drafts = ask(NgramDrafter(2, 2), [1, 2, 3, 1, 2, 4, 1, 2, 5, 1, 2], 2)
     assert drafts is not None
     assert drafts.token_ids == (3, 1)
@@ -100,7 +91,6 @@ def test_places_that_went_on_otherwise_make_it_less_sure() -> None:
 
 
 def test_a_match_far_back_counts_itself() -> None:
-    """A lone match before the tokens that are counted is as sure as a lone match in them."""
     far = ask(NgramDrafter(2, 2), [1, 2, 3, *range(10, 9000), 1, 2], 1)
     near = ask(NgramDrafter(2, 2), [1, 2, 3, 1, 2], 1)
     assert far is not None
@@ -111,6 +101,5 @@ def test_a_match_far_back_counts_itself() -> None:
 
 @pytest.mark.parametrize("span", [(0, 3), (4, 3)])
 def test_a_lookup_of_no_tokens_is_refused(span: tuple[int, int]) -> None:
-    """At least one token, and not more at least than at most."""
     with pytest.raises(ValueError, match="no lookup of"):
         NgramDrafter(*span)

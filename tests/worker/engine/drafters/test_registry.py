@@ -16,7 +16,6 @@ def drafter_of(config: SpeculativeConfig) -> Drafter:
 
 
 def test_methods_that_guess_from_tokens_get_a_drafter_the_others_none() -> None:
-    """The others draft on the device."""
     built = {m: build_drafter(SpeculativeConfig(m, 4)) for m in SPECULATIVE_METHODS}
     assert isinstance(built.pop("ngram"), NgramDrafter)
     assert isinstance(built.pop("suffix"), SuffixDrafter)
@@ -25,7 +24,6 @@ def test_methods_that_guess_from_tokens_get_a_drafter_the_others_none() -> None:
 
 @pytest.mark.parametrize(("most", "found"), [(2, True), (3, False)])
 def test_the_lookup_is_as_configured(most: int, found: bool) -> None:
-    """Two tokens match; three are asked for, or two."""
     drafter = drafter_of(
         SpeculativeConfig("ngram", 4, prompt_lookup_min=most, prompt_lookup_max=most)
     )
@@ -34,7 +32,6 @@ def test_the_lookup_is_as_configured(most: int, found: bool) -> None:
 
 
 def test_the_limits_of_suffix_decoding_are_as_configured() -> None:
-    """Each of the four fields changes what is drafted."""
     context = DraftContext(0, [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4], 11)
     base = SpeculativeConfig("suffix", 9)
 

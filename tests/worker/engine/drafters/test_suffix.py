@@ -16,25 +16,21 @@ LIMITS = PathLimits(max_match_tokens=24, max_spec_factor=1.0, min_probability=0.
 
 
 def suffix_drafter(max_outputs: int = 100, max_tokens: int = 1000) -> SuffixDrafter:
-    """One that has seen nothing yet."""
     return SuffixDrafter(LIMITS, FinishedOutputs(max_outputs, max_tokens))
 
 
 def finish(
     drafter: SuffixDrafter, output: list[int], group: tuple[str, str], prompt: list[int]
 ) -> None:
-    """A sequence of this prompt and output comes to its end, never asked about, and is learnt."""
     drafter.end(DraftContext(99, [*prompt, *output], len(prompt), group), learns=True)
     drafter.learn(1000)
 
 
 def ask(drafter: SuffixDrafter, token_ids: list[int], group: tuple[str, str]) -> Drafts | None:
-    """The drafts of a sequence that continues."""
     return drafter.propose(DraftContext(1, token_ids, len(token_ids), group), 8)
 
 
 def test_a_sequence_drafts_from_its_own_prompt_and_output() -> None:
-    """The prompt's words come again; then the output's."""
     drafter = suffix_drafter()
     token_ids = [1, 2, 3, 4, 5, 6, 2, 3]
     context = DraftContext(1, token_ids, 6)
@@ -46,7 +42,6 @@ def test_a_sequence_drafts_from_its_own_prompt_and_output() -> None:
 
 
 def test_finished_outputs_are_learnt_from_and_prompts_are_not() -> None:
-    """Both are followed by tokens that only the output's sequence had."""
     drafter = suffix_drafter()
     finish(drafter, [4, 5, 6], MINE, prompt=[1, 2, 3])
     assert ask(drafter, [9, 4], MINE) == Drafts(2, (5,), (1 / 2,))
@@ -55,7 +50,7 @@ def test_finished_outputs_are_learnt_from_and_prompts_are_not() -> None:
 
 
 def test_the_better_score_of_sequence_and_outputs_is_taken() -> None:
-    """Seen once here and once there is as good: the sequence's own is taken. Twice is better."""
+    """On a tie the sequence's own draft is taken."""
     drafter = suffix_drafter()
     finish(drafter, [1, 2, 30, 31], MINE, [])
     drafts = ask(drafter, [1, 2, 40, 41, 1, 2], MINE)
@@ -69,7 +64,6 @@ def test_the_better_score_of_sequence_and_outputs_is_taken() -> None:
 
 
 def test_a_longer_match_and_more_agreement_are_surer() -> None:
-    """A match of three tokens beats one of two; a token that always followed beats two of three."""
     three = ask(suffix_drafter(), [1, 2, 3, 4, 9, 1, 2, 3], MINE)
     two = ask(suffix_drafter(), [1, 2, 3, 4, 8, 2, 3], MINE)
     mixed = ask(suffix_drafter(), [2, 3, 5, 7, 2, 3, 4, 8, 2, 3, 4, 9, 2, 3], MINE)
@@ -89,10 +83,8 @@ Turn = tuple[int, list[int], int]  # which sequence, its new tokens, whether it 
     )
 )
 def test_nothing_is_drafted_that_the_group_has_not_put_out_itself(turns: list[Turn]) -> None:
-    """Six sequences of three groups, whose prompts and outputs are distinguished by the ids of
-    their common tokens' successors, grow, are drafted for and end in turns: every draft is a token
-    of the sequence itself or of an output of its group, and drafts do not depend on what was asked
-    before.
+    """Six sequences of three groups, whose prompts and outputs have different successors of their
+    common tokens, grow, are drafted for and end in turns.
     """
     groups = [MINE, YOURS, SALTED]
     drafter = suffix_drafter(max_outputs=5, max_tokens=60)
@@ -132,7 +124,6 @@ def test_nothing_is_drafted_that_the_group_has_not_put_out_itself(turns: list[Tu
 
 
 def test_no_outputs_are_stored_when_the_limit_is_zero() -> None:
-    """`suffix_decoding_max_cached_requests` 0: the sequence alone is looked in."""
     drafter = suffix_drafter(max_outputs=0)
     finish(drafter, [1, 2, 3], MINE, [])
     assert ask(drafter, [1, 2], MINE) is None
@@ -141,7 +132,6 @@ def test_no_outputs_are_stored_when_the_limit_is_zero() -> None:
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 8])
 def test_no_more_is_drafted_than_asked_for(num_tokens: int) -> None:
-    """However long the match."""
     drafter = suffix_drafter()
     token_ids = [*range(20), *range(10)]
     drafts = drafter.propose(DraftContext(1, token_ids, 20), num_tokens)
@@ -150,7 +140,6 @@ def test_no_more_is_drafted_than_asked_for(num_tokens: int) -> None:
 
 
 def test_outputs_of_unsound_sequences_are_forgotten() -> None:
-    """The output of a sequence that failed."""
     drafter = suffix_drafter()
     context = DraftContext(1, [1, 2, 3, 1], 1, MINE)
     drafter.propose(context, 4)

@@ -33,8 +33,8 @@ DRAWN_LIMITS = st.builds(
 def paths_by_counting(
     texts: list[str], context: str, limits: PathLimits, num_tokens: int, own: bool
 ) -> list[Path]:
-    """For each length of a match its likeliest path, as the rule has it, from every place in the
-    texts, in the sequence's `own` all but its end; of equally likely tokens the one seen last.
+    """Return the likeliest path for each length of a match, from every place in the texts and in
+    `own` but its end; of equally likely tokens, the one seen last.
     """
     found = []
     for length in range(1, min(limits.max_match_tokens, len(context)) + 1):
@@ -66,7 +66,6 @@ def paths_by_counting(
 
 
 def check(path: Path, found: list[Path]) -> None:
-    """It is one of those counted, and none has a better score."""
     best = max((other.score for other in found), default=0.0)
     assert path.score == pytest.approx(best)
     if best:
@@ -80,7 +79,6 @@ def check(path: Path, found: list[Path]) -> None:
 def test_a_sequence_is_looked_up_as_if_every_match_was_counted(
     text: str, limits: PathLimits, num_tokens: int
 ) -> None:
-    """Over few tokens, where matches overlap."""
     path = best_path(SequenceCorpus(text), text, limits, num_tokens)
     check(path, paths_by_counting([text], text, limits, num_tokens, own=True))
 
@@ -95,7 +93,6 @@ def test_a_sequence_is_looked_up_as_if_every_match_was_counted(
 def test_outputs_are_looked_up_as_if_every_match_was_counted(
     outputs: list[str], context: str, limits: PathLimits, num_tokens: int
 ) -> None:
-    """No match and no path goes from one output into another."""
     corpus = OutputText()
     for output in outputs:
         corpus.append(output)
@@ -107,7 +104,6 @@ def test_outputs_are_looked_up_as_if_every_match_was_counted(
 
 @pytest.mark.parametrize("length", ANCHORS)
 def test_only_the_latest_places_are_looked_at(length: int) -> None:
-    """A token seen more often than that counts by its recent frequency."""
     anchor = "abcdefgh"[-length:]
     text = (anchor + "x") * 99 + (anchor + "y") * MAX_PLACES + anchor
     output = OutputText()
@@ -123,7 +119,7 @@ def test_only_the_latest_places_are_looked_at(length: int) -> None:
 
 
 def test_a_token_seen_once_is_believed_by_half() -> None:
-    """Something new may follow here as well as what did there; after that nothing branches."""
+    """Something new may follow here as well; after that nothing branches."""
     text = spell([1, 2, 3, 4, 5, 1, 2, 3])
     path = best_path(SequenceCorpus(text), text, LIMITS, 9)
     assert path == Path(spell([4, 5, 1]), (1.0, 1.0, 1.0), 1.5, 3)
@@ -135,7 +131,6 @@ def test_a_token_seen_once_is_believed_by_half() -> None:
 
 @pytest.mark.parametrize(("factor", "expected"), [(0.2, 0), (0.5, 2), (1.0, 4), (3.0, 9)])
 def test_a_path_is_as_long_as_its_match_allows(factor: float, expected: int) -> None:
-    """A match of four tokens; nine are asked for."""
     text = spell([1, 2, 3, 4, *range(10, 30), 1, 2, 3, 4])
     path = best_path(SequenceCorpus(text), text, PathLimits(24, factor, 0.1), 9)
     assert len(path.text) == expected

@@ -15,7 +15,6 @@ SURROGATES = [0xD83D, 0xDE00, 0xDFFF, 0xD800]
 @examples(100)
 @given(st.lists(st.integers(0, sys.maxunicode - 1), max_size=80))
 def test_spelled_tokens_read_back_the_same(token_ids: list[int]) -> None:
-    """One character a token, whichever way a text of that length is made."""
     text = spell(token_ids)
     assert len(text) == len(token_ids)
     assert tokens_of(text) == tuple(token_ids)
@@ -23,20 +22,17 @@ def test_spelled_tokens_read_back_the_same(token_ids: list[int]) -> None:
 
 @pytest.mark.parametrize("times", [1, 40])
 def test_ids_among_the_surrogates_are_tokens_like_others(times: int) -> None:
-    """A high one before a low one does not become one character."""
     assert tokens_of(spell(SURROGATES * times)) == tuple(SURROGATES * times)
 
 
 @pytest.mark.parametrize("token_id", [-1, sys.maxunicode, sys.maxunicode + 1, 1 << 40])
 @pytest.mark.parametrize("times", [1, 100])
 def test_an_id_that_no_vocabulary_has_is_refused(token_id: int, times: int) -> None:
-    """It is an error, not another token."""
     with pytest.raises((ValueError, OverflowError)):
         spell([token_id] * times)
 
 
 def test_texts_grow_with_their_sequences_and_can_be_forgotten() -> None:
-    """It reads the tokens so far; a shorter text is another sequence."""
     texts = SequenceTexts()
     token_ids = [5, 6]
     assert texts.read(1, token_ids) == spell([5, 6])

@@ -22,8 +22,6 @@ A, B, C, D = (Adapter(name, f"/{name}", number) for number, name in enumerate("a
 
 @dataclass
 class Files:
-    """Reads at once, or when `finish` says so; remembers what was read."""
-
     is_slow: bool = False
     read: list[str] = field(default_factory=list)
     pending: list[tuple[Adapter, Future[Any]]] = field(default_factory=list)
@@ -37,7 +35,6 @@ class Files:
         return future
 
     def finish(self) -> None:
-        """End all pending reads."""
         for adapter, future in self.pending:
             future.set_result(adapter.name)
         self.pending.clear()
@@ -50,7 +47,6 @@ def scheduler(adapters: AdapterSlots, **limits: Any) -> Scheduler:
 def add(
     engine: Scheduler, name: str, adapter: Adapter | None, tokens: int = 2, priority: int = 0
 ) -> None:
-    """A request of one token that is answered with `tokens` tokens."""
     params = SamplingParams(max_tokens=tokens)
     assert not engine.add(AddRequest(name, [7], params, 0.0, priority, adapter=adapter))
 
@@ -72,7 +68,7 @@ def test_the_least_recently_used_slot_is_taken_but_never_a_users() -> None:
 
 
 def test_an_adapter_in_a_slot_is_known_by_its_files() -> None:
-    """To other engines, which may call it otherwise. Without files it is known by nothing."""
+    """Other engines may call it otherwise. Without files it has no lasting name."""
     slots, filed = AdapterSlots(2, 4, Files()), dataclasses.replace(B, digest="f")
     for adapter in (A, filed):
         assert slots.place(adapter, ()) is Access.READY
@@ -114,7 +110,6 @@ def test_an_adapter_that_was_given_up_goes_with_its_last_request() -> None:
 
 
 def test_a_sequence_without_a_slot_waits_without_blocks_and_is_passed() -> None:
-    """By the model's own requests and by those of loaded adapters."""
     engine = scheduler(AdapterSlots(1, 1, Files()))
     add(engine, "a1", A, tokens=4)
     add(engine, "b1", B)
@@ -130,7 +125,7 @@ def test_a_sequence_without_a_slot_waits_without_blocks_and_is_passed() -> None:
 
 
 def test_a_loaded_adapter_does_not_keep_its_slot_by_new_requests_for_ever() -> None:
-    """After `max_bypasses` no other with an adapter goes first; the model alone still does."""
+    """After `max_bypasses` no other request with an adapter goes first; the model alone still does."""
     engine = scheduler(AdapterSlots(1, 1, Files()), max_bypasses=2)
     add(engine, "a0", A, tokens=3)
     add(engine, "b", B, tokens=5)
@@ -211,9 +206,6 @@ def test_adapters_are_refused_where_there_are_none() -> None:
 def test_every_request_is_answered_by_its_adapter(
     moves: list[tuple[str, int]], num_slots: int
 ) -> None:
-    """In every step each sequence's slot has the adapter it asked for, no
-    more adapters run than there are slots, and nothing is left waiting in the end.
-    """
     adapters, files = (A, B, C, D), Files(is_slow=True)
     slots = AdapterSlots(num_slots, num_slots, files)
     engine = scheduler(slots, max_bypasses=2)

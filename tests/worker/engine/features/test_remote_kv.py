@@ -35,14 +35,12 @@ def house(connector: MadeUpConnector, **cache: Any) -> tuple[EngineCore, Schedul
 
 
 def asks(name: str = "a", num_tokens: int = len(PROMPT), **fields: Any) -> AddRequest:
-    """A request for PROMPT whose KV is at hand under its own name."""
     source = KvSource("h", 1, "e", name, num_tokens)
     params = SamplingParams(max_tokens=4, ignore_eos=True, seed=3)
     return AddRequest(name, PROMPT, params, 0.0, **{"kv_source": source, **fields})
 
 
 def run(core: EngineCore) -> list[RequestOutput]:
-    """To the end of all work."""
     outputs: list[RequestOutput] = []
     for _ in range(200):
         if not core.has_work:
@@ -53,7 +51,6 @@ def run(core: EngineCore) -> list[RequestOutput]:
 
 
 def tokens_of(outputs: list[RequestOutput], name: str = "a") -> list[int]:
-    """The tokens that a client received."""
     return [t for output in outputs if output.request_id == name for t in output.token_ids]
 
 
@@ -67,7 +64,6 @@ EXPECTED = walks.alone(asks(), 0, 64)[0]
 def test_kv_that_arrives_is_not_computed_again(
     looks: int, failing: bool, caching: bool, num_loaded: int
 ) -> None:
-    """All but the last token come from elsewhere; where that fails, nothing does."""
     connector = MadeUpConnector(
         {"a": (looks, PROMPT, None)}, frozenset({"a"} if failing else set())
     )
@@ -86,7 +82,6 @@ def test_kv_that_arrives_is_not_computed_again(
 
 
 def test_a_transfer_gives_its_room_back_as_soon_as_its_kv_is_loaded() -> None:
-    """Others may arrive while the answer is still being written."""
     connector = MadeUpConnector({"a": (0, PROMPT, None)})
     core, scheduler = house(connector)
     core.add(asks())
@@ -97,7 +92,6 @@ def test_a_transfer_gives_its_room_back_as_soon_as_its_kv_is_loaded() -> None:
 
 
 def test_a_hit_here_is_not_asked_for_there() -> None:
-    """Cached tokens shorten the transfer; less than a block is not worth one."""
     connector = MadeUpConnector(dict.fromkeys("abc", (2, PROMPT, None)))
     core, scheduler = house(connector)
     params = SamplingParams(max_tokens=1)
@@ -113,7 +107,6 @@ def test_a_hit_here_is_not_asked_for_there() -> None:
 
 
 def test_others_hit_what_was_loaded() -> None:
-    """Loaded blocks are shared like computed ones, once the step that loads them has ended."""
     connector = MadeUpConnector({"a": (2, PROMPT, None)})
     core, scheduler = house(connector)
     core.add(asks())
@@ -126,7 +119,6 @@ def test_others_hit_what_was_loaded() -> None:
 
 
 def test_blocks_evicted_meanwhile_are_computed() -> None:
-    """The transfer began behind a hit that is gone when it ends."""
     connector = MadeUpConnector({"a": (6, PROMPT, None)})
     core, scheduler = house(connector)
     core.add(AddRequest("first", PROMPT[:5], SamplingParams(max_tokens=1), 0.0))
@@ -140,7 +132,6 @@ def test_blocks_evicted_meanwhile_are_computed() -> None:
 
 
 def test_an_abort_ends_the_transfer() -> None:
-    """A client that leaves while KV is on its way leaves nothing behind."""
     connector = MadeUpConnector({"a": (10**6, PROMPT, None)})
     core, scheduler = house(connector)
     core.add(asks())
@@ -154,7 +145,7 @@ def test_an_abort_ends_the_transfer() -> None:
 
 
 def test_a_prompts_log_probabilities_are_computed_here() -> None:
-    """They come only with running the prompt."""
+    """Only running the prompt gives them."""
     connector = MadeUpConnector({"a": (0, PROMPT, None)})
     core, _ = house(connector)
     params = SamplingParams(max_tokens=2, prompt_logprobs=0, seed=3)
@@ -165,7 +156,6 @@ def test_a_prompts_log_probabilities_are_computed_here() -> None:
 
 
 def test_kv_is_exported_for_requests_that_ask() -> None:
-    """The prompt's alone, however long the answer; only at a proper end."""
     connector = MadeUpConnector({})
     core, _ = house(connector)
     core.add(asks("a", kv_source=None, keeps_kv=True))
@@ -180,9 +170,7 @@ def test_kv_is_exported_for_requests_that_ask() -> None:
 
 
 def test_a_peer_is_asked_for_what_is_not_here() -> None:
-    """Whole blocks here shorten the question; a peer that has less than was asked for helps as far
-    as it goes. Less than a block is not worth asking.
-    """
+    """A peer that has less than was asked for helps as far as it goes."""
     connector = MadeUpConnector({"p": (2, PROMPT[:9], None)})
     core, scheduler = house(connector)
     core.add(AddRequest("first", PROMPT[:4], SamplingParams(max_tokens=1), 0.0))
@@ -200,9 +188,7 @@ def test_a_peer_is_asked_for_what_is_not_here() -> None:
 
 
 def test_an_answer_that_went_on_elsewhere_is_asked_for_with_its_prompt() -> None:
-    """Outputs count for no prompt. A peer that waits to be asked is notified when nothing is
-    needed.
-    """
+    """A peer that waits to be asked is notified when nothing is needed."""
     peer = KvPeer("p", 1, "promised")
     outputs = [*EXPECTED, *EXPECTED][:4]
     connector = MadeUpConnector({"p": (2, [*PROMPT, *outputs], None)})
@@ -221,7 +207,6 @@ def test_an_answer_that_went_on_elsewhere_is_asked_for_with_its_prompt() -> None
 
 
 def test_a_pause_that_waits_waits_for_what_is_promised() -> None:
-    """Exactly the answers that were handed over are promised."""
     connector = MadeUpConnector({})
     core, _ = house(connector)
     core.add(asks("a", kv_source=None))
@@ -240,7 +225,6 @@ def test_a_pause_that_waits_waits_for_what_is_promised() -> None:
 
 
 def test_without_a_connector_transfers_are_refused() -> None:
-    """In words that name the flag."""
     scheduler = Scheduler(CacheConfig(16, 4), SchedulerConfig())
     outputs = [*scheduler.add(asks()), *scheduler.add(asks("b", kv_source=None, keeps_kv=True))]
     assert all("--kv-transfer-config" in (output.error or "") for output in outputs)
@@ -248,7 +232,7 @@ def test_without_a_connector_transfers_are_refused() -> None:
 
 @st.composite
 def moving(draw: st.DrawFn) -> tuple[list[walks.Arrival], MadeUpConnector]:
-    """Random requests, of which many have KV elsewhere: right, wrong, late, or lost."""
+    """Return random requests, many of which have KV elsewhere: right, wrong, late, or lost."""
     load, prompts, failing = [], {}, set()
     for arrival in draw(walks.loads):
         request = arrival.request
@@ -297,10 +281,6 @@ def test_moving_kv_changes_no_answer(
     orders: list[tuple[int, Command]],
     num_slots: int,
 ) -> None:
-    """Every answer is what it would be alone, every transfer ends, every block is free again;
-    exports are the prompt's, and answers are of the tokens asked for. Also where a prompt begins in
-    a host tier.
-    """
     arrivals, connector = load
     executor = PagedExecutor(cache.block_size)
     remote = RemoteKv(connector, executor.read_kv, cache.block_size)

@@ -14,7 +14,6 @@ Make = Callable[..., AddRequest]
 
 
 def test_drafts_follow_the_last_known_token(make_request: Make) -> None:
-    """No drafts for the prompt; then one spec serves all rows."""
     engine = scheduler(speculation=by(Says(5, 6, 7)))
     engine.add(make_request("a", [1, 2, 3], max_tokens=20))
     first = scheduled(engine)
@@ -28,7 +27,6 @@ def test_drafts_follow_the_last_known_token(make_request: Make) -> None:
 
 
 def test_the_room_for_what_fell_is_given_back(make_request: Make) -> None:
-    """Between steps a sequence holds no more blocks than without drafts."""
     engine = scheduler(speculation=by(Says(*range(5, 13))))
     engine.add(make_request("a", [1, 2, 3], max_tokens=40))
     advance(engine, {0: 4})
@@ -42,7 +40,6 @@ def test_the_room_for_what_fell_is_given_back(make_request: Make) -> None:
 
 
 def test_drafts_get_what_is_left_of_the_budget(make_request: Make) -> None:
-    """Running sequences first, then admitted ones, then drafts in order of rank."""
     engine = scheduler(speculation=by(Says(5, 6, 7)), max_num_batched_tokens=8)
     engine.add(make_request("a", [1, 2], max_tokens=20))
     engine.add(make_request("b", [1, 3], max_tokens=20))
@@ -57,7 +54,6 @@ def test_drafts_get_what_is_left_of_the_budget(make_request: Make) -> None:
 
 
 def test_drafts_leave_a_block_for_every_sequence(make_request: Make) -> None:
-    """Without a spare one they get the slots that the sequence has anyway."""
     drafter = Says(5, 6, 7, 8)
     engine = scheduler(num_blocks=4, speculation=by(drafter))
     engine.add(make_request("a", [1, 2], max_tokens=14))
@@ -77,7 +73,6 @@ def test_drafts_leave_a_block_for_every_sequence(make_request: Make) -> None:
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 4, 5, 6])
 def test_nothing_is_verified_beyond_the_last_token(make_request: Make, max_tokens: int) -> None:
-    """One token more than the drafts always comes; there are never more than may be."""
     engine = scheduler(speculation=by(Says(5, 6, 7)))
     engine.add(make_request("a", [1, 2, 3], max_tokens=max_tokens))
     outputs = advance(engine, {0: 4})[1]
@@ -91,7 +86,7 @@ def test_nothing_is_verified_beyond_the_last_token(make_request: Make, max_token
 
 
 def test_draws_that_are_no_run_are_refused(make_request: Make) -> None:
-    """An executor that lets stand what it did not draw would leave the KV of other tokens."""
+    """An executor that accepts what it did not draw would leave the KV of other tokens."""
     engine = scheduler(speculation=by(Says(5, 6)))
     engine.add(make_request("a", [1, 2, 3], max_tokens=20))
     advance(engine, {0: 4})

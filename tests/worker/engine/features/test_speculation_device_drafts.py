@@ -16,7 +16,7 @@ STEP, TOKEN, ROUND, ROW = 0.1, 0.001, 0.01, 0.0004  # seconds
 
 @dataclass
 class Device:
-    """Runs steps in virtual time: drafts stand by chance `acceptance`; rows are read in bounds."""
+    """Runs steps in virtual time: drafts are accepted by chance `acceptance`."""
 
     acceptance: float
     seconds: float = 0.0
@@ -26,7 +26,6 @@ class Device:
     read: dict[int, int] = field(default_factory=dict)
 
     def run(self, engine: Scheduler) -> None:
-        """Until nothing is left to do."""
         while (step := engine.schedule(self.seconds)) is not None:
             result = self.execute(step)
             spent = STEP + TOKEN * step.num_tokens
@@ -34,7 +33,6 @@ class Device:
             engine.update(step, result, self.seconds)
 
     def execute(self, step: SchedulerOutput) -> ModelOutput:
-        """Draws, drafts and what they took."""
         rows_left = max(64, 2 * step.num_tokens)
         sampled: dict[int, tuple[Draw, ...]] = {}
         drafts: dict[int, Drafts] = {}
@@ -67,7 +65,7 @@ class Device:
 
 
 def engine_of(num: int, is_speculating: bool, shape: tuple[int, int], **limits: int) -> Scheduler:
-    """The steps of `count` requests of `shape` (tokens of the prompt, of the answer)."""
+    """Return the steps of `count` requests of `shape` (tokens of the prompt, of the answer)."""
     config = SpeculativeConfig("draft_model", 4)
     speculation = Speculation(config, None, True, 50_000) if is_speculating else None
     cache = CacheConfig(4000, 16, enable_prefix_caching=False)
@@ -85,9 +83,6 @@ def engine_of(num: int, is_speculating: bool, shape: tuple[int, int], **limits: 
 def test_a_prompt_that_is_read_first_does_not_hide_what_drafts_win(
     acceptance: float, num_prompt: int, least: float
 ) -> None:
-    """Answers of 100 tokens get faster though a long prompt has to be read; no sequence gets
-    slower.
-    """
     seconds = []
     for is_speculating in (False, True):
         device = Device(acceptance)
@@ -98,7 +93,6 @@ def test_a_prompt_that_is_read_first_does_not_hide_what_drafts_win(
 
 @pytest.mark.parametrize("budget", [8, 9, 11])
 def test_no_drafts_are_made_that_the_next_step_cannot_verify(budget: int) -> None:
-    """The drafter rests when decoding sequences take all of a step."""
     device = Device(1.0)
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": budget}
     device.run(engine_of(8, True, (3, 300), **limits))

@@ -25,14 +25,12 @@ Make = Callable[..., AddRequest]
 
 
 def scheduled_and_taken(engine: Scheduler) -> SchedulerOutput:
-    """A step in which every token drawn is 4."""
     step = scheduled(engine)
     take_in(engine, step, {share.seq_id: 4 for share in step.sequences})
     return step
 
 
 def test_nothing_is_scheduled_ahead_of_drafts(make_request: Make) -> None:
-    """Neither of those in flight nor of those that may come next."""
     engine = scheduler(speculation=by(Says(5, 6)))
     engine.add(make_request("a", [1, 2, 3], max_tokens=20))
     first = scheduled(engine)
@@ -44,7 +42,6 @@ def test_nothing_is_scheduled_ahead_of_drafts(make_request: Make) -> None:
 
 
 def test_steps_overlap_where_drafts_do_not_pay(make_request: Make) -> None:
-    """With as many sequences as the schedule gives no drafts, the next step does not wait."""
     drafter = Says(5, 6)
     engine = scheduler(speculation=by(drafter, by_batch=((1, 1, 2), (2, 9, 0))))
     for name in ("a", "b"):
@@ -74,7 +71,6 @@ def test_a_prompt_in_chunks_overlaps_until_its_last_one(make_request: Make) -> N
 
 
 def test_the_device_drafts_from_the_first_token_on(make_request: Make) -> None:
-    """It has room for the draws and the drafts; what it makes is verified in the next step."""
     engine = scheduler(speculation=by(None, most=3))
     engine.add(make_request("a", [1, 2, 3], max_tokens=20))
     first = scheduled(engine)
@@ -93,7 +89,6 @@ def test_the_device_drafts_from_the_first_token_on(make_request: Make) -> None:
 
 @pytest.mark.parametrize("position", [3, 5])
 def test_drafts_of_another_place_are_dropped(make_request: Make, position: int) -> None:
-    """They guess what comes after something that did not."""
     engine = scheduler(speculation=by(None, most=3))
     engine.add(make_request("a", [1, 2, 3], max_tokens=20))
     result = drawn({0: 4})
@@ -103,7 +98,6 @@ def test_drafts_of_another_place_are_dropped(make_request: Make, position: int) 
 
 
 def test_drafts_beyond_the_budget_grow_stale(make_request: Make) -> None:
-    """The sequence continued without them."""
     engine = scheduler(speculation=by(None, most=3), max_num_batched_tokens=4)
     engine.add(make_request("a", [1, 2, 3], max_tokens=20))
     result = drawn({0: 4})
@@ -115,7 +109,7 @@ def test_drafts_beyond_the_budget_grow_stale(make_request: Make) -> None:
 
 
 def test_the_device_drafts_no_further_than_an_answer_goes(make_request: Make) -> None:
-    """Were all drafts to stand, what is drafted then must still fit, with a token behind it."""
+    """If all drafts are accepted, what is drafted then must still fit, with a token after it."""
     engine = scheduler(speculation=by(None, most=8))
     engine.add(make_request("a", [1, 2, 3], max_tokens=6))
     first = scheduled(engine)
@@ -128,7 +122,6 @@ def test_the_device_drafts_no_further_than_an_answer_goes(make_request: Make) ->
 
 
 def test_the_device_drafts_in_the_room_there_is(make_request: Make) -> None:
-    """Fewer, or none, when the blocks are taken; no sequence gives way."""
     engine = scheduler(num_blocks=3, speculation=by(None, most=8))
     for name in ("a", "b"):
         engine.add(make_request(name, [1, 2], max_tokens=8))
@@ -136,7 +129,6 @@ def test_the_device_drafts_in_the_room_there_is(make_request: Make) -> None:
 
 
 def test_several_answers_draft_each_for_itself(make_request: Make) -> None:
-    """Not before each is a sequence of its own; each ends once."""
     drafter = Says(5, 6)
     engine = scheduler(speculation=by(drafter))
     engine.add(make_request("a", [1, 2, 3], max_tokens=4, branches=["a1", "a2"]))
@@ -153,7 +145,6 @@ def test_several_answers_draft_each_for_itself(make_request: Make) -> None:
 def test_a_drafter_that_raises_is_done_with_for_that_sequence(
     make_request: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is logged once and counted; the others keep theirs, and the answer continues."""
     drafter = Raises(0, 5, 6)
     engine = scheduler(speculation=by(drafter))
     for name in ("a", "b"):
@@ -175,9 +166,7 @@ def test_a_drafter_that_raises_is_done_with_for_that_sequence(
 def test_a_drafter_that_cannot_end_is_logged_once(
     make_request: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """However many sequences it fails for; each time counts. One that cannot learn is not asked to
-    again.
-    """
+    """The error is logged once but counted each time. One that cannot learn is not asked again."""
 
     class Clumsy(Says):
         def end(self, context: DraftContext, learns: bool) -> None:
@@ -199,7 +188,7 @@ def test_a_drafter_that_cannot_end_is_logged_once(
 
 
 def test_outputs_are_learnt_from_unless_they_failed(make_request: Make) -> None:
-    """An answer that was cut is what the model said; one whose numbers are none is not."""
+    """A cut answer is what the model said; one with nan is not."""
     drafter = Says(5)
     engine = scheduler(speculation=by(drafter))
     for name in "abc":
@@ -212,7 +201,6 @@ def test_outputs_are_learnt_from_unless_they_failed(make_request: Make) -> None:
 
 
 def test_the_length_of_drafts_is_none_while_nothing_decodes(make_request: Make) -> None:
-    """When everything has ended, and in a step of prompts alone."""
     engine = scheduler(speculation=by(Says(5, 6)))
     engine.add(make_request("a", [1, 2, 3], max_tokens=20))
     advance(engine)
@@ -227,8 +215,8 @@ def test_the_length_of_drafts_is_none_while_nothing_decodes(make_request: Make) 
 
 
 def run_full(num_drafts: int, lengths: Sequence[int]) -> list[int]:
-    """Blocks that lost their contents after each token of the answers, in a pool full of contents;
-    no draft is accepted.
+    """Return the number of blocks that lost their contents after each token, in a pool full of
+    contents; no draft is accepted.
     """
     engine = scheduler(num_blocks=40, speculation=by(Says(*[9] * num_drafts), most=24))
     for number in range(10):
@@ -249,9 +237,7 @@ def run_full(num_drafts: int, lengths: Sequence[int]) -> list[int]:
 def test_drafts_take_at_most_the_block_that_comes_next_from_the_cache(
     lengths: tuple[int, ...],
 ) -> None:
-    """Runs of 24 need six blocks more: of a cache in which nothing is empty they get one for each
-    sequence, which is that one's next.
-    """
+    """Runs of 24 need six more blocks; from a cache without empty blocks each sequence gets one."""
     plain = run_full(0, lengths)
     drafting = run_full(24, lengths)
     assert len(plain) == len(drafting)
@@ -274,7 +260,6 @@ def test_drafts_take_at_most_the_block_that_comes_next_from_the_cache(
 def test_drafts_are_cut_at_what_is_no_token(
     make_request: Make, guess: Sequence[object], accepted: list[int]
 ) -> None:
-    """Nor are there more than were asked for."""
     engine = scheduler(speculation=by(Says(*guess)))
     engine.add(make_request("a", [1, 2, 3], max_tokens=20))
     advance(engine, {0: 4})
@@ -283,7 +268,6 @@ def test_drafts_are_cut_at_what_is_no_token(
 
 
 def test_a_guess_for_another_place_is_a_fault(make_request: Make) -> None:
-    """It is not verified, and logged once, however often it happens."""
     engine = scheduler(speculation=by(Says(5, shift=1)))
     engine.add(make_request("a", [1, 2, 3], max_tokens=20))
     advance(engine, {0: 4})
@@ -293,9 +277,7 @@ def test_a_guess_for_another_place_is_a_fault(make_request: Make) -> None:
 
 
 def test_figures_are_reported_by_answer_and_in_all(make_request: Make) -> None:
-    """By position in the stats; with every output for the client, once there was any draft: a stop
-    string may make any of them the last.
-    """
+    """Every output has the client's counts, since a stop string may make any of them the last."""
     engine = scheduler(speculation=by(Says(5, 6, 7), most=3))
     engine.add(make_request("a", [1, 2, 3], max_tokens=9))
     engine.add(make_request("b", [1, 2, 3], max_tokens=1))
@@ -319,7 +301,7 @@ def test_figures_are_reported_by_answer_and_in_all(make_request: Make) -> None:
 
 
 def test_the_time_of_steps_is_learned_from(make_request: Make) -> None:
-    """From the later of its planning and the end of the step before, to its end."""
+    """A step takes from the later of its planning and the end of the step before, to its end."""
     seen: list[tuple[int, float]] = []
 
     class Listens(Speculation):

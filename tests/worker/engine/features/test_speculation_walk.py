@@ -37,7 +37,6 @@ class Manner:
     salt: int
 
     def guess(self, context: Sequence[int], sample: SampleSpec, most: int) -> list[Any]:
-        """Up to `most` tokens, or things that are none."""
         number = zlib.crc32(bytes(context), self.salt)
         if self.name == "silent" or (self.name == "raising" and number % 5 == 0):
             return []
@@ -55,7 +54,7 @@ class Manner:
 
 
 class ScriptedDrafter:
-    """Implements `Drafter` in some manner; what it should guess it finds out by `answer_of`."""
+    """Implements `Drafter`; `answer_of` gives the true continuation."""
 
     def __init__(self, manner: Manner) -> None:
         self.manner = manner
@@ -79,7 +78,6 @@ class ScriptedDrafter:
         return Drafts(position, guess, (0.5,) * len(guess)) if guess else None
 
     def end(self, context: DraftContext, learns: bool) -> None:
-        """Remember that, and with what."""
         self.ended.append((context.seq_id, tuple(context.token_ids[context.num_prompt :])))
         if self.manner.name == "raising" and context.seq_id % 2:
             raise RuntimeError("the drafter cannot let go")
@@ -91,7 +89,6 @@ class ScriptedDrafter:
 
 @st.composite
 def speculative(draw: st.DrawFn) -> SpeculativeConfig:
-    """Few or many drafts, adaptive or not, with and without a schedule by batch size."""
     return SpeculativeConfig(
         draw(st.sampled_from(["ngram", "eagle"])),
         draw(st.integers(1, 6)),
@@ -139,8 +136,6 @@ limits_of_a_step = st.builds(
 
 
 class Bench:
-    """A scheduler that speculates, on an executor that compares all it reads."""
-
     def __init__(
         self,
         cache: CacheConfig,
@@ -164,7 +159,6 @@ class Bench:
         return next(answer for answer in self.scheduler._live if answer.seq_id == seq_id)
 
     def _truth(self, seq_id: int) -> Sequence[int]:
-        """Nothing of one that was aborted before its first step ran."""
         live = (answer for answer in self.scheduler._live if answer.seq_id == seq_id)
         return next((answer.token_ids for answer in live), [])
 
@@ -199,9 +193,6 @@ def test_drafts_change_no_answer(
     manner: Manner,
     seconds: float,
 ) -> None:
-    """Right, wrong or no tokens at all, in any batch: tokens, endings and log probabilities are
-    those of each request alone, limits hold, and every sequence's end is reported once.
-    """
     bench = Bench(cache, limits, config, manner)
     ticks = itertools.count()
     pipeline = walks.PIPELINES[pipe](bench.executor)
@@ -235,7 +226,6 @@ class Compared(Scheduler):
     """A scheduler that plans every step a second time, as it would be without drafts."""
 
     def schedule(self, now: float) -> SchedulerOutput | None:
-        """Drafts come on top: no sequence runs less, later or elsewhere because of them."""
         if self._in_flight:
             return super().schedule(now)
         twin = copy.deepcopy(self, {id(feature): Feature() for feature in self.features})
@@ -272,9 +262,6 @@ def test_drafts_displace_nothing(
     config: SpeculativeConfig,
     salt: int,
 ) -> None:
-    """Each step is what it would be without drafts, and drafts besides: the same shares, blocks,
-    admissions and preemptions.
-    """
     bench = Bench(cache, limits, config, Manner("mixed", salt), Compared)
     pipeline = walks.PIPELINES["eager"](bench.executor)
     core = EngineCore(bench.scheduler, bench.executor, lambda: 0.0, pipeline=pipeline)

@@ -10,7 +10,7 @@ SURE, UNSURE = (1.0,) * 4, (0.2,) * 4
 def judged(
     num: int, confidences: tuple[float, ...], num_accepted: int, seq_id: int = 0
 ) -> Acceptance:
-    """Rates after a number of offers, with the number of accepted drafts of each."""
+    """Return rates after `count` offers, of which the given numbers of drafts were accepted."""
     rates = Acceptance()
     for _ in range(num):
         rates.observe(Offer(seq_id, confidences), len(confidences), num_accepted)
@@ -19,7 +19,6 @@ def judged(
 
 
 def test_survivals_never_rise() -> None:
-    """The rates of successive drafts, whatever was accepted before."""
     for accepted in range(5):
         chances = judged(10, (0.4, 0.9, 0.2, 1.0), accepted).survivals(0, (0.4, 0.9, 0.2, 1.0))
         assert chances == sorted(chances, reverse=True)
@@ -33,7 +32,6 @@ def test_accepted_drafts_raise_the_expectation() -> None:
 
 
 def test_a_draft_behind_the_first_that_fell_says_nothing() -> None:
-    """Only later drafts that were reached count."""
     rates = judged(50, SURE, 0)
     first, second = rates.survivals(0, SURE)[:2]
     assert second / first == pytest.approx(0.6, abs=0.01)
@@ -57,7 +55,7 @@ def test_a_sequence_has_rates_of_its_own_until_it_ends() -> None:
 
 
 def test_a_class_that_is_no_longer_verified_gets_a_new_chance() -> None:
-    """A class of confidence that fell is trusted like the drafter's others after many steps."""
+    """After many steps a rejected class of confidence is trusted like the drafter's others."""
     rates = judged(40, SURE, 4)
     for _ in range(20):
         rates.observe(Offer(0, UNSURE), 4, 0)

@@ -20,7 +20,6 @@ def test_seconds_are_linear_between_profiled_sizes_and_beyond(size: float, secon
 
 
 def test_a_larger_step_never_takes_less() -> None:
-    """A profile that noise has turned over is evened out."""
     costs = StepCosts(StepProfile(((1, 0.05), (2, 0.04), (4, 0.06))))
     assert costs.extra(1, 1) == 0.0
     assert costs.extra(2, 2) == pytest.approx(0.01)
@@ -43,8 +42,8 @@ def test_a_machine_that_gets_slower_does_not_change_the_table() -> None:
 
 @pytest.mark.parametrize("speed", [1.0, 2.5])
 def test_steps_in_a_row_correct_the_table(speed: float) -> None:
-    """A cliff that the profile missed shows after some dozen pairs, on a machine that is noisy and
-    whose speed jumps.
+    """A cliff that the profile missed shows after some dozen pairs, on a noisy machine whose speed
+    jumps.
     """
     rng = random.Random(7)
     costs = StepCosts(PROFILE)
@@ -58,7 +57,6 @@ def test_steps_in_a_row_correct_the_table(speed: float) -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan"), 1e9])
 def test_no_single_step_moves_the_table_far(seconds: float) -> None:
-    """A late one is clipped, what is no time is ignored."""
     costs = StepCosts(PROFILE)
     costs.observe_step(1, 0.05)
     costs.observe_step(4, seconds)

@@ -21,7 +21,6 @@ def lengths(
     draft_seconds: float | None = None,
     **options: object,
 ) -> DraftLengths:
-    """Draft lengths on a machine whose profile is exact; `draft_seconds`: of a device drafter."""
     steps = tuple((n, STEP + token_seconds * n) for n in (1, 8, 64))
     drafting = ((1, draft_seconds or 0.0), (16, draft_seconds or 0.0))
     config = SpeculativeConfig("ngram", most, **options)  # type: ignore[arg-type]
@@ -30,14 +29,12 @@ def lengths(
 
 
 def offers(num: int, confidences: tuple[float, ...] = SURE, first_id: int = 0) -> list[Offer]:
-    """The same drafts for `count` sequences."""
     return [Offer(first_id + index, confidences) for index in range(num)]
 
 
 def step(
     chosen: DraftLengths, given: list[Offer], stands: bool, token_seconds: float = TOKEN
 ) -> int:
-    """One step in which all drafts stand, or none; returns how many were verified."""
     counts = [0] * len(given)
     if chosen.may_pay([offer.seq_id for offer in given]):
         counts = chosen.to_verify(given, 0)
@@ -49,8 +46,8 @@ def step(
 
 
 def device_step(chosen: DraftLengths, drafted: int, stands: bool) -> tuple[int, int]:
-    """One step of one sequence whose device drafter made `made` drafts after the last one; returns
-    how many were verified, and how many are made now.
+    """Step one sequence whose device drafter made `made` drafts; return how many were verified, and
+    how many are made now.
     """
     given = [Offer(0, (0.9,) * drafted)]
     verified = chosen.to_verify(given, 0)[0] if chosen.may_pay([0]) else 0
@@ -63,7 +60,6 @@ def device_step(chosen: DraftLengths, drafted: int, stands: bool) -> tuple[int, 
 
 
 def test_good_drafts_are_verified_up_to_the_limit() -> None:
-    """If all drafts are accepted and tokens are cheap, as many as possible are verified."""
     chosen = lengths(most=5)
     given = offers(1)
     taken = [step(chosen, given, stands=True) for _ in range(60)]
@@ -77,7 +73,6 @@ def test_a_fresh_drafter_is_tried_at_once() -> None:
 
 
 def test_bad_drafts_are_given_up_for_rare_probes() -> None:
-    """If no draft is accepted, only single drafts are verified, far apart."""
     chosen = lengths()
     given = offers(1)
     taken = [step(chosen, given, stands=False) for _ in range(400)]
@@ -98,7 +93,6 @@ def test_drafts_that_become_good_are_noticed(num: int) -> None:
 
 
 def test_copying_that_ends_is_noticed_within_a_few_steps() -> None:
-    """A sequence whose drafts were always accepted and no longer are stops verifying them."""
     chosen = lengths(token_seconds=0.01)
     given = offers(1)
     taken = [step(chosen, given, stands=True, token_seconds=0.01) for _ in range(100)]
@@ -108,7 +102,6 @@ def test_copying_that_ends_is_noticed_within_a_few_steps() -> None:
 
 
 def test_one_bad_sequence_does_not_spoil_the_others() -> None:
-    """Acceptance is learned for each sequence: the good ones keep their drafts."""
     chosen = lengths()
     given = offers(4)
     last: list[int] = []
@@ -126,7 +119,6 @@ def test_one_bad_sequence_does_not_spoil_the_others() -> None:
 
 
 def test_estimates_of_short_requests_carry_over_to_the_next() -> None:
-    """After many requests whose drafts fell, a new one begins without."""
     chosen = lengths()
     for number in range(60):
         given = offers(1, first_id=number)
@@ -139,7 +131,6 @@ def test_estimates_of_short_requests_carry_over_to_the_next() -> None:
 
 
 def test_the_surer_drafts_are_taken_first() -> None:
-    """Once sure drafts were accepted and unsure ones rejected, new sequences verify sure ones."""
     chosen = lengths(token_seconds=0.01)
     for number in range(40):
         step(chosen, offers(1, (0.2,) * 5, first_id=2 * number), stands=False, token_seconds=0.01)
@@ -149,7 +140,6 @@ def test_the_surer_drafts_are_taken_first() -> None:
 
 
 def test_nothing_pays_where_each_token_costs_a_step() -> None:
-    """On hardware where a step's time goes with its tokens, even good drafts are left alone."""
     chosen = lengths(token_seconds=1000.0)
     given = offers(4)
     taken = []
@@ -165,7 +155,6 @@ def test_nothing_pays_where_each_token_costs_a_step() -> None:
 
 
 def test_without_gain_steps_are_left_to_be_scheduled_ahead() -> None:
-    """After rejections no sequence drafts in most steps; a new sequence does."""
     chosen = lengths()
     given = offers(2)
     asked = []
@@ -180,7 +169,6 @@ def test_without_gain_steps_are_left_to_be_scheduled_ahead() -> None:
 
 
 def test_nothing_pays_when_no_sequence_decodes() -> None:
-    """Without sequences there is nothing to verify and nothing to wait for."""
     chosen = lengths()
     assert not chosen.may_pay([])
     assert chosen.to_verify([], 100) == []
@@ -200,7 +188,6 @@ def test_a_schedule_by_batch_size_is_what_is_verified_and_drafted(num: int, most
 
 
 def test_without_adaptive_verification_all_drafts_are_verified() -> None:
-    """All drafts are verified, up to the limit, even if all are rejected."""
     chosen = lengths(most=4, enable_adaptive_verification=False)
     given = [*offers(2), Offer(2, (0.1, 0.1)), Offer(3, ())]
     for _ in range(50):
@@ -211,7 +198,6 @@ def test_without_adaptive_verification_all_drafts_are_verified() -> None:
 
 
 def test_a_cheap_and_good_device_drafter_is_asked_for_all_it_may_make() -> None:
-    """The device drafts more and more, until it makes as many as may be verified."""
     chosen = lengths(most=4, draft_seconds=0.001)
     made = 0
     history = []
@@ -226,7 +212,6 @@ def test_a_cheap_and_good_device_drafter_is_asked_for_all_it_may_make() -> None:
 def test_a_bad_or_dear_device_drafter_is_given_up_but_for_probes(
     stands: bool, price: float
 ) -> None:
-    """Drafts that fall, and those that take longer than the step they would save, are not made."""
     chosen = lengths(most=4, draft_seconds=price)
     made = 0
     history = []
@@ -238,7 +223,6 @@ def test_a_bad_or_dear_device_drafter_is_given_up_but_for_probes(
 
 
 def test_a_device_drafter_that_becomes_good_is_noticed() -> None:
-    """Probes find out that its drafts stand now."""
     chosen = lengths(most=4, draft_seconds=0.001)
     made = 0
     for _ in range(300):
@@ -252,7 +236,6 @@ def test_a_device_drafter_that_becomes_good_is_noticed() -> None:
 
 @pytest.mark.parametrize("reading", [0.0, 0.2])
 def test_a_device_drafter_that_answers_nothing_is_asked_less_and_less(reading: float) -> None:
-    """It fails at once, or keeps reading."""
     chosen = lengths(most=4, draft_seconds=0.04)
     asked = []
     for _ in range(400):
@@ -268,9 +251,7 @@ def test_a_device_drafter_that_answers_nothing_is_asked_less_and_less(reading: f
 
 
 def test_reading_a_sequence_pays_off_over_many_steps() -> None:
-    """A long sequence is read although that takes as long as several steps, and then drafted for;
-    what takes longer than it can ever bring is not.
-    """
+    """A long sequence is read although that takes several steps; what can never pay off is not."""
     made = {}
     for reading in (0.1, 20.0):
         chosen = lengths(most=4, draft_seconds=0.001)
@@ -294,7 +275,6 @@ def test_reading_a_sequence_pays_off_over_many_steps() -> None:
 
 
 def test_a_prompt_in_the_step_does_not_make_poor_drafts_look_good() -> None:
-    """A long prompt beside them makes the step long, not drafts cheap."""
     chosen = lengths()
     given = offers(1)
     for _ in range(200):
@@ -312,7 +292,6 @@ def test_a_prompt_in_the_step_does_not_make_poor_drafts_look_good() -> None:
 
 @pytest.mark.parametrize("room", [0, 1, 3, 7, 100])
 def test_no_more_is_verified_or_drafted_than_there_is_room_for(room: int) -> None:
-    """The room of all sequences together, with adaptive lengths and without."""
     for chosen in (lengths(), lengths(enable_adaptive_verification=False)):
         ids = list(range(4))
         assert sum(chosen.to_draft(ids, 0, room)) <= room
@@ -324,7 +303,6 @@ def test_no_more_is_verified_or_drafted_than_there_is_room_for(room: int) -> Non
 
 
 def test_forgotten_sequences_leave_nothing_behind() -> None:
-    """The state does not grow with the number of sequences that have ended."""
     chosen = lengths()
     for number in range(200):
         step(chosen, offers(2, first_id=2 * number), stands=number % 2 == 0)
@@ -354,7 +332,6 @@ SECONDS = st.one_of(st.floats(0.0, 10.0), st.sampled_from([0.0, 1e-9, 1e6, float
 def test_lengths_never_exceed_the_offers_and_the_room(
     history: list[tuple[list[tuple[float, ...]], int, float, float, int]],
 ) -> None:
-    """Never more than offered, than configured, nor below 0, whatever times and verdicts come."""
     chosen = lengths(most=4)
     for batch, other, seconds, accepted, first_id in history:
         given = [Offer(first_id + i, c) for i, c in enumerate(batch)]

@@ -80,7 +80,7 @@ class Text:
 
     In a phase a part `offered` of the positions has drafts at all, each of which is accepted by its
     chance (given those before it), give or take `spread`; it falls by `decay` with each draft. The
-    drafter says that it is as sure as `confidence`; None: as sure as it should be.
+    drafter reports `confidence`; None stands for the true chance.
     """
 
     phases: tuple[tuple[int, float, float, float | None], ...]
@@ -100,8 +100,6 @@ GOOD_MODEL = Text(((1000, 1.0, 0.8, None),), spread=0.2, decay=0.97)
 
 
 class Script:
-    """One sequence: for each position what a drafter says there, and whether that is right."""
-
     def __init__(self, text: Text, length: int, seed: int) -> None:
         self.rng = random.Random(seed)
         self.text = text
@@ -122,7 +120,6 @@ class Script:
         self.length = length
 
     def confidences(self, position: int, most: int) -> tuple[float, ...]:
-        """The drafts for `position` and the next ones."""
         if not self.offered[position]:
             return ()
         end = min(position + most, self.length - 1)
@@ -130,7 +127,6 @@ class Script:
         return tuple(self.reported[p] * decay ** (p - position) for p in range(position, end))
 
     def accepted(self, position: int, num_verified: int) -> int:
-        """The number of accepted drafts."""
         for depth in range(num_verified):
             chance = self.chances[position + depth] * self.text.decay**depth
             if self.draws[position + depth] >= chance:
@@ -144,7 +140,9 @@ def _script(text: Text, length: int, seed: int) -> Script:
 
 
 def profiled(hardware: Hardware, seed: int = 0) -> StepCosts:
-    """Step costs as an engine's profile has them: the median of five noisy steps of each size."""
+    """Return step costs as an engine's profile has them: the median of five noisy steps of each
+    size.
+    """
     rng = random.Random(seed)
 
     def measured(seconds: float) -> float:
@@ -169,8 +167,6 @@ def _noise(rng: random.Random, hardware: Hardware) -> float:
 
 
 class Policy(Protocol):
-    """Draft lengths, fixed or adaptive."""
-
     def may_pay(self, seq_ids: list[int]) -> bool: ...
 
     def to_verify(self, offers: list[Offer], num_other_tokens: int) -> list[int]: ...
@@ -179,8 +175,6 @@ class Policy(Protocol):
 
 
 class Fixed:
-    """Always the same length; 0 is plain decoding."""
-
     def __init__(self, length: int) -> None:
         self.length = length
 
@@ -196,8 +190,6 @@ class Fixed:
 
 @dataclass(slots=True)
 class Run:
-    """The outcome of a run."""
-
     seconds: float = 0.0
     num_tokens: int = 0
     num_steps: int = 0
@@ -207,19 +199,16 @@ class Run:
 
     @property
     def rate(self) -> float:
-        """Tokens a second."""
         return self.num_tokens / self.seconds
 
     @property
     def true_rate(self) -> float:
-        """The same, were the machine its own."""
+        """Return the rate on a machine of its own."""
         return self.num_tokens / self.true_seconds
 
 
 @dataclass(slots=True)
 class Stream:
-    """A slot of the batch: one sequence after the other."""
-
     seq_id: int
     script: Script
     position: int = 0
@@ -229,7 +218,7 @@ class Stream:
 
 class VirtualEngine:
     """Decodes `batch` sequences at a time, each of `length` tokens after a prompt of `prompt`, of
-    `texts` in turn; the same policy-free truth for the same seed.
+    `texts` in turn. Equal seeds give the same truth, whatever the policy.
     """
 
     def __init__(
@@ -251,7 +240,6 @@ class VirtualEngine:
         self.seed = seed
 
     def run(self, policy: Policy, num_tokens: int) -> Run:
-        """Decode until this number of tokens came out."""
         self.noise = random.Random(self.seed + 1)
         self.num_started = 0
         self.waiting = 0.0
@@ -406,13 +394,11 @@ SOME = slice(None, None, by_depth(11, 1))
 
 
 def engine(hardware: Hardware, text: str, batch: int) -> VirtualEngine:
-    """An engine that decodes `batch` such sequences at a time."""
     texts, on_device = TEXTS[text]
     return VirtualEngine(hardware, texts, batch, on_device, MOST)
 
 
 def run_adaptive(chosen: VirtualEngine, num_tokens: int) -> tuple[Run, DraftLengths]:
-    """A run with adaptive lengths."""
     costs = profiled(chosen.hardware, chosen.seed)
     lengths = DraftLengths(SpeculativeConfig("ngram", MOST), costs, chosen.on_device)
     return chosen.run(lengths, num_tokens), lengths
@@ -422,9 +408,7 @@ def run_adaptive(chosen: VirtualEngine, num_tokens: int) -> tuple[Run, DraftLeng
 def test_adaptive_lengths_are_never_slower_than_plain_decoding(
     hardware: str, text: str, batch: int
 ) -> None:
-    """At least 0.97 of plain decoding's rate with all learning and probing, where drafts are bad,
-    tokens dear, or steps scheduled ahead worth more.
-    """
+    """The bound is 0.97 of plain decoding's rate, with all learning and probing."""
     chosen = engine(HARDWARE[hardware], text, batch)
     plain = chosen.run(Fixed(0), NUM_TOKENS[batch])
     adaptive, _ = run_adaptive(chosen, NUM_TOKENS[batch])
@@ -435,7 +419,7 @@ def test_adaptive_lengths_are_never_slower_than_plain_decoding(
 def test_adaptive_lengths_are_near_the_best_fixed_length(
     hardware: str, text: str, batch: int
 ) -> None:
-    """At least 0.9 of what the best fixed length gives, which is unknown beforehand."""
+    """The bound is 0.9 of the best fixed length, which is unknown beforehand."""
     chosen = engine(HARDWARE[hardware], text, batch)
     fixed = max(chosen.run(Fixed(k), NUM_TOKENS[batch]).rate for k in (0, 1, 2, 3, 5))
     adaptive, _ = run_adaptive(chosen, NUM_TOKENS[batch])
@@ -461,7 +445,6 @@ def test_a_large_mixed_batch_comes_near_the_best_fixed_length_in_the_end() -> No
 @pytest.mark.parametrize("text", ["barren", "barren-head"])
 @pytest.mark.parametrize("batch", [1, 16])
 def test_speculation_turns_itself_off_where_nothing_is_accepted(text: str, batch: int) -> None:
-    """After the first steps few drafts are made or verified."""
     adaptive, _ = run_adaptive(engine(CPU, text, batch), NUM_TOKENS[batch])
     late = slice(adaptive.num_steps // 2, None)
     assert sum(adaptive.verified[late]) <= 0.1 * len(adaptive.verified[late]) * batch
@@ -469,8 +452,8 @@ def test_speculation_turns_itself_off_where_nothing_is_accepted(text: str, batch
 
 
 def test_a_busy_machine_does_not_end_what_pays() -> None:
-    """A single sequence, steps that are late and others' work that comes and goes: drafts that pay
-    continue, near what the best fixed length gives, whatever happens to be measured first.
+    """A single sequence, late steps, and load of others that comes and goes: drafts that pay
+    continue, near the best fixed length, whatever happens to be measured first.
     """
     texts, on_device = TEXTS["head"]
     parts = []
@@ -483,7 +466,6 @@ def test_a_busy_machine_does_not_end_what_pays() -> None:
 
 
 def test_short_requests_need_not_learn_anew() -> None:
-    """Requests of a few tokens each, one after the other, are served near the best fixed length."""
     chosen = VirtualEngine(CPU, (COPYING,), 2, most=MOST, shape=(24, 20))
     fixed = max(chosen.run(Fixed(k), 2500).rate for k in (1, 3, 5))
     adaptive, _ = run_adaptive(chosen, 2500)

@@ -12,13 +12,11 @@ BASE, ROW = 0.05, 0.002  # seconds of a step, and of each row in it
 
 
 def plain(num_sequences: int) -> float:
-    """Seconds of a plain step."""
     return BASE + ROW * num_sequences
 
 
 @given(st.lists(st.floats(1.0, 8.0), min_size=1, max_size=40), st.floats(0.0, 1.0))
 def test_no_token_is_worth_less_than_nothing(paces: list[float], chance: float) -> None:
-    """No more than a step of each either; equal paces the same, all where places are taken."""
     found = worths(paces, plain, chance)
     assert min(found) >= 0.0
     assert max(found) <= len(paces)
@@ -27,7 +25,6 @@ def test_no_token_is_worth_less_than_nothing(paces: list[float], chance: float) 
 
 
 def test_equally_fast_sequences_share_the_gain_of_the_last() -> None:
-    """A large gain is nearly the whole step, a small one hardly anything; one sequence gets all."""
     assert worths([1.0], plain, 0.0) == [1.0]
     much, little, hardly = (worths([pace] * 16, plain, 0.0)[0] for pace in (4.0, 1.1, 1.02))
     assert 0.85 < much < 1.0
@@ -51,7 +48,6 @@ def test_the_gain_of_the_last_is_left_to_chance() -> None:
 
 
 def test_the_few_that_get_ahead_save_their_rows_alone() -> None:
-    """Without newcomers, tokens of four that copy save four rows; those of the rest the steps."""
     found = worths([4.0] * 4 + [1.0] * 12, plain, 0.0)
     row = 16 * ROW / plain(16)
     assert found[:4] == pytest.approx([row] * 4, rel=0.1)
@@ -62,7 +58,7 @@ def test_the_few_that_get_ahead_save_their_rows_alone() -> None:
 
 
 def test_newcomers_are_expected_where_places_were_taken() -> None:
-    """Learned from arrivals soon after an end; never quite given up."""
+    """Arrivals soon after an end teach it, and it never quite gives up."""
     taken, left = Newcomers(), Newcomers()
     for now in range(0, 2000, 40):
         for one in (taken, left):

@@ -27,7 +27,6 @@ STALLED = Heartbeat(stalled_seconds=9.0, budget_seconds=1.0)
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop turn until something is so, for as long as a test may take."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             if condition():
@@ -36,8 +35,6 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Engine:
-    """The engine's end of both sockets, in the hands of the test."""
-
     def __init__(self, directory: Path) -> None:
         self._context = zmq.Context()
         self._sockets = []
@@ -48,20 +45,17 @@ class Engine:
             self._sockets.append(socket)
 
     def say(self, *messages: FromEngine) -> None:
-        """Queue messages on the socket each belongs to."""
         for message in messages:
             socket = self._sockets[isinstance(message, Heartbeat)]
             socket.send(msgspec.msgpack.encode(message))
 
     def close(self) -> None:
-        """Leave; what is queued is delivered first."""
         for socket in self._sockets:
             socket.close()
         self._context.term()
 
 
 def replace_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    """Have another command run in the place of engine processes."""
     script = tmp_path / "engine"
     script.write_text(f"#!/bin/sh\nexec {command}\n")
     script.chmod(0o755)
@@ -77,19 +71,17 @@ class Mute:
         self._path = path
 
     def engine(self) -> Engine:
-        """Connect to the one child that runs."""
         (directory,) = self._path.glob("pointsman-*")
         return Engine(directory)
 
 
 @pytest.fixture
 def mute(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mute:
-    """Processes that say nothing themselves."""
     return Mute(short_path, monkeypatch)
 
 
 async def test_only_the_newest_of_a_backlog_of_heartbeats_counts(mute: Mute) -> None:
-    """We were stopped for a while: what was wrong then and is well now is no reason to kill."""
+    """The parent was stopped: an earlier stall that is over is no reason to kill."""
     child = EngineChild(EngineConfig("sim", None), PATIENT, lambda message: None)
     await child.spawn()
     now = time.monotonic()
@@ -109,7 +101,6 @@ async def test_only_the_newest_of_a_backlog_of_heartbeats_counts(mute: Mute) -> 
 async def test_an_old_heartbeat_kills_no_engine_and_a_fresh_one_does(
     mute: Mute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stall is judged by what is so now."""
     monkeypatch.setattr("worker.engine.process.child._NEWS_SECONDS", PATIENCE_SECONDS)
     child = EngineChild(EngineConfig("sim", None), PATIENT, lambda message: None)
     await child.spawn()
@@ -198,7 +189,6 @@ async def test_messages_of_a_lost_engine_are_discarded(mute: Mute) -> None:
 async def test_a_directory_too_deep_for_sockets_is_an_error_and_no_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The start fails with a reason, and everything that was opened is closed."""
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))
@@ -213,7 +203,6 @@ async def test_a_directory_too_deep_for_sockets_is_an_error_and_no_hang(
 async def test_an_engine_that_cannot_be_started_again_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the system refuses: the client says that it is gone, after its last attempt."""
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
     client = EngineClient(EngineConfig("sim", None), None, Supervision(max_restarts=1))

@@ -26,7 +26,6 @@ REAL_TIME = SimConfig()
 async def running(
     sim: SimConfig = AT_ONCE, on_step: StepObserver | None = None, **fields: object
 ) -> AsyncIterator[EngineClient]:
-    """A started client, shut down afterwards."""
     config = EngineConfig("sim", None, sim=sim, **fields)  # type: ignore[arg-type]
     client = EngineClient(config, on_step, Supervision(heartbeat_timeout_seconds=60.0))
     await client.start(240.0)
@@ -39,7 +38,6 @@ async def running(
 async def generate(
     client: EngineClient, request: AddRequest
 ) -> AsyncGenerator[RequestOutput, None]:
-    """The outputs of a request of one sequence; leaving before the last aborts it."""
     (stream,) = client.open(request)
     with closing(stream):
         while True:
@@ -50,7 +48,6 @@ async def generate(
 
 
 async def collect(client: EngineClient, request: AddRequest) -> tuple[list[int], RequestOutput]:
-    """All tokens of a request and its last output."""
     tokens: list[int] = []
     last = None
     async for output in generate(client, request):
@@ -61,7 +58,6 @@ async def collect(client: EngineClient, request: AddRequest) -> tuple[list[int],
 
 
 async def test_start_reports_the_size_of_the_cache() -> None:
-    """`EngineReady` carries what the front end must know, with the length the pool allows."""
     client = EngineClient(EngineConfig("sim", None, num_blocks_override=10, block_size=8))
     assert not client.is_alive
     ready = await client.start(240.0)
@@ -73,7 +69,6 @@ async def test_start_reports_the_size_of_the_cache() -> None:
 
 
 async def test_fifty_requests_at_once_answer_as_each_alone(make_request: Make) -> None:
-    """Every request ends once, with its own tokens, whatever runs beside it."""
     requests = [
         make_request(f"r{i}", range(i, i + 20), max_tokens=10 + i, seed=i) for i in range(50)
     ]
@@ -88,7 +83,6 @@ async def test_fifty_requests_at_once_answer_as_each_alone(make_request: Make) -
 
 
 async def test_closing_the_iterator_aborts_in_the_engine(make_request: Make) -> None:
-    """A client that leaves frees its blocks; others continue."""
     aborted = asyncio.Event()
 
     def on_step(step: StepOutputs) -> None:
@@ -108,7 +102,6 @@ async def test_closing_the_iterator_aborts_in_the_engine(make_request: Make) -> 
 
 
 async def test_abort_ends_the_stream(make_request: Make) -> None:
-    """A request stopped from outside ends with ABORT, after the tokens it had."""
     async with running(REAL_TIME) as client:
         reported = {}
         aborts = {"a": lambda: client.abort("a"), "b": lambda: client.abort_all("going home")}
@@ -147,8 +140,6 @@ async def test_stats_count_what_the_engine_has_not_seen_yet(make_request: Make) 
 
 
 async def test_a_failing_observer_disturbs_no_stream(make_request: Make) -> None:
-    """Metrics that raise cost a log line, not a token."""
-
     def on_step(_: StepOutputs) -> None:
         raise ValueError("metrics")
 
@@ -157,7 +148,6 @@ async def test_a_failing_observer_disturbs_no_stream(make_request: Make) -> None
 
 
 async def test_an_id_in_use_is_refused(make_request: Make) -> None:
-    """Two streams never share an id."""
     first = make_request("a", [1], max_tokens=5000)
     async with running(REAL_TIME) as client, aclosing(generate(client, first)) as stream:
         await anext(stream)
@@ -166,7 +156,6 @@ async def test_an_id_in_use_is_refused(make_request: Make) -> None:
 
 
 async def test_start_up_failure_has_the_engines_own_words() -> None:
-    """`start` raises what the engine said, and leaves no process behind."""
     client = EngineClient(EngineConfig("abacus", None))
     with pytest.raises(WorkerError, match="unknown engine 'abacus'"):
         await client.start(240.0)
@@ -175,7 +164,6 @@ async def test_start_up_failure_has_the_engines_own_words() -> None:
 
 
 async def test_shutdown_ends_open_streams(make_request: Make) -> None:
-    """Open streams end because the engine shuts down."""
     stepped = asyncio.Event()
     async with running(REAL_TIME, lambda _: stepped.set()) as client:
         task = asyncio.create_task(collect(client, make_request("a", [1], max_tokens=5000)))
@@ -186,7 +174,7 @@ async def test_shutdown_ends_open_streams(make_request: Make) -> None:
 
 
 async def test_signals_to_the_group_are_left_to_the_parent(make_request: Make) -> None:
-    """SIGINT and SIGTERM do not stop the engine: the parent drains and shuts it down."""
+    """The parent drains the engine and shuts it down."""
     async with running() as client:
         assert client.pid is not None
         os.kill(client.pid, signal.SIGINT)
@@ -211,7 +199,6 @@ asyncio.run(main())
 
 
 async def test_the_engine_dies_with_its_parent() -> None:
-    """After SIGKILL of the parent the engine, which shares its output, lets go of it."""
     parent = await asyncio.create_subprocess_exec(
         sys.executable, "-c", PARENT, stdout=asyncio.subprocess.PIPE
     )

@@ -40,7 +40,6 @@ PATIENT = Supervision(heartbeat_timeout_seconds=60.0)
 async def running(
     supervision: Supervision = PATIENT, sim: SimConfig | None = None, **fields: object
 ) -> AsyncIterator[EngineClient]:
-    """A started client, shut down afterwards; the test may take a minute."""
     config = EngineConfig("sim", None, sim=sim or SimConfig(), **fields)  # type: ignore[arg-type]
     client = EngineClient(config, None, supervision)
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -52,7 +51,6 @@ async def running(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop turn until something is so."""
     while True:
         if condition():
             return
@@ -60,28 +58,24 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def read_on(stream: RequestStream) -> RequestOutput:
-    """Read a stream to its last output, or to its error."""
     while (output := await stream.next()).finish_reason is None:
         pass
     return output
 
 
 async def last_of(client: EngineClient, request: AddRequest) -> RequestOutput:
-    """The last output of a request."""
     (stream,) = client.open(request)
     with closing(stream):
         return await read_on(stream)
 
 
 def signal_engine(client: EngineClient, number: signal.Signals) -> int:
-    """Send a signal to the engine; returns its process id."""
     assert client.pid is not None
     os.kill(client.pid, number)
     return client.pid
 
 
 def is_gone(pid: int) -> bool:
-    """There is no such process."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -90,7 +84,6 @@ def is_gone(pid: int) -> bool:
 
 
 async def test_a_killed_engine_is_replaced_and_its_counters_go_on(make_request: Make) -> None:
-    """Streams and commands fail, then a new process serves; totals include the dead one's."""
     async with running() as client:
         await last_of(client, make_request("a", range(40), max_tokens=5))
         before = client.stats
@@ -116,7 +109,6 @@ async def test_a_killed_engine_is_replaced_and_its_counters_go_on(make_request: 
 
 
 async def test_a_new_engine_follows_grammars_too(make_request: Make) -> None:
-    """It gets the vocabulary before any request."""
     tokenizer = SimTokenizer()
     spelled = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
     async with running(eos_token_ids=(IM_END_ID,), sim=SimConfig(end_token_id=IM_END_ID)) as client:
@@ -138,7 +130,6 @@ async def test_a_new_engine_follows_grammars_too(make_request: Make) -> None:
 
 
 async def test_a_stopped_engine_is_killed_when_its_silence_lasts(make_request: Make) -> None:
-    """SIGSTOP: no sign of life, so it is killed, and a new one serves."""
     async with running() as client:
         (stream,) = client.open(make_request("a", [1], max_tokens=5000))
         await stream.next()
@@ -182,7 +173,6 @@ async def test_a_step_that_hangs_is_no_progress_and_then_a_loss(make_request: Ma
 
 
 async def test_an_engine_that_breaks_at_once_is_given_up(make_request: Make) -> None:
-    """The budget of restarts ends a crash loop."""
     async with running(Supervision(max_restarts=1)) as client:
         for _ in range(2):
             await until(lambda: client.is_alive)
@@ -196,7 +186,6 @@ async def test_an_engine_that_breaks_at_once_is_given_up(make_request: Make) -> 
 async def test_an_error_in_a_step_reaches_every_stream_and_the_engine_comes_back(
     make_request: Make,
 ) -> None:
-    """The clients get the error that Python raised (out of memory, a device error)."""
     async with running(sim=SimConfig(time_scale=0.0, num_words=0)) as client:
         streams = [client.open(make_request(f"r{i}", [1]))[0] for i in range(5)]
         for stream in streams:
@@ -207,7 +196,6 @@ async def test_an_error_in_a_step_reaches_every_stream_and_the_engine_comes_back
 
 
 async def test_shutdown_does_not_wait_for_an_engine_that_is_coming_up() -> None:
-    """While a new engine starts, the client can be shut down."""
     async with running() as client:
         lost = signal_engine(client, signal.SIGKILL)
         await until(lambda: client.pid not in (None, lost))
@@ -219,7 +207,6 @@ async def test_shutdown_does_not_wait_for_an_engine_that_is_coming_up() -> None:
 
 
 async def test_commands_are_answered(make_request: Make) -> None:
-    """Each gets its own reply; refusals say why; a frozen engine continues after `Resume`."""
     async with running() as client:
         await last_of(client, make_request("a", range(64)))
         dump, reset = await asyncio.gather(
@@ -239,7 +226,6 @@ async def test_commands_are_answered(make_request: Make) -> None:
 
 
 async def test_a_sleeping_engine_that_dies_comes_back_asleep(make_request: Make) -> None:
-    """Pauses and sleeps hold for the next engine, until they are undone."""
     slept: list[float] = []
     config = EngineConfig("sim", None, sim=SimConfig(time_scale=0.0))
     client = EngineClient(config, None, PATIENT, slept.append)
@@ -264,7 +250,6 @@ async def test_a_sleeping_engine_that_dies_comes_back_asleep(make_request: Make)
 
 
 async def replay(endpoint: str) -> list[tuple[int, list[dict[str, object]]]]:
-    """Every batch that a publisher of KV events still has: number and events."""
     with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 0
         socket.connect(endpoint)

@@ -28,7 +28,6 @@ from worker.engine.process.client import Halts
 def test_commands_that_hold_are_repeated_and_undone_ones_are_not(
     reported: list[Command], again: list[Command]
 ) -> None:
-    """The shortest way to the same state."""
     halts = Halts()
     for command in reported:
         halts.note(command)

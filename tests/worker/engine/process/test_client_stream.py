@@ -11,7 +11,6 @@ from worker.types import FinishReason
 
 
 async def test_a_lagging_consumer_gets_one_merged_output() -> None:
-    """Tokens are joined in order, their steps counted; everything else is the latest."""
     stream = RequestStream("a", [].append)
     stream.push(RequestOutput("a", [1], num_cached_tokens=4, scheduled_seconds=1.0))
     stream.push(RequestOutput("a", [2, 3], None, None, 4, 1.0, 2.0, 3.0))
@@ -24,7 +23,6 @@ async def test_a_lagging_consumer_gets_one_merged_output() -> None:
 
 
 async def test_an_end_without_tokens_is_no_step() -> None:
-    """The number of steps that the tokens came in counts."""
     stream = RequestStream("a", [].append)
     stream.push(RequestOutput("a", []))
     stream.push(RequestOutput("a", [1, 2]))
@@ -33,7 +31,6 @@ async def test_an_end_without_tokens_is_no_step() -> None:
 
 
 async def test_a_waiting_consumer_is_woken() -> None:
-    """An output that comes while the consumer waits ends the wait."""
     stream = RequestStream("a", [].append)
     waiting = asyncio.create_task(stream.next())
     await asyncio.sleep(0)
@@ -42,7 +39,6 @@ async def test_a_waiting_consumer_is_woken() -> None:
 
 
 async def test_a_cancelled_wait_leaves_the_stream_usable() -> None:
-    """Cancellation of one wait does not swallow the next output."""
     stream = RequestStream("a", [].append)
     waiting = asyncio.create_task(stream.next())
     await asyncio.sleep(0)
@@ -54,7 +50,6 @@ async def test_a_cancelled_wait_leaves_the_stream_usable() -> None:
 
 
 async def test_failure_comes_after_what_was_received() -> None:
-    """Tokens that arrived are handed out before the error is raised, again and again."""
     stream = RequestStream("a", [].append)
     stream.push(RequestOutput("a", [1]))
     stream.fail(EngineDeadError("gone"))

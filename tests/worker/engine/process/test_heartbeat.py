@@ -18,8 +18,6 @@ from worker.engine.process.heartbeat import (
 
 @dataclass
 class Clock:
-    """Shows what it is set to."""
-
     now: float = 100.0
 
     def __call__(self) -> float:
@@ -28,8 +26,6 @@ class Clock:
 
 @dataclass
 class Step:
-    """The step in flight, if any, as the core shows it."""
-
     running: tuple[float, int] | None = None
 
     def __call__(self) -> tuple[float, int] | None:
@@ -38,19 +34,17 @@ class Step:
 
 @dataclass
 class Kernel:
-    """Shows what it knows of one thread, which is asleep but when it runs or waits for a core."""
+    """The thread is asleep except when it runs or waits for a core."""
 
     cpu_seconds: float = 1.0
     waited_seconds: float = 1.0
 
     def __call__(self) -> Threads:
-        """The times of all threads."""
         return {1: ThreadTimes(self.cpu_seconds, self.waited_seconds)}
 
 
 @pytest.fixture
 def clock() -> Clock:
-    """A clock that starts at 100 s."""
     return Clock()
 
 
@@ -61,27 +55,23 @@ def step() -> Step:
 
 @pytest.fixture
 def kernel() -> Kernel:
-    """A thread that ran and waited for a second each."""
     return Kernel()
 
 
 @pytest.fixture
 def pulse(clock: Clock, step: Step, kernel: Kernel) -> Pulse:
-    """A pulse whose steps may take 2 s, or four times what they usually take."""
     pulse = Pulse(StepBudget(2.0, 4.0), clock, kernel)
     pulse.follow(step)
     return pulse
 
 
 def test_short_steps_share_the_least_budget() -> None:
-    """Four times 20 ms is less than any step may take."""
     budget = StepBudget(2.5, 4.0)
     budget.observe(1, 0.02)
     assert budget.seconds(1) == 2.5
 
 
 def test_a_size_is_judged_by_its_own_steps() -> None:
-    """A prefill of 1,024 tokens that takes a second has four; a larger one of its kind has more."""
     budget = StepBudget(0.1, 4.0)
     budget.observe(1024, 1.0)
     budget.observe(1, 0.05)
@@ -91,7 +81,6 @@ def test_a_size_is_judged_by_its_own_steps() -> None:
 
 
 def test_a_size_never_seen_is_judged_by_its_neighbours() -> None:
-    """A long prefill after decode steps alone has the time of as many decode steps."""
     budget = StepBudget(0.1, 4.0)
     budget.observe(1, 0.01)
     assert budget.seconds(2000) == pytest.approx(80.0)
@@ -101,7 +90,6 @@ def test_a_size_never_seen_is_judged_by_its_neighbours() -> None:
 
 
 def test_the_first_step_has_time_to_warm_up() -> None:
-    """Nothing is known before it, so it may take long; those after it may not."""
     budget = StepBudget(0.5, 4.0, warm_up_seconds=60.0)
     assert budget.seconds(1) == budget.seconds(2048) == 60.0
     budget.observe(1, 0.01)
@@ -110,7 +98,6 @@ def test_the_first_step_has_time_to_warm_up() -> None:
 
 
 def test_first_steps_of_a_size_have_time_to_compile() -> None:
-    """On a device that compiles kernels at their first use, each size is warmed up."""
     budget = StepBudget(0.5, 4.0, warm_up_seconds=60.0)
     budget.compiles_kernels = True
     budget.observe(1, 0.01)
@@ -119,7 +106,6 @@ def test_first_steps_of_a_size_have_time_to_compile() -> None:
 
 
 def test_an_idle_engine_never_stalls(pulse: Pulse, clock: Clock) -> None:
-    """Waiting for requests may take forever."""
     pulse.working()
     pulse.idle()
     clock.now += 1e6
@@ -127,7 +113,6 @@ def test_an_idle_engine_never_stalls(pulse: Pulse, clock: Clock) -> None:
 
 
 def test_a_step_stalls_when_its_budget_is_over(pulse: Pulse, clock: Clock, step: Step) -> None:
-    """From its start, and by as much as it is over."""
     pulse.working()
     step.running = (101.0, 1)
     clock.now = 103.0
@@ -141,7 +126,6 @@ def test_a_step_stalls_when_its_budget_is_over(pulse: Pulse, clock: Clock, step:
 
 
 def test_a_long_prefill_does_not_stall(pulse: Pulse, clock: Clock, step: Step) -> None:
-    """A step of thousands of tokens has the time its size takes."""
     pulse.working()
     clock.now += 8.0
     pulse.stepped(2048)
@@ -154,7 +138,6 @@ def test_a_long_prefill_does_not_stall(pulse: Pulse, clock: Clock, step: Step) -
 
 
 def test_time_between_steps_is_not_learned(pulse: Pulse, clock: Clock, step: Step) -> None:
-    """A step is timed from when work began, not from the step before a pause."""
     pulse.working()
     clock.now += 1.0
     pulse.stepped(1)
@@ -177,7 +160,7 @@ def test_a_loop_that_hangs_outside_of_steps_stalls(pulse: Pulse, clock: Clock) -
 
 
 def test_a_command_may_take_long(pulse: Pulse, clock: Clock, step: Step) -> None:
-    """Moving weights is no stall; a step that runs before it has its own budget all the same."""
+    """Moving weights is no stall, and the step before it has its own budget."""
     pulse.working(commanded=True)
     clock.now += 60.0
     assert pulse.beat().stalled_seconds == 0.0
@@ -192,7 +175,6 @@ def test_a_command_may_take_long(pulse: Pulse, clock: Clock, step: Step) -> None
 def test_a_step_that_is_known_to_be_long_does_not_stall(
     pulse: Pulse, clock: Clock, step: Step
 ) -> None:
-    """A simulator reports the duration of its step; one that does not is stuck as usual."""
     modelled = [6.0]
     pulse.follow(step, lambda: modelled[0])
     pulse.working()
@@ -218,7 +200,6 @@ def test_time_in_which_nothing_ran_is_no_steps_fault(
 
 
 def test_a_step_that_began_later_has_no_use_of_it(pulse: Pulse, clock: Clock, step: Step) -> None:
-    """Each is credited with what it lived through."""
     pulse.working()
     clock.now += 9.0
     pulse.beat(8.0)
@@ -230,8 +211,8 @@ def test_a_step_that_began_later_has_no_use_of_it(pulse: Pulse, clock: Clock, st
 def beats(
     pulse: Pulse, clock: Clock, kernel: Kernel, seconds: int, *, cpu: float, waited: float
 ) -> float:
-    """The stall that the last of many beats reports, while the thread runs and waits so long in
-    each second.
+    """Return the stall that the last of many beats reports; the thread runs and waits for these
+    times in each second.
     """
     stalled = pulse.beat().stalled_seconds
     for _ in range(4 * seconds):
@@ -257,7 +238,6 @@ def test_waiting_for_a_core_does_not_stall_a_step(
     waited: float,
     stalled: float,
 ) -> None:
-    """A step of 20 s with a budget of 2 s: what it slept and what it ran counts."""
     pulse.working()
     step.running = (clock.now, 1)
     found = beats(pulse, clock, kernel, 20, cpu=cpu, waited=waited)
@@ -281,7 +261,7 @@ def test_waiting_for_a_core_is_not_learned(
 def test_the_work_after_a_long_step_begins_when_it_ends(
     pulse: Pulse, clock: Clock, step: Step
 ) -> None:
-    """The outputs of a step of 30 s, which may take so long, are not out of time at once."""
+    """The outputs of a step of 30 s may take as long, and are not overdue at once."""
     pulse.follow(step, lambda: 30.0)
     pulse.working()
     step.running = (clock.now, 2048)

@@ -12,7 +12,7 @@ ASLEEP, READY = (0.0, 0.0, False), (0.0, 0.0, True)
 
 
 def threads(*times: tuple[float, float, bool]) -> Threads:
-    """Threads that ran and waited for so long, and are ready or not."""
+    """Return threads that ran and waited for these times, and are ready or not."""
     return {number: ThreadTimes(*each) for number, each in enumerate(times)}
 
 
@@ -43,7 +43,6 @@ def threads(*times: tuple[float, float, bool]) -> Threads:
 def test_time_counts_in_which_a_thread_ran_or_all_slept(
     before: list[tuple[float, float, bool]], after: list[tuple[float, float, bool]], starved: float
 ) -> None:
-    """Ten seconds in which threads are ready, wait and run."""
     assert starved_seconds(10.0, threads(*before), threads(*after)) == pytest.approx(starved)
 
 
@@ -62,12 +61,10 @@ def test_time_counts_in_which_a_thread_ran_or_all_slept(
 def test_a_process_that_was_stopped_did_not_run_either(
     before: Threads | None, after: Threads | None, stopped: float, starved: float
 ) -> None:
-    """Other sources count where the kernel says nothing, and not beside it."""
     assert starved_seconds(10.0, before, after, stopped) == pytest.approx(starved)
 
 
 def lay(tasks: Path, thread_id: int, schedstat: str | None, name: str, state: str) -> None:
-    """A thread's directory as the kernel shows it."""
     (tasks / str(thread_id)).mkdir(parents=True)
     (tasks / str(thread_id) / "stat").write_text(f"{thread_id} ({name}) {state} 1 1 1 0\n")
     if schedstat is not None:
@@ -75,7 +72,6 @@ def lay(tasks: Path, thread_id: int, schedstat: str | None, name: str, state: st
 
 
 def test_the_kernels_sums_are_read(tmp_path: Path) -> None:
-    """Nanoseconds, for every thread but one, whatever its name."""
     lay(tmp_path, 7, "1500000000 250000000 12\n", "python", "R")
     lay(tmp_path, 8, "500000000 0 3\n", "a) R (b", "S")
     lay(tmp_path, 9, "500000000 0 3\n", "heartbeat", "R")
@@ -87,7 +83,6 @@ def test_the_kernels_sums_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("schedstat", [None, "0 0 0\n", ""])
 def test_a_kernel_without_sums_says_nothing(tmp_path: Path, schedstat: str | None) -> None:
-    """No file, zeros, or an empty one."""
     lay(tmp_path, 7, schedstat, "python", "R")
     assert read_threads(str(tmp_path)) is None
 

@@ -29,7 +29,6 @@ def no_announcement() -> list[CacheEvent]:
 def publisher(
     announce: Callable[[], list[CacheEvent]] = no_announcement, **settings: Any
 ) -> Iterator[KvEventPublisher]:
-    """A publisher on the loopback interface whose clock counts the batches."""
     given = {"endpoint": LOOPBACK, "replay_endpoint": LOOPBACK, **settings}
     config = KvEventsConfig(enable_kv_cache_events=True, **given)
     ticks = itertools.count()
@@ -42,14 +41,12 @@ def publisher(
 
 @pytest.fixture
 def context() -> Iterator[zmq.Context[Any]]:
-    """A ZMQ context whose sockets end with the test."""
     made: zmq.Context[Any] = zmq.Context()
     yield made
     made.destroy(linger=0)
 
 
 def receive(socket: zmq.Socket[Any]) -> list[bytes]:
-    """The next message; fails after two minutes."""
     assert socket.poll(120_000), "no message"
     frames: list[bytes] = socket.recv_multipart()
     return frames
@@ -63,7 +60,6 @@ def dealer(context: zmq.Context[Any], events: KvEventPublisher) -> zmq.Socket[An
 
 
 def ask(socket: zmq.Socket[Any], start: int) -> list[tuple[int, list[Any]]]:
-    """Replay from `start`: the numbers and the events of the batches, up to the end marker."""
     socket.send_multipart([b"", start.to_bytes(8, "big")])
     batches = []
     while True:
@@ -79,7 +75,6 @@ def ask(socket: zmq.Socket[Any], start: int) -> list[tuple[int, list[Any]]]:
 
 
 def ask_until(socket: zmq.Socket[Any], last: int) -> list[tuple[int, list[Any]]]:
-    """Replay everything, again and again until batch `last` was sent."""
     while True:
         batches = ask(socket, 0)
         if batches and batches[-1][0] >= last:
@@ -87,7 +82,7 @@ def ask_until(socket: zmq.Socket[Any], last: int) -> list[tuple[int, list[Any]]]
 
 
 def test_a_subscriber_that_binds_gets_topic_number_and_payload(context: zmq.Context[Any]) -> None:
-    """A central consumer listens and workers connect; the first batch clears, numbers go up."""
+    """A central consumer listens and workers connect."""
     subscriber = context.socket(zmq.SUB)
     subscriber.subscribe(b"kv@")
     port = subscriber.bind_to_random_port("tcp://127.0.0.1")
@@ -125,7 +120,6 @@ def test_a_subscriber_can_dial_a_publisher_that_binds(context: zmq.Context[Any])
 
 
 def test_replay_sends_what_is_buffered_from_a_number_on(context: zmq.Context[Any]) -> None:
-    """Three data frames for each batch, then the end marker; the first batch is the clearing."""
     with publisher(topic="kv@me@model") as events:
         for _ in range(4):
             events.publish(STORED)
@@ -140,7 +134,6 @@ def test_replay_sends_what_is_buffered_from_a_number_on(context: zmq.Context[Any
 
 
 def test_the_replay_buffer_is_bounded(context: zmq.Context[Any]) -> None:
-    """Only the latest batches are remembered; the first number received shows what is lost."""
     with publisher(topic="kv@me@model", buffer_steps=3) as events:
         for _ in range(10):
             events.publish(STORED)
@@ -149,7 +142,6 @@ def test_the_replay_buffer_is_bounded(context: zmq.Context[Any]) -> None:
 
 
 def test_malformed_replay_requests_are_ignored(context: zmq.Context[Any]) -> None:
-    """Wrong shapes get no answer and do no harm."""
     with publisher(topic="kv@me@model") as events:
         client = dealer(context, events)
         for frames in ([b"x"], [b"", b"short"], [b"x", bytes(8)], [b"", bytes(8), b""]):
@@ -160,7 +152,6 @@ def test_malformed_replay_requests_are_ignored(context: zmq.Context[Any]) -> Non
 def test_a_full_queue_never_blocks_and_ends_in_a_full_announcement(
     context: zmq.Context[Any],
 ) -> None:
-    """Dropped batches are counted and leave a gap; then comes all that is cached, in one batch."""
     announced: list[int] = []
 
     def announce() -> list[CacheEvent]:
@@ -180,7 +171,6 @@ def test_a_full_queue_never_blocks_and_ends_in_a_full_announcement(
 
 
 def test_an_endpoint_in_use_is_a_configuration_error(context: zmq.Context[Any]) -> None:
-    """The error names the flag; nothing is left open."""
     taken = context.socket(zmq.PUB)
     port = taken.bind_to_random_port("tcp://127.0.0.1")
     with (
@@ -193,7 +183,6 @@ def test_an_endpoint_in_use_is_a_configuration_error(context: zmq.Context[Any]) 
 def test_closing_sends_what_is_queued_and_may_be_repeated(
     context: zmq.Context[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last batch of a worker that stops still reaches its subscribers."""
     monkeypatch.setattr("worker.engine.process.kv_events._CLOSE_SECONDS", 120.0)
     monkeypatch.setattr("worker.engine.process.kv_events._LINGER_MS", 120_000)
     with publisher(topic="t") as events:
@@ -213,7 +202,6 @@ def test_closing_sends_what_is_queued_and_may_be_repeated(
 
 
 def test_batches_that_are_never_sent_count_as_dropped() -> None:
-    """A sender that failed does not fill the queue in silence."""
     with publisher() as events:
         events.publish([BlockRemoved(cast(Any, None))])  # no digest: cannot be encoded
         events._thread.join(120)

@@ -27,12 +27,10 @@ CHECK_BYTES = bytes.fromhex(
 
 
 def test_the_map_form_is_vllms_byte_for_byte() -> None:
-    """One event of each kind gives exactly the bytes that vLLM sends."""
     assert EventEncoder(2).encode(EVENTS, 1.5) == CHECK_BYTES
 
 
 def test_the_array_form_is_positional() -> None:
-    """Older consumers find the type first and the fields in order behind it."""
     payload = EventEncoder(2, form="array").encode(EVENTS, 1.5)
     assert msgspec.msgpack.decode(payload) == [
         1.5,
@@ -47,7 +45,6 @@ def test_the_array_form_is_positional() -> None:
 
 @pytest.mark.parametrize("form", ["map", "array"])
 def test_extra_keys_are_untagged_and_only_sent_when_there_are_some(form: str) -> None:
-    """A salt is in the entry of its block; blocks without keys beside it are nil."""
     child = BlockHash(b"\xfe" * 32, SALTED.digest, (3, 4))
     payload = EventEncoder(2, form).encode([BlocksStored((SALTED, child), None)], 0.0)
     (event,) = msgspec.msgpack.decode(payload)[1]
@@ -55,7 +52,6 @@ def test_extra_keys_are_untagged_and_only_sent_when_there_are_some(form: str) ->
 
 
 def test_blocks_of_an_adapter_name_it() -> None:
-    """In front of the salt, and in fields of its own."""
     adapter = Adapter("sql", "/adapters/sql", 5)
     chain: list[BlockHash] = []
     BlockHasher(2).extend(chain, [1, 2, 3, 4], 2, "s", adapter)
@@ -75,7 +71,6 @@ def test_hashes_can_be_whole_digests() -> None:
 
 
 def test_an_announcement_reports_everything_in_runs() -> None:
-    """First that nothing is known, then chains, each as one event with its parent."""
     other = BlockHash(b"o" * 32, b"root", (5, 6))
     orphan = BlockHash(b"p" * 32, b"gone", (7, 8))
     blocks = [(ONE, True), (TWO, False), (other, True), (other, True), (orphan, False)]

@@ -20,7 +20,6 @@ from worker.types import EngineStats, SamplingParams
 
 
 def test_the_simulator_has_a_default_cache() -> None:
-    """Without an override the pool has the simulator's size, and the model's length holds."""
     _, ready = build_core(EngineConfig("sim", None))
     assert (ready.num_blocks, ready.max_model_len) == (DEFAULT_SIM_BLOCKS, 8192)
 
@@ -35,14 +34,12 @@ def test_a_small_pool_lowers_the_length_and_says_so(caplog: pytest.LogCaptureFix
 
 
 def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
-    """The message names the fault and the fix."""
     with pytest.raises(ConfigError, match=r"'abacus'.*'torch' and 'sim'"):
         build_core(EngineConfig("abacus", None))
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix"])
 def test_an_engine_drafts_as_configured(method: str) -> None:
-    """A simulated echo of a prompt that repeats itself is drafted, and answered the same."""
     sim = SimConfig(mode="echo", time_scale=0.0)
     reported = {}
     for config in (None, SpeculativeConfig(method, 4, prompt_lookup_min=1)):
@@ -68,7 +65,6 @@ def test_an_engine_drafts_as_configured(method: str) -> None:
 
 
 def test_an_engine_without_a_drafter_runs_what_a_grammar_forces_at_once() -> None:
-    """Each byte of a field's name is a token; together they take one step."""
     words = [bytes((byte,)) for byte in range(256)]
     vocabulary = Vocabulary([*words, b"<end>"], [256], [256])
     sim = SimConfig(vocab_size=257, end_token_id=256, time_scale=0.0)
@@ -88,25 +84,20 @@ def test_an_engine_without_a_drafter_runs_what_a_grammar_forces_at_once() -> Non
 
 
 class Listener(EngineSocket):
-    """Stores its messages, and never waits."""
-
     def __init__(self) -> None:
         self.sent: list[object] = []
 
     def send(self, message: object) -> None:
         self.sent.append(message)
 
-    def wait(self, timeout_seconds: float | None = None, bell: int | None = None) -> None:
-        """Return at once."""
+    def wait(self, timeout_seconds: float | None = None, bell: int | None = None) -> None: ...
 
-    def close(self) -> None:
-        """Nothing is open."""
+    def close(self) -> None: ...
 
 
 def test_an_error_of_the_user_is_reported_without_a_stack_trace(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A configuration that cannot work is one sentence, for the parent and in the log."""
     channel = Listener()
     budget = StepBudget(1.0, 1.0, 0.0)
     assert run(EngineConfig("jax", None), channel, budget, Pulse(budget)) == 1
@@ -128,8 +119,8 @@ async def test_the_engine_process_imports_no_tensor_library() -> None:
 
 @pytest.mark.parametrize("length", [None, 10, 0])
 async def test_an_orphan_removes_what_its_parent_left(tmp_path: Path, length: int | None) -> None:
-    """A parent that was killed cannot: its end closes standard input, and the engine cleans up,
-    even if it has got nothing, or half of its configuration.
+    """A killed parent cannot: its end closes standard input, and the engine cleans up, even if it
+    has received none or half of its configuration.
     """
     directory = tmp_path / "pointsman-x"
     directory.mkdir()

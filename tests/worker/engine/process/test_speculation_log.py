@@ -5,12 +5,10 @@ from worker.types import SpeculationStats
 
 
 def stats(num_drafts: int, drafted: int, *by_position: int) -> SpeculationStats:
-    """Counters since the engine's start."""
     return SpeculationStats(num_drafts, drafted, sum(by_position), by_position)
 
 
 def test_a_line_comes_every_ten_seconds_with_what_came_between() -> None:
-    """Rates by time, by draft and by place, each since the last line."""
     log = SpeculationLog()
     assert log.line(SpeculationStats(), 100.0) is None
     assert log.line(stats(5, 10, 4, 2), 109.9) is None
@@ -28,7 +26,6 @@ def test_a_line_comes_every_ten_seconds_with_what_came_between() -> None:
 
 
 def test_nothing_is_said_while_nothing_is_drafted() -> None:
-    """Not without speculation, and a pause does not count when drafts come again."""
     log = SpeculationLog()
     for second in range(100):
         assert log.line(SpeculationStats(), float(second)) is None

@@ -33,7 +33,6 @@ GAUGES = {
 
 
 def test_the_first_restart_is_immediate_and_the_next_ones_wait() -> None:
-    """A crash is repaired at once; a crash loop slows down, up to a limit."""
     budget = RestartBudget(Supervision(max_restarts=20))
     delays = [budget.take(float(second)) for second in range(12)]
     assert delays[:5] == [0.0, 0.5, 1.0, 2.0, 4.0]
@@ -41,7 +40,6 @@ def test_the_first_restart_is_immediate_and_the_next_ones_wait() -> None:
 
 
 def test_the_budget_is_spent_and_comes_back() -> None:
-    """A number of restarts in ten minutes; older ones are forgotten."""
     budget = RestartBudget(Supervision(max_restarts=2))
     assert [budget.take(0.0), budget.take(100.0), budget.take(200.0)] == [0.0, 0.5, None]
     assert budget.take(WINDOW_SECONDS + 50.0) == 0.5
@@ -50,13 +48,11 @@ def test_the_budget_is_spent_and_comes_back() -> None:
 
 
 def test_without_restarts_there_are_none() -> None:
-    """The other policy gives up at the first loss."""
     assert RestartBudget(Supervision(restart=False)).take(0.0) is None
     assert RestartBudget(Supervision(max_restarts=0)).take(0.0) is None
 
 
 def leaves(stats: msgspec.Struct) -> dict[str, Any]:
-    """All numbers of a snapshot, by name."""
     found: dict[str, Any] = {}
     for name in stats.__struct_fields__:
         value = getattr(stats, name)
@@ -65,7 +61,6 @@ def leaves(stats: msgspec.Struct) -> dict[str, Any]:
 
 
 def ones(stats: msgspec.Struct) -> Any:
-    """A snapshot of the same shape in which every number is 1."""
     values = {name: getattr(stats, name) for name in stats.__struct_fields__}
     of_parts = {n: ones(v) if isinstance(v, msgspec.Struct) else 1 for n, v in values.items()}
     return msgspec.structs.replace(stats, **of_parts)
@@ -88,7 +83,6 @@ def test_counters_by_position_are_summed_position_by_position() -> None:
 
 
 def test_a_dead_engines_counters_stay_and_its_gauges_go() -> None:
-    """Counters continue from where they were; nothing runs in a dead engine."""
     prompts = SchedulerCounters(prompt_tokens=100)
     counted = counters_of(EngineStats(num_running=3, kv_cache_usage=0.5, scheduler=prompts))
     assert counted == EngineStats(scheduler=prompts)

@@ -14,7 +14,6 @@ Make = Callable[..., AddRequest]
 def test_smaller_ones_pass_a_head_that_does_not_fit_so_often_and_no_more(
     make_request: Make,
 ) -> None:
-    """Two pass; then no sequence does until the head has its room."""
     engine = scheduler(num_blocks=4, max_bypasses=2)
     engine.add(make_request("runs", [9] * 5, max_tokens=6, ignore_eos=True))
     engine.add(make_request("head", [8] * 15, max_tokens=1))
@@ -27,7 +26,6 @@ def test_smaller_ones_pass_a_head_that_does_not_fit_so_often_and_no_more(
 
 
 def test_a_request_for_many_seats_can_be_passed_too(make_request: Make) -> None:
-    """It does not fit until enough seats are free."""
     engine = scheduler(max_num_seqs=2, max_bypasses=1)
     engine.add(make_request("runs", [9], max_tokens=3))
     engine.add(make_request("two", [8], branches=["other"]))
@@ -37,7 +35,6 @@ def test_a_request_for_many_seats_can_be_passed_too(make_request: Make) -> None:
 
 
 def test_longest_cached_prefix_first(make_request: Make) -> None:
-    """The later request that finds more of itself in the cache goes first; in "fcfs" it waits."""
     order = {}
     for waiting_order in ("lpm", "fcfs"):
         engine = scheduler(max_num_seqs=1, waiting_order=waiting_order)
@@ -63,7 +60,6 @@ def test_a_long_line_goes_by_arrival(make_request: Make) -> None:
 
 
 def test_a_sibling_waits_for_the_prefix_that_is_being_computed(make_request: Make) -> None:
-    """It joins when the other's blocks are sealed, and runs only what is its own."""
     engine = scheduler(max_num_batched_tokens=16, in_batch_prefix_tokens=8)
     stem = [5] * 20
     engine.add(make_request("first", [*stem, 1]))
@@ -74,7 +70,6 @@ def test_a_sibling_waits_for_the_prefix_that_is_being_computed(make_request: Mak
 
 
 def test_sequences_that_share_a_prefix_are_deferred_and_counted(make_request: Make) -> None:
-    """Others are not held up; two answers wait."""
     engine = scheduler(in_batch_prefix_tokens=8)
     stem = [5] * 20
     engine.add(make_request("first", [*stem, 1]))
@@ -93,7 +88,6 @@ def test_sequences_that_share_a_prefix_are_deferred_and_counted(make_request: Ma
 def test_a_sequence_that_cannot_use_the_prefix_does_not_wait_for_it(
     make_request: Make, sibling: dict[str, object]
 ) -> None:
-    """Another salt, or a prompt that must be run for its log probabilities."""
     engine = scheduler(in_batch_prefix_tokens=8)
     engine.add(make_request("first", [5] * 20))
     engine.add(make_request("second", [5] * 20, **sibling))
@@ -101,7 +95,6 @@ def test_a_sequence_that_cannot_use_the_prefix_does_not_wait_for_it(
 
 
 def test_a_sibling_is_free_when_the_one_it_waits_for_is_gone(make_request: Make) -> None:
-    """An abort takes the prefix away; the next step computes it for the other."""
     engine = scheduler(max_num_batched_tokens=16, in_batch_prefix_tokens=8)
     engine.add(make_request("first", [5] * 40))
     assert advance(engine)[0] == {0: 16}
@@ -111,7 +104,7 @@ def test_a_sibling_is_free_when_the_one_it_waits_for_is_gone(make_request: Make)
 
 
 def test_coming_back_needs_room_to_grow(make_request: Make) -> None:
-    """A new request starts where one that was preempted does not yet: it would be back too soon."""
+    """It would be preempted again too soon, so a new request starts first."""
     engine = scheduler(num_blocks=12, max_bypasses=8)
     engine.add(make_request("a", [1] * 19, max_tokens=24, ignore_eos=True))
     engine.add(make_request("b", [2] * 19, max_tokens=24, ignore_eos=True))
@@ -142,7 +135,7 @@ def test_by_the_chunk_admission_takes_only_what_the_chunk_needs(make_request: Ma
 
 
 def test_a_pause_for_new_ones_lets_the_preempted_back(make_request: Make) -> None:
-    """They had begun; who had not is held and counted as deferred."""
+    """The preempted had begun; a request that had not is held and counted as deferred."""
     engine = scheduler(num_blocks=6, block_size=1)
     engine.add(make_request("a", [1, 2]))
     engine.add(make_request("b", [3, 4]))

@@ -41,7 +41,6 @@ BAD = 5_000  # the seed of a context whose numbers are not numbers
 
 
 def likeliest(context: Sequence[int], count: int) -> TokenLogprobs:
-    """Made-up candidates after a context, all of it."""
     scores = {t: zlib.crc32(bytes([*context, t])) / 2**32 for t in range(SIZE)}
     order = sorted(scores, key=lambda t: (-scores[t], t))[:count]
     ids = (order[0], *order)
@@ -49,8 +48,6 @@ def likeliest(context: Sequence[int], count: int) -> TokenLogprobs:
 
 
 class BeamExecutor(PagedExecutor):
-    """Reads each context through the block tables, and finds its likeliest next tokens."""
-
     @staticmethod
     def _draw(context: list[int], sample: SampleSpec) -> Draw:
         assert sample.position == len(context)
@@ -61,7 +58,7 @@ class BeamExecutor(PagedExecutor):
 
 
 def answers(request: AddRequest, limit: int) -> list[tuple[tuple[int, ...], int | None]]:
-    """The answers by the pure search alone: tokens, and the token that ended them."""
+    """Return the answers by the pure search alone: tokens, and the token that ended them."""
     beam, prompt = request.params.beam, request.prompt_token_ids
     assert beam is not None
     most = min(request.params.max_tokens, limit - len(prompt))
@@ -74,7 +71,6 @@ def answers(request: AddRequest, limit: int) -> list[tuple[tuple[int, ...], int 
 
 
 def searching(name: str, prompt: Sequence[int], num_answers: int = 1, **fields: Any) -> AddRequest:
-    """A request for a search."""
     ignore_eos = fields.pop("ignore_eos", False)
     params = SamplingParams(
         fields.pop("max_tokens", 6), 0.0, ignore_eos=ignore_eos, beam=BeamParams(**fields)
@@ -131,9 +127,6 @@ def test_any_batch_finds_what_each_search_finds_alone(
     orders: list[tuple[int, Command]],
     aborts: dict[int, int],
 ) -> None:
-    """With any limits, pool, policies, commands, aborts and neighbours; every block is free at the
-    end, and each answer has one ending.
-    """
     engine = Scheduler(cache, limits, (END,))
     executor = BeamExecutor(cache.block_size)
     core = EngineCore(engine, executor, lambda: 0.0, pipeline=PIPELINES[pipe](executor))
@@ -171,7 +164,6 @@ def _run(
     orders: list[tuple[int, Command]],
     aborts: dict[int, int],
 ) -> dict[str, list[RequestOutput]]:
-    """Run to the end of everything; the outputs by the ids of answers."""
     outputs: dict[str, list[RequestOutput]] = {name: [] for name in named}
 
     def step() -> None:
@@ -229,7 +221,7 @@ def _check(
 
 
 def found(step: SchedulerOutput, candidates: dict[int, dict[int, float]]) -> ModelOutput:
-    """A step's result: for each sequence the candidates with their log probabilities."""
+    """Return a step's result: for each sequence the candidates with their log probabilities."""
     draws = {}
     for seq_id, each in candidates.items():
         ids = (next(iter(each)), *each)
@@ -270,7 +262,6 @@ def test_beams_share_blocks_and_copy_the_last_one_to_write() -> None:
 
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_beam_that_fails_ends_its_search(failing: int) -> None:
-    """Each answer says why, and neighbours continue."""
     engine = scheduler()
     engine.add(searching("a", [1, 2], 2, width=2, early_stopping=False))
     engine.add(AddRequest("b", [3], SamplingParams(4), 0.0))
@@ -291,7 +282,6 @@ def test_a_beam_that_fails_ends_its_search(failing: int) -> None:
 
 
 def test_more_beams_than_seats_are_refused() -> None:
-    """The width counts, not the number of answers."""
     engine = scheduler(max_num_seqs=3)
     [output] = engine.add(searching("a", [1], width=4))
     assert "asks for 4 beams; at most 3" in (output.error or "")
@@ -299,7 +289,6 @@ def test_more_beams_than_seats_are_refused() -> None:
 
 
 def test_an_answer_given_up_midway_has_what_it_is_so_far() -> None:
-    """The search continues for the others, and ends with the last of them."""
     engine = scheduler()
     engine.add(searching("a", [1, 2], 2, width=2, early_stopping=False))
     step = engine.schedule(0.0)

@@ -15,7 +15,6 @@ Make = Callable[..., AddRequest]
 
 
 def test_a_long_prompt_runs_in_chunks_beside_decodes(make_request: Make) -> None:
-    """One budget serves both; the chunk gets what the decode leaves, and samples at its end."""
     engine = scheduler(max_num_batched_tokens=8)
     engine.add(make_request("a", range(1, 5)))
     assert advance(engine)[0] == {0: 4}
@@ -28,7 +27,7 @@ def test_a_long_prompt_runs_in_chunks_beside_decodes(make_request: Make) -> None
 
 
 def test_watermark_keeps_blocks_free_while_others_run(make_request: Make) -> None:
-    """Admitter leaves the watermark to those that run; alone, a sequence may take everything."""
+    """A sequence that runs alone may take everything."""
     engine = Scheduler(CacheConfig(8, 4, watermark=0.5), SchedulerConfig())
     engine.add(make_request("a", [1] * 12))
     engine.add(make_request("b", [2] * 8))
@@ -38,7 +37,6 @@ def test_watermark_keeps_blocks_free_while_others_run(make_request: Make) -> Non
 
 
 def test_a_preempted_sequence_is_ahead_of_later_arrivals(make_request: Make) -> None:
-    """It keeps its place in line."""
     engine = scheduler(num_blocks=4, block_size=1)
     engine.add(make_request("a", [1], max_tokens=3))
     engine.add(make_request("b", [2], max_tokens=3))
@@ -50,7 +48,6 @@ def test_a_preempted_sequence_is_ahead_of_later_arrivals(make_request: Make) -> 
 
 
 def test_lower_priority_values_go_first(make_request: Make) -> None:
-    """Priority orders the line; equal priorities are first come, first served."""
     engine = scheduler(max_num_seqs=1)
     for name, priority in (("a", 5), ("b", 0), ("c", 0), ("d", -1)):
         engine.add(make_request(name, [1], priority=priority, max_tokens=1))
@@ -59,7 +56,6 @@ def test_lower_priority_values_go_first(make_request: Make) -> None:
 
 
 def test_prefix_hits_skip_work_and_are_counted_once(make_request: Make) -> None:
-    """A second request with the same prompt runs only its last block; hits show in the stats."""
     engine = scheduler()
     engine.add(make_request("a", range(1, 13), max_tokens=2))
     advance(engine, now=1.0)
@@ -74,7 +70,6 @@ def test_prefix_hits_skip_work_and_are_counted_once(make_request: Make) -> None:
 
 
 def test_outputs_become_part_of_the_prefix_cache(make_request: Make) -> None:
-    """The next turn of a conversation hits the previous answer too."""
     engine = scheduler()
     engine.add(make_request("a", [1, 2, 3], max_tokens=6))
     for _ in range(6):
@@ -84,7 +79,6 @@ def test_outputs_become_part_of_the_prefix_cache(make_request: Make) -> None:
 
 
 def test_nothing_can_end_a_sequence_before_its_minimum(make_request: Make) -> None:
-    """Until `min_tokens` outputs are there, the end and the stop tokens cannot be drawn."""
     engine = scheduler()
     engine.add(make_request("a", [1, 2], max_tokens=9, min_tokens=2, stop_token_ids=(5,)))
     banned = []
@@ -100,7 +94,6 @@ def test_nothing_can_end_a_sequence_before_its_minimum(make_request: Make) -> No
 
 
 def test_a_sequence_ends_where_the_pool_or_the_model_does(make_request: Make) -> None:
-    """Outputs are cut at `max_model_len`, which a small pool lowers."""
     engine = scheduler(num_blocks=2, block_size=4, max_model_len=100)
     assert engine.max_model_len == 8
     engine.add(make_request("a", [1] * 6, max_tokens=50))
@@ -112,7 +105,6 @@ def test_a_sequence_ends_where_the_pool_or_the_model_does(make_request: Make) ->
 def test_prompts_that_can_never_run_are_refused(
     make_request: Make, prompt: list[int], words: str
 ) -> None:
-    """The refusal is an output with a reason, and nothing is queued."""
     engine = scheduler(num_blocks=2, block_size=4)
     (output,) = engine.add(make_request("a", prompt))
     assert output.finish_reason is FinishReason.ERROR
@@ -121,7 +113,6 @@ def test_prompts_that_can_never_run_are_refused(
 
 
 def test_an_id_in_use_is_refused_without_harm_to_its_owner(make_request: Make) -> None:
-    """The first request with the id continues."""
     engine = scheduler()
     assert not engine.add(make_request("a", [1], max_tokens=1))
     (second,) = engine.add(make_request("a", [2]))
@@ -139,13 +130,11 @@ def test_an_id_in_use_is_refused_without_harm_to_its_owner(make_request: Make) -
     ],
 )
 def test_unknown_policies_are_refused_by_name(limits: dict[str, str], flag: str) -> None:
-    """A policy that does not exist is an error that names the flag and what it can be."""
     with pytest.raises(ConfigError, match=flag):
         scheduler(**limits)
 
 
 def test_results_come_in_the_order_of_steps(make_request: Make) -> None:
-    """A result for a step that is not the oldest in flight is a bug, and refused."""
     engine = scheduler()
     engine.add(make_request("a", [1]))
     first = engine.schedule(0.0)
@@ -157,7 +146,6 @@ def test_results_come_in_the_order_of_steps(make_request: Make) -> None:
 
 
 def test_fcfs_ignores_priorities(make_request: Make) -> None:
-    """Under the policy "fcfs" only arrival counts."""
     engine = scheduler(max_num_seqs=1, policy="fcfs")
     for name, priority in (("a", 5), ("b", 0), ("c", -1)):
         engine.add(make_request(name, [1], priority=priority, max_tokens=1))
@@ -165,7 +153,6 @@ def test_fcfs_ignores_priorities(make_request: Make) -> None:
 
 
 def test_without_chunks_a_prompt_runs_whole_or_not_at_all(make_request: Make) -> None:
-    """It waits for a step with room for all of it; one larger than any step is refused."""
     engine = scheduler(max_num_batched_tokens=8, enable_chunked_prefill=False)
     (refused,) = engine.add(make_request("large", [9] * 8))
     assert "8 tokens" in (refused.error or "")
@@ -176,7 +163,6 @@ def test_without_chunks_a_prompt_runs_whole_or_not_at_all(make_request: Make) ->
 
 
 def test_a_failed_draw_ends_the_answer_and_forgets_its_blocks(make_request: Make) -> None:
-    """Its client gets the reason, it is counted, and none of its KV is ever a hit."""
     engine = scheduler()
     engine.add(make_request("a", range(1, 10)))
     step = engine.schedule(0.0)
@@ -189,7 +175,6 @@ def test_a_failed_draw_ends_the_answer_and_forgets_its_blocks(make_request: Make
 
 
 def test_prompt_logprobs_are_asked_for_by_the_chunk_and_reported_once(make_request: Make) -> None:
-    """Each chunk asks for the tokens that follow its positions; a prefix hit would hide some."""
     engine = scheduler(max_num_batched_tokens=4)
     for name in ("a", "b"):
         engine.add(make_request(name, range(1, 7), max_tokens=1, prompt_logprobs=2))
@@ -211,7 +196,6 @@ def test_prompt_logprobs_are_asked_for_by_the_chunk_and_reported_once(make_reque
 
 
 def test_the_next_turn_finds_the_partly_filled_block_too(make_request: Make) -> None:
-    """A finished answer leaves its last block behind; the next prompt copies the head of it."""
     engine = Scheduler(CacheConfig(16, 4), SchedulerConfig())
     engine.add(make_request("a", range(1, 7), max_tokens=1))
     advance(engine)
@@ -222,7 +206,6 @@ def test_the_next_turn_finds_the_partly_filled_block_too(make_request: Make) -> 
 
 
 def test_a_draw_that_looks_back_gets_every_token_before_it(make_request: Make) -> None:
-    """History comes with penalties only, and says how much of it is the prompt."""
     engine = scheduler()
     engine.add(make_request("a", [1, 2], presence_penalty=0.5))
     engine.add(make_request("b", [3]))

@@ -12,7 +12,6 @@ Make = Callable[..., AddRequest]
 
 
 def test_the_prompt_runs_once_and_is_drawn_from_for_every_answer(make_request: Make) -> None:
-    """One draw each, with a seed each; then as many sequences, on shared blocks."""
     engine = scheduler()
     engine.add(make_request("a", range(1, 7), seed=10, branches=["a1", "a2"]))
     assert (engine.num_waiting, engine.num_running) == (3, 0)
@@ -50,7 +49,6 @@ def test_only_the_shared_partial_tail_is_copied(make_request: Make) -> None:
 
 
 def test_all_answers_count_against_the_seats(make_request: Make) -> None:
-    """A request for three waits until three seats are free."""
     engine = scheduler(max_num_seqs=3, max_bypasses=0)
     engine.add(make_request("a", [1], max_tokens=2))
     engine.add(make_request("b", [2], branches=["b1", "b2"]))
@@ -62,7 +60,6 @@ def test_all_answers_count_against_the_seats(make_request: Make) -> None:
 
 
 def test_more_answers_than_seats_are_refused(make_request: Make) -> None:
-    """With an error for each of them that says what the limit is."""
     engine = scheduler(max_num_seqs=2)
     outputs = engine.add(make_request("a", [1], branches=["a1", "a2"]))
     assert [o.request_id for o in outputs] == ["a", "a1", "a2"]
@@ -72,7 +69,6 @@ def test_more_answers_than_seats_are_refused(make_request: Make) -> None:
 
 @pytest.mark.parametrize("branches", [["b", "b"], ["a"], ["used"]])
 def test_ids_of_answers_are_unique(make_request: Make, branches: list[str]) -> None:
-    """Among themselves and among all that live."""
     engine = scheduler()
     engine.add(make_request("used", [1]))
     outputs = engine.add(make_request("a", [1], branches=branches))
@@ -86,7 +82,6 @@ def test_ids_of_answers_are_unique(make_request: Make, branches: list[str]) -> N
 def test_an_answer_can_be_given_up_before_the_prompt_has_run(
     make_request: Make, gone: str, left: dict[str, int]
 ) -> None:
-    """The others keep their seeds, whichever of them runs the prompt."""
     engine = scheduler()
     engine.add(make_request("a", range(1, 7), seed=10, branches=["a1", "a2"]))
     output = engine.abort(gone)

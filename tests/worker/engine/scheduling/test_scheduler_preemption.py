@@ -16,7 +16,7 @@ Make = Callable[..., AddRequest]
 
 
 def test_a_victim_that_was_planned_gives_its_budget_back(make_request: Make) -> None:
-    """It leaves the step, and who comes after it has its tokens."""
+    """It leaves the step, and the next in line has its tokens."""
     engine = scheduler(num_blocks=8, block_size=1, max_num_batched_tokens=6, victim="largest")
     for name, prompt in (("a", [1]), ("b", [2] * 3), ("c", [3]), ("d", [4])):
         engine.add(make_request(name, prompt, max_tokens=4))
@@ -26,7 +26,6 @@ def test_a_victim_that_was_planned_gives_its_budget_back(make_request: Make) -> 
 
 
 def test_the_one_that_asks_may_be_the_victim(make_request: Make) -> None:
-    """Then it leaves the step itself, and those after it continue."""
     engine = scheduler(num_blocks=7, block_size=1, victim="largest")
     for name, prompt in (("a", [1]), ("b", [2] * 4), ("c", [3])):
         engine.add(make_request(name, prompt, max_tokens=4))
@@ -63,7 +62,6 @@ def test_a_shared_prefix_makes_a_cheap_victim(make_request: Make) -> None:
 def test_three_preemptions_are_the_most_whatever_the_policy(
     make_request: Make, victim: str, overlap: bool
 ) -> None:
-    """In a pool far too small, and every request still ends."""
     rng = Random(3)
     engine = scheduler(num_blocks=24, block_size=1, victim=victim, policy="fcfs")
     for index in range(120):
@@ -89,8 +87,8 @@ def test_three_preemptions_are_the_most_whatever_the_policy(
 
 
 def preempted_often(make_request: Make) -> Scheduler:
-    """Two sequences that lost their blocks as often as is allowed. They are short still, but each
-    may come to need 26 of the 40 blocks.
+    """Preempt two sequences as often as is allowed. They are short, but each may come to need 26 of
+    the 40 blocks.
     """
     engine = scheduler(num_blocks=40, block_size=16, in_batch_prefix_tokens=None)
     for name, token in (("a", 1), ("b", 2)):

@@ -21,16 +21,12 @@ Make = Callable[..., AddRequest]
 
 @dataclass
 class Client:
-    """One open request: when it came, how many tokens its answer has, and had so far."""
-
     since: int
     length: int
     received: int = 0
 
 
 class Clients:
-    """Clients that each send a request, read the answer and send the next."""
-
     def __init__(self, engine: Scheduler, rng: Random, count: int, total: int) -> None:
         self.engine = engine
         self.rng = rng
@@ -44,7 +40,6 @@ class Clients:
         self.stems = [[rng.randrange(1, 50_000) for _ in range(64)] for _ in range(4)]
 
     def send(self, now: int) -> None:
-        """Requests of those that have none open: 5 to 1000 tokens, half with a known beginning."""
         rng = self.rng
         while len(self.open) < self.count and self.left:
             longest = rng.choice([10, 30, 80, 200, 500, 900])
@@ -61,7 +56,6 @@ class Clients:
             self.left -= 1
 
     def give_up(self) -> None:
-        """A client disconnects now and then."""
         if self.open and self.rng.random() < 0.01:
             name = self.rng.choice(sorted(self.open))
             assert self.engine.abort(name) is not None
@@ -69,7 +63,6 @@ class Clients:
             self.num_aborted += 1
 
     def answer(self, step: SchedulerOutput, names: dict[int, str], now: int) -> None:
-        """Every answer ends where its length says."""
         sampled = {}
         for sequence in step.sequences:
             if sequence.samples:
@@ -88,7 +81,6 @@ class Clients:
 
 @pytest.mark.parametrize("victim", ["recompute-cost", "last"])
 def test_32_clients_in_200_blocks(victim: str) -> None:
-    """Every request ends once, is preempted three times at most and waits a bounded time."""
     engine = Scheduler(
         CacheConfig(200, 16),
         SchedulerConfig(max_num_batched_tokens=512, max_model_len=3000, victim=victim),

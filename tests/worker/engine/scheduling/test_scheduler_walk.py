@@ -31,7 +31,6 @@ def test_any_batch_answers_as_each_request_alone(
     load: list[walks.Arrival],
     orders: list[tuple[int, Command]],
 ) -> None:
-    """Nothing that happens around an answer changes, loses or repeats one of its tokens."""
     scheduler = Scheduler(cache, limits, (walks.END,))
     executor = paged_executor(cache.block_size)
     core = EngineCore(scheduler, executor, lambda: 0.0, pipeline=walks.PIPELINES[pipe](executor))
@@ -44,6 +43,5 @@ def test_any_batch_answers_as_each_request_alone(
 
 
 def test_the_definition_knows_the_paged_executors_bans(follow: Callable[..., int]) -> None:
-    """A banned token is never what follows."""
     context: Sequence[int] = [1, 2, 3]
     assert follow(context, 0, (follow(context, 0),)) != follow(context, 0)

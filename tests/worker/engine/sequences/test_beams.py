@@ -29,14 +29,12 @@ rules_of_a_search = st.builds(
 
 
 def logprobs(seed: int, size: int, prefix: tuple[int, ...]) -> list[float]:
-    """A toy model's, of each token of a vocabulary of `size` after a prefix."""
     rng = random.Random(f"{seed} {prefix}")
     weights = [rng.expovariate(1.0) ** 2 for _ in range(size)]
     return [math.log(weight / sum(weights)) for weight in weights]
 
 
 def likeliest(seed: int, size: int, beam: Beam, count: int) -> TokenLogprobs:
-    """An engine's answer: the drawn token, then the likeliest ones."""
     own = logprobs(seed, size, beam.token_ids)
     order = sorted(range(size), key=lambda token: -own[token])[:count]
     ids = (order[0], *order)
@@ -44,7 +42,6 @@ def likeliest(seed: int, size: int, beam: Beam, count: int) -> TokenLogprobs:
 
 
 def search(seed: int, size: int, rules: BeamRules) -> tuple[Beam, ...]:
-    """The answers of a whole search."""
     beams = Beams()
     while not beams.is_over:
         found = [likeliest(seed, size, beam, rules.num_candidates) for beam in beams.live]
@@ -59,7 +56,7 @@ Answer = tuple[tuple[int, ...], float]
 
 
 def of_vllm(seed: int, size: int, rules: BeamRules) -> list[Answer]:
-    """vLLM's loop, to the last token: (tokens, score), best first."""
+    """Return the answers of vLLM's loop, run to the last token: (tokens, score), best first."""
     live: list[Answer] = [((), 0.0)]
     ended: list[Answer] = []
     for _ in range(rules.max_outputs):
@@ -83,7 +80,7 @@ def of_vllm(seed: int, size: int, rules: BeamRules) -> list[Answer]:
 
 
 def of_transformers(seed: int, size: int, rules: BeamRules) -> list[Answer]:
-    """The rule of `generate`: of all candidates the best, of which the first may end."""
+    """Apply the rule of `generate`: of all candidates the best, of which the first may end."""
     params, full = rules.params, rules.params.width
     live: list[Answer] = [((), 0.0)]
     ended: list[Answer] = []
@@ -117,7 +114,6 @@ def of_transformers(seed: int, size: int, rules: BeamRules) -> list[Answer]:
 @given(seed=st.integers(0, 10_000), size=st.integers(4, 9), rules=rules_of_a_search)
 @examples(400)
 def test_a_search_finds_what_plain_loops_find(seed: int, size: int, rules: BeamRules) -> None:
-    """By both rules, with the vocabulary as small as it may be; scores included."""
     found = search(seed, size, rules)
     plain = of_vllm if rules.params.early_stopping is None else of_transformers
     expected = plain(seed, size, rules)
@@ -144,7 +140,6 @@ def test_a_search_ends_before_its_last_token_where_no_beam_can_win() -> None:
 
 
 def test_the_answers_so_far_are_ranked_like_answers() -> None:
-    """An answer that is given up midway has the live beams, and those that ended."""
     rules = BeamRules(
         BeamParams(2, 1.0, False), num_prompt=3, max_outputs=9, end_ids=frozenset({0})
     )

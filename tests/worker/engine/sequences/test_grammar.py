@@ -39,7 +39,6 @@ def compiler() -> Iterator[GrammarCompiler]:
 
 @pytest.fixture
 def matcher(compiler: GrammarCompiler) -> Matcher:
-    """A grammar of one of `a` to `c`, then any number of `x`."""
     return compiler.compile(regex("[abc]x*")).result().fork()
 
 
@@ -55,7 +54,6 @@ def test_a_mask_has_the_tokens_that_may_follow(matcher: Matcher) -> None:
 
 
 def test_there_is_a_mask_for_each_draft_and_the_state_stays(matcher: Matcher) -> None:
-    """They are what the same tokens give as outputs."""
     drafts = [*b"axx"]
     masks = matcher.masks([], drafts, PLAIN)
     assert len(masks) == 4
@@ -64,7 +62,7 @@ def test_there_is_a_mask_for_each_draft_and_the_state_stays(matcher: Matcher) ->
 
 
 def test_masks_are_filled_when_they_are_looked_at(matcher: Matcher) -> None:
-    """Masks are of the outputs as they were: the device has begun the step."""
+    """The device has begun the step, but masks are of the outputs as they were."""
     outputs = [ord("a")]
     masks = matcher.masks(outputs[:], [*b"xx"], PLAIN)
     assert masks
@@ -82,7 +80,6 @@ def test_masks_end_at_the_first_draft_that_is_forbidden(matcher: Matcher) -> Non
 
 
 def test_a_draft_may_end_the_output(matcher: Matcher) -> None:
-    """Later tokens do not matter, and the state stays."""
     masks = matcher.masks([ord("a")], [ord("x"), END, ord("x")], PLAIN)
     assert [allowed(mask) for mask in masks[:2]] == [{ord("x"), END, OTHER_END}] * 2
     [again] = matcher.masks([ord("a")], (), PLAIN)
@@ -105,7 +102,6 @@ def test_stop_tokens_may_be_drawn_where_the_output_may_end(matcher: Matcher) -> 
 
 
 def test_end_tokens_wait_for_the_minimum_length(matcher: Matcher) -> None:
-    """Counted at each draft."""
     params = SamplingParams(max_tokens=9, min_tokens=3)
     masks = matcher.masks([ord("a")], [*b"xx"], params, (END, OTHER_END))
     assert [END in allowed(mask) for mask in masks] == [False, False, True]
@@ -119,7 +115,6 @@ def test_an_output_that_cannot_go_on_may_end(compiler: GrammarCompiler) -> None:
 
 
 def test_forced_text_has_one_spelling(compiler: GrammarCompiler) -> None:
-    """The longest tokens that fit."""
     matcher = compiler.compile('start: "true" | "tru" "e" "true" | "truex"').result().fork()
     assert matcher.forced([]) == [piece("true")]
     [mask] = matcher.masks([], (), PLAIN)
@@ -136,7 +131,6 @@ def test_a_grammar_that_is_none_allows_nothing(compiler: GrammarCompiler) -> Non
 
 
 def test_a_grammar_is_compiled_once(compiler: GrammarCompiler) -> None:
-    """While it is among the last that were used."""
     first = compiler.compile(regex("k"))
     assert compiler.compile(regex("k")) is first
     for number in range(300):
@@ -152,8 +146,6 @@ def test_a_grammar_is_compiled_once(compiler: GrammarCompiler) -> None:
 
 
 class HeldGrammars:
-    """Implements `Grammars`: compiled when the test says so."""
-
     def __init__(self) -> None:
         self.futures: dict[str, Future[Matcher]] = {}
 
@@ -177,7 +169,6 @@ def free(name: str, **params: Any) -> AddRequest:
 def test_a_sequence_waits_for_its_grammar_and_holds_up_no_other(
     grammars: HeldGrammars, matcher: Matcher
 ) -> None:
-    """It has no blocks; those behind it run; it runs when the grammar is there."""
     engine = scheduler(max_bypasses=0)
     engine.attach(ConstrainedOutputs(grammars))
     for index in range(40):
@@ -206,7 +197,7 @@ def test_a_sequence_that_waits_for_its_grammar_can_be_aborted(grammars: HeldGram
 def test_nothing_is_scheduled_while_a_constrained_token_is_drawn(
     grammars: HeldGrammars, matcher: Matcher
 ) -> None:
-    """Neither it nor its neighbours, which would else run without it in every other step."""
+    """Its neighbours would otherwise run without it in every other step."""
     engine = scheduler()
     engine.attach(ConstrainedOutputs(grammars))
     engine.add(free("free"))
@@ -230,8 +221,6 @@ def test_nothing_is_scheduled_while_a_constrained_token_is_drawn(
 
 
 class Stubborn:
-    """Implements `Drafter`: always the same tokens."""
-
     def __init__(self, tokens: tuple[int, ...]) -> None:
         self._tokens = tokens
 
@@ -239,17 +228,15 @@ class Stubborn:
         tokens = self._tokens[:num_tokens]
         return Drafts(len(context.token_ids), tokens, (0.9,) * len(tokens))
 
-    def end(self, context: DraftContext, learns: bool) -> None:
-        """Nothing to forget."""
+    def end(self, context: DraftContext, learns: bool) -> None: ...
 
-    def learn(self, num_tokens: int) -> None:
-        """Nothing to learn."""
+    def learn(self, num_tokens: int) -> None: ...
 
 
 def test_drafts_are_cut_at_the_first_that_is_forbidden(
     grammars: HeldGrammars, matcher: Matcher
 ) -> None:
-    """And have a mask each, and one for the token behind them."""
+    """Each draft has a mask, and so does the token that follows."""
     drafter = Stubborn((*b"xxax",))
     engine = scheduler(speculation=Speculation(NGRAM, drafter, False, SIZE))
     engine.attach(ConstrainedOutputs(grammars))
@@ -267,7 +254,6 @@ def test_drafts_are_cut_at_the_first_that_is_forbidden(
 def test_without_a_drafter_what_is_forced_is_verified_for_constrained_sequences_alone(
     grammars: HeldGrammars, compiler: GrammarCompiler
 ) -> None:
-    """Beside others, whose next step waits; as soon as they are alone they are scheduled ahead."""
     engine = scheduler(speculation=Speculation(JUMP_FORWARD, None, False, SIZE))
     engine.attach(ConstrainedOutputs(grammars))
     engine.add(constrained("c"))
@@ -288,7 +274,7 @@ def test_without_a_drafter_what_is_forced_is_verified_for_constrained_sequences_
 
 
 def test_drafts_of_a_device_are_not_cut(grammars: HeldGrammars, matcher: Matcher) -> None:
-    """Verification must not depend on the token; masks end behind the forbidden one."""
+    """Verification must not depend on the token; masks end after the forbidden one."""
     engine = scheduler(speculation=Speculation(NGRAM, None, True, SIZE))
     engine.attach(ConstrainedOutputs(grammars))
     engine.add(constrained("c"))
