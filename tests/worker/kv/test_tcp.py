@@ -432,7 +432,7 @@ def test_kv_is_waited_for_where_its_name_is_known(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_wait_has_an_end() -> None:
-    """An exporter that ends or is not there ends it at once; an export of other tokens is not used."""
+    """An exporter that ends or is missing ends it at once."""
     with engine() as taker, engine(kv_lease_duration=0.3) as impatient:
         with engine() as keeper:
             assert ended(impatient.pull(room(keeper), DIGEST, 0)).part is None

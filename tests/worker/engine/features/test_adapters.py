@@ -125,7 +125,7 @@ def test_a_sequence_without_a_slot_waits_without_blocks_and_is_passed() -> None:
 
 
 def test_a_loaded_adapter_does_not_keep_its_slot_by_new_requests_for_ever() -> None:
-    """After `max_bypasses` no other request with an adapter goes first; the model alone still does."""
+    """After `max_bypasses` only requests without an adapter may pass."""
     engine = scheduler(AdapterSlots(1, 1, Files()), max_bypasses=2)
     add(engine, "a0", A, tokens=3)
     add(engine, "b", B, tokens=5)
