@@ -5,7 +5,6 @@
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import msgspec
 
@@ -37,13 +36,13 @@ def tables() -> str:
     return "\n".join(parts)
 
 
-def _row(module: ModuleType, row: PluginType[Any]) -> str:
+def _row(module: ModuleType, row: PluginType) -> str:
     names = ", ".join(f"`{name}`" for name in (row.name, *row.deprecated_aliases))
     cells = (names + MARKS[row.stability], _summary(module, row), _parameters(row))
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
 
 
-def _summary(module: ModuleType, row: PluginType[Any]) -> str:
+def _summary(module: ModuleType, row: PluginType) -> str:
     """The first sentence of the type's paragraph, which begins with its name, else of the file."""
     paragraphs = (module.__doc__ or "").split("\n\n")
     named = [one for one in paragraphs if one.startswith(f"{row.name}: ")]
@@ -51,7 +50,7 @@ def _summary(module: ModuleType, row: PluginType[Any]) -> str:
     return first.removeprefix(f"{row.name}: ").split(". ")[0].rstrip(".")
 
 
-def _parameters(row: PluginType[Any]) -> str:
+def _parameters(row: PluginType) -> str:
     parts = []
     for field in msgspec.structs.fields(row.parameters):
         shown = "" if field.required else _default(field)

@@ -11,7 +11,6 @@ import importlib.util
 import pkgutil
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
 
 from picker.errors import ConfigError
 from picker.framework.registry import PluginType, Registry
@@ -24,7 +23,7 @@ def builtin_plugins() -> Registry:
     return Registry(row for package in PACKAGES for _, rows in modules_of(package) for row in rows)
 
 
-def modules_of(package: str) -> Iterator[tuple[ModuleType, tuple[PluginType[Any], ...]]]:
+def modules_of(package: str) -> Iterator[tuple[ModuleType, tuple[PluginType, ...]]]:
     """Yield the plugin modules of a package, each with its types; none without the package.
 
     Raises `ConfigError` for a module that defines no type, or one type under another name.
@@ -38,7 +37,7 @@ def modules_of(package: str) -> Iterator[tuple[ModuleType, tuple[PluginType[Any]
             yield module, _rows(module)
 
 
-def _rows(module: ModuleType) -> tuple[PluginType[Any], ...]:
+def _rows(module: ModuleType) -> tuple[PluginType, ...]:
     rows = getattr(module, "PLUGINS", ())
     if rows:
         return tuple(rows)

@@ -202,7 +202,7 @@ class PluginInstances:
             elif value not in ("", None) and in_force.get(steps, value) != value:
                 self._findings.warn((*at, *steps), f"has no effect: {in_force[steps]} is in force")
 
-    def _row(self, type_name: str, path: Path) -> PluginType[Any] | None:
+    def _row(self, type_name: str, path: Path) -> PluginType | None:
         at = (*path, "type")
         if not type_name:  # reported by the decoder
             return None

@@ -254,11 +254,4 @@ def _create(
     return BurstPrefixCacheProducer(name, parameters, services.clock, services.hash_seed)
 
 
-PLUGINS = (
-    PluginType(
-        "burst-prefix-cache-producer",
-        BurstPrefixCacheParameters,
-        _create,
-        stability=Stability.ALPHA,
-    ),
-)
+PLUGINS = (PluginType("burst-prefix-cache-producer", _create, Stability.ALPHA),)

@@ -20,7 +20,7 @@ from functools import lru_cache
 from random import Random
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType, configured
+from picker.framework.registry import Parameters, PluginType
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.types import Candidate, Candidates, InferenceRequest
 
@@ -99,8 +99,4 @@ def _rate_range(length: int, shortest: int, longest: int) -> float:
     return IN_RANGE + (1.0 - IN_RANGE) * (0.7 * narrow + 0.3 * room)
 
 
-PLUGINS = (
-    PluginType(
-        "context-length-aware", ContextLengthAwareParameters, configured(ContextLengthAware)
-    ),
-)
+PLUGINS = (PluginType("context-length-aware", ContextLengthAware),)

@@ -15,7 +15,7 @@ A sample belongs to an endpoint when its `pod` label names the endpoint's pod, o
 
 from collections.abc import Sequence
 
-from picker.framework.registry import Parameters, PluginType, Stability, itself
+from picker.framework.registry import Parameters, PluginType, Stability
 from picker.scrape.exposition import scan
 from picker.scrape.page_parameters import PageParameters, checked_source
 from picker.scrape.sources import ExtractError, Extraction, PageLocation, Scrape
@@ -61,6 +61,6 @@ def _pod_names(endpoint: Endpoint) -> tuple[str, ...]:
 
 
 PLUGINS = (
-    PluginType("dcgm-data-source", DcgmDataSource, checked_source, stability=Stability.ALPHA),
-    PluginType(EXTRACTOR, DcgmExtractor, itself, stability=Stability.ALPHA),
+    PluginType("dcgm-data-source", checked_source, Stability.ALPHA, parameters=DcgmDataSource),
+    PluginType(EXTRACTOR, DcgmExtractor, Stability.ALPHA),
 )

@@ -35,7 +35,7 @@ from picker.framework.attributes import (
     EncoderMatch,
     encoder_matches_key,
 )
-from picker.framework.registry import Parameters, PluginType, configured, named
+from picker.framework.registry import Parameters, PluginType
 from picker.metrics.families import MODALITIES
 from picker.metrics.label_caps import OVERFLOW
 from picker.metrics.picker_metrics import PickerMetrics
@@ -176,14 +176,7 @@ class MmEmbeddingsCacheScorer:
 
 PLUGINS = (
     PluginType(
-        "mm-embeddings-cache-producer",
-        MmEmbeddingsCacheParameters,
-        named(MmEmbeddingsCacheProducer),
-        default_for=(ENCODER_MATCHES,),
+        "mm-embeddings-cache-producer", MmEmbeddingsCacheProducer, default_for=(ENCODER_MATCHES,)
     ),
-    PluginType(
-        "mm-embeddings-cache-scorer",
-        MmEmbeddingsCacheScorerParameters,
-        configured(MmEmbeddingsCacheScorer),
-    ),
+    PluginType("mm-embeddings-cache-scorer", MmEmbeddingsCacheScorer),
 )

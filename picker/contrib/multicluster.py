@@ -55,17 +55,13 @@ from picker.framework.registry import (
     Parameters,
     PluginType,
     Stability,
-    configured,
-    itself,
-    named,
-    plain,
 )
 from picker.plugins._shared.load_signals import least_first, with_neutral
 from picker.plugins.discoveries import FileDiscoverySettings
 from picker.plugins.endpoint_attribute import attribute_number
 from picker.plugins.producers import approx_prefix_cache_producer as approx
 from picker.plugins.scorers.prefix_cache_scorers import PrefixCacheParameters, PrefixCacheScorer
-from picker.plugins.session_affinity import SessionAffinityFilter, SessionAffinityParameters
+from picker.plugins.session_affinity import SessionAffinityFilter
 from picker.prefix.match import MATCH_INFO
 from picker.scrape.engines import Series, parse_series
 from picker.scrape.exposition import scan
@@ -178,53 +174,31 @@ def _reported(candidates: Candidates, attribute: str) -> list[float | None]:
 
 
 PLUGINS = (
-    PluginType(
-        "multicluster-file-discovery",
-        MulticlusterFileDiscoverySettings,
-        itself,
-        stability=Stability.ALPHA,
-    ),
+    PluginType("multicluster-file-discovery", MulticlusterFileDiscoverySettings, Stability.ALPHA),
     PluginType(
         "multicluster-metrics-data-source",
-        MulticlusterMetricsDataSource,
         checked_source,
-        stability=Stability.ALPHA,
+        Stability.ALPHA,
+        parameters=MulticlusterMetricsDataSource,
     ),
-    PluginType(
-        EXTRACTOR,
-        MulticlusterMetricsParameters,
-        configured(MulticlusterMetricsExtractor),
-        stability=Stability.ALPHA,
-    ),
-    PluginType(
-        "multicluster-session-affinity-filter",
-        SessionAffinityParameters,
-        named(SessionAffinityFilter),
-        stability=Stability.ALPHA,
-    ),
+    PluginType(EXTRACTOR, MulticlusterMetricsExtractor, Stability.ALPHA),
+    PluginType("multicluster-session-affinity-filter", SessionAffinityFilter, Stability.ALPHA),
     PluginType(
         "multicluster-approx-prefix-cache-producer",
-        approx.ApproxPrefixCacheParameters,
         approx.create,
+        Stability.ALPHA,
         default_for=(MATCH_INFO,),
-        stability=Stability.ALPHA,
     ),
     PluginType(
         "multicluster-prefix-cache-scorer",
-        MulticlusterPrefixCacheParameters,
-        configured(PrefixCacheScorer),
-        stability=Stability.ALPHA,
+        PrefixCacheScorer,
+        Stability.ALPHA,
+        parameters=MulticlusterPrefixCacheParameters,
     ),
-    PluginType(
-        "multicluster-queue-scorer",
-        Parameters,
-        plain(MulticlusterQueueScorer),
-        stability=Stability.ALPHA,
-    ),
+    PluginType("multicluster-queue-scorer", MulticlusterQueueScorer, Stability.ALPHA),
     PluginType(
         "multicluster-kv-cache-utilization-scorer",
-        Parameters,
-        plain(MulticlusterKvCacheUtilizationScorer),
-        stability=Stability.ALPHA,
+        MulticlusterKvCacheUtilizationScorer,
+        Stability.ALPHA,
     ),
 )

@@ -80,7 +80,6 @@ from picker.framework.registry import (
     PluginType,
     PositiveInt,
     Share,
-    configured,
 )
 from picker.plugins._shared.load_signals import least_first, unknown_among_known, with_neutral
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
@@ -265,11 +264,7 @@ def _kv_tokens(candidate: Candidate) -> float | None:
 
 
 PLUGINS = (
-    PluginType("cache-aware-scorer", CacheAwareParameters, configured(CacheAwareScorer)),
-    PluginType(
-        "consistent-hashing-scorer",
-        ConsistentHashingParameters,
-        configured(ConsistentHashingScorer),
-    ),
-    PluginType("dynamo-cost-scorer", DynamoCostParameters, configured(DynamoCostScorer)),
+    PluginType("cache-aware-scorer", CacheAwareScorer),
+    PluginType("consistent-hashing-scorer", ConsistentHashingScorer),
+    PluginType("dynamo-cost-scorer", DynamoCostScorer),
 )

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from picker.framework.attributes import Attributes, DataKey
-from picker.framework.registry import Parameters, PluginType, PositiveInt, Stability, named
+from picker.framework.registry import Parameters, PluginType, PositiveInt, Stability
 from picker.plugins._shared.load_signals import with_neutral
 from picker.plugins._shared.stages import first_picked
 from picker.prefix.match import match_info_key
@@ -124,11 +124,4 @@ def _fnv(data: bytes) -> int:
     return value
 
 
-PLUGINS = (
-    PluginType(
-        "p2p-source-producer",
-        P2pSourceParameters,
-        named(P2pSourceProducer),
-        stability=Stability.ALPHA,
-    ),
-)
+PLUGINS = (PluginType("p2p-source-producer", P2pSourceProducer, Stability.ALPHA),)

@@ -40,7 +40,6 @@ from picker.framework.registry import (
     Parameters,
     PluginType,
     PositiveFloat,
-    configured,
 )
 from picker.types import DEFAULT_FAIRNESS_ID, Usage
 
@@ -274,8 +273,4 @@ class ProgramAwareFairness:
         return self._ledger.shares()
 
 
-PLUGINS = (
-    PluginType(
-        "program-aware-fairness", ProgramAwareFairnessParameters, configured(ProgramAwareFairness)
-    ),
-)
+PLUGINS = (PluginType("program-aware-fairness", ProgramAwareFairness),)

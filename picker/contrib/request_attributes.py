@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 
 from picker.errors import PickerError
 from picker.framework.interfaces import Flight
-from picker.framework.registry import Parameters, PluginType, configured
+from picker.framework.registry import Parameters, PluginType
 from picker.types import Metadata, ResponseProgress, Usage
 
 log = logging.getLogger(__name__)
@@ -151,10 +151,4 @@ def _reason(error: Exception) -> str:
     return f"usage has no {text}" if isinstance(error, KeyError) else text
 
 
-PLUGINS = (
-    PluginType(
-        "request-attribute-reporter",
-        RequestAttributeReporterParameters,
-        configured(RequestAttributeReporter),
-    ),
-)
+PLUGINS = (PluginType("request-attribute-reporter", RequestAttributeReporter),)

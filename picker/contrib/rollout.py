@@ -41,7 +41,7 @@ from typing import Literal
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight
 from picker.framework.label_selector import LabelSelector
-from picker.framework.registry import Parameters, PluginType, Stability, configured
+from picker.framework.registry import Parameters, PluginType, Stability
 from picker.types import Candidate, Candidates, InferenceRequest, ResponseHead
 
 DEFAULT_REVISION_LABEL = "disaggregatedset.x-k8s.io/revision"
@@ -248,15 +248,7 @@ class HeaderLabelAffinityScorer:
 
 PLUGINS = (
     PluginType(
-        "disaggregatedset-rollout-screener",
-        RolloutScreenerParameters,
-        configured(DisaggregatedSetRolloutScreener),
-        stability=Stability.ALPHA,
+        "disaggregatedset-rollout-screener", DisaggregatedSetRolloutScreener, Stability.ALPHA
     ),
-    PluginType(
-        "header-label-affinity-scorer",
-        HeaderLabelAffinityParameters,
-        configured(HeaderLabelAffinityScorer),
-        stability=Stability.ALPHA,
-    ),
+    PluginType("header-label-affinity-scorer", HeaderLabelAffinityScorer, Stability.ALPHA),
 )

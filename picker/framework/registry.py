@@ -6,11 +6,11 @@ when the picker starts; importing a plugin registers nothing.
 """
 
 import difflib
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
-from typing import Annotated, Any, Generic, TypeAlias, TypeVar
+from typing import Annotated, TypeAlias
 
 import msgspec
 
@@ -49,9 +49,6 @@ Port: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 PortOrZero: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
-P = TypeVar("P", bound=Parameters)
-
-
 class Stability(Enum):
     """The maturity of a plugin type; alpha types need `--allow-experimental-plugins`."""
 
@@ -60,64 +57,62 @@ class Stability(Enum):
     DEPRECATED = "deprecated"
 
 
-@dataclass(frozen=True, slots=True)
-class PluginType(Generic[P]):
-    """One row of the registry.
+class PluginType:
+    """One row of the registry: a type of plugins, described by its constructor.
 
-    `name` is the type in a configuration (kebab case). `create(name, parameters, services)`
-    creates an instance called `name`; it may raise `ValueError` for well-typed but invalid values.
-    `default_for` lists the data types for which this producer is created automatically if a plugin
-    needs them and no producer is configured.
+    The constructor takes those of `name` (of the instance, for its findings), `parameters` and
+    `services` that it has arguments for, and may raise `ValueError` for well-typed but invalid
+    values. A subclass of `Parameters` is a plugin that is its own parameters. `default_for` lists
+    the data types for which this producer is created automatically if a plugin needs them and no
+    producer is configured.
     """
 
-    name: str
-    parameters: type[P]
-    create: Callable[[str, P, Services], object]
-    default_for: tuple[str, ...] = ()
-    deprecated_aliases: tuple[str, ...] = ()
-    stability: Stability = Stability.BETA
+    def __init__(
+        self,
+        name: str,
+        constructor: Callable[..., object],
+        stability: Stability = Stability.BETA,
+        *,
+        parameters: type[Parameters] | None = None,
+        default_for: tuple[str, ...] = (),
+        deprecated_aliases: tuple[str, ...] = (),
+    ) -> None:
+        """`name` is the type in a configuration. `parameters` defaults to the annotation of the
+        constructor's argument.
+        """
+        if isinstance(constructor, type) and issubclass(constructor, Parameters):
+            parameters, constructor = constructor, _itself
+        taken = inspect.signature(constructor, eval_str=True).parameters
+        annotated = taken["parameters"].annotation if "parameters" in taken else Parameters
+        self.name, self.stability = name, stability
+        self.parameters: type[Parameters] = parameters or annotated
+        self.default_for, self.deprecated_aliases = default_for, deprecated_aliases
+        self._constructor = constructor
+        self._arguments = [one for one in ("name", "parameters", "services") if one in taken]
 
-    def make(self, name: str, parameters: P, services: Services = NO_SERVICES) -> object:
+    def make(self, name: str, parameters: Parameters, services: Services = NO_SERVICES) -> object:
         """Create an instance; without `services` it asks no server. Raises `ValueError`."""
-        return self.create(name, parameters, services)
+        given = {"name": name, "parameters": parameters, "services": services}
+        return self._constructor(**{argument: given[argument] for argument in self._arguments})
 
 
-# `create` functions of plugin types that need only some of the arguments.
-
-
-def plain(make: Callable[[], object]) -> Callable[[str, Parameters, Services], object]:
-    """Adapt a constructor without arguments."""
-    return lambda _name, _parameters, _services: make()
-
-
-def configured(make: Callable[[P], object]) -> Callable[[str, P, Services], object]:
-    """Adapt a constructor that takes only parameters."""
-    return lambda _name, parameters, _services: make(parameters)
-
-
-def named(make: Callable[[str, P], object]) -> Callable[[str, P, Services], object]:
-    """Adapt a constructor that takes the name, for its findings, and parameters."""
-    return lambda name, parameters, _services: make(name, parameters)
-
-
-def itself(_name: str, parameters: Parameters, _services: Services) -> object:
-    """Return the parameters, which are the plugin."""
+def _itself(parameters: object) -> object:
     return parameters
 
 
 class Registry:
     """Name → plugin type. Immutable."""
 
-    def __init__(self, types: Iterable[PluginType[Any]]) -> None:
-        table: dict[str, PluginType[Any]] = {}
+    def __init__(self, types: Iterable[PluginType]) -> None:
+        table: dict[str, PluginType] = {}
         for row in types:
             for name in (row.name, *row.deprecated_aliases):
                 if name in table:
                     raise ConfigError(f"two plugins are registered under the type '{name}'")
                 table[name] = row
-        self._types: Mapping[str, PluginType[Any]] = MappingProxyType(table)
+        self._types: Mapping[str, PluginType] = MappingProxyType(table)
 
-    def __iter__(self) -> Iterator[PluginType[Any]]:
+    def __iter__(self) -> Iterator[PluginType]:
         return iter({row.name: row for row in self._types.values()}.values())
 
     def __contains__(self, type_name: str) -> bool:
@@ -128,14 +123,14 @@ class Registry:
         """All types that a configuration may name, including deprecated names."""
         return frozenset(self._types)
 
-    def get(self, type_name: str) -> PluginType[Any]:
+    def get(self, type_name: str) -> PluginType:
         """Look up a plugin type. Raises `ConfigError` with the nearest known name."""
         try:
             return self._types[type_name]
         except KeyError:
             raise ConfigError(self._unknown(type_name)) from None
 
-    def default_producer(self, data_type: str, name: str = "") -> PluginType[Any] | None:
+    def default_producer(self, data_type: str, name: str = "") -> PluginType | None:
         """Return the producer type that is created automatically for `data_type`, if any.
 
         Of several, it is the one called `name`.

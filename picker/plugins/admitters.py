@@ -23,7 +23,6 @@ from picker.framework.registry import (
     PluginType,
     PositiveFloat,
     PositiveShare,
-    configured,
 )
 from picker.plugins._shared.load_signals import waiting_requests
 from picker.types import Candidate, Candidates, InferenceRequest
@@ -75,8 +74,4 @@ class ProbabilisticAdmitter:
         return max((waiting or 0) / self._queue, (usage or 0.0) / self._kv)
 
 
-PLUGINS = (
-    PluginType(
-        "probabilistic-admitter", ProbabilisticAdmitterParameters, configured(ProbabilisticAdmitter)
-    ),
-)
+PLUGINS = (PluginType("probabilistic-admitter", ProbabilisticAdmitter),)

@@ -27,7 +27,7 @@ from random import Random
 
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight
-from picker.framework.registry import Parameters, PluginType, plain
+from picker.framework.registry import PluginType
 from picker.types import Candidate, Candidates, InferenceRequest, ResponseHead
 
 SELECTION_HEADER = "test-epp-endpoint-selection"
@@ -103,8 +103,6 @@ class DestinationEndpointServedVerifier:
 
 
 PLUGINS = (
-    PluginType("header-based-testing-filter", Parameters, plain(HeaderBasedTestingFilter)),
-    PluginType(
-        "destination-endpoint-served-verifier", Parameters, plain(DestinationEndpointServedVerifier)
-    ),
+    PluginType("header-based-testing-filter", HeaderBasedTestingFilter),
+    PluginType("destination-endpoint-served-verifier", DestinationEndpointServedVerifier),
 )

@@ -12,7 +12,7 @@ endpoint-notification-source: the endpoints themselves, as they join and change.
 parameters. Its extractors are called once for each endpoint, and again when it changes.
 """
 
-from picker.framework.registry import Parameters, PluginType, itself
+from picker.framework.registry import Parameters, PluginType
 from picker.scrape.page_parameters import PageParameters, checked_source
 from picker.scrape.sources import PageLocation
 
@@ -41,7 +41,7 @@ class EndpointNotificationSource(Parameters, frozen=True):
 
 
 PLUGINS = (
-    PluginType("metrics-data-source", MetricsDataSource, checked_source),
-    PluginType("models-data-source", ModelsDataSource, checked_source),
-    PluginType("endpoint-notification-source", EndpointNotificationSource, itself),
+    PluginType("metrics-data-source", checked_source, parameters=MetricsDataSource),
+    PluginType("models-data-source", checked_source, parameters=ModelsDataSource),
+    PluginType("endpoint-notification-source", EndpointNotificationSource),
 )

@@ -16,7 +16,7 @@ not configured.
 """
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import NonNegativeInt, Parameters, PluginType, configured, plain
+from picker.framework.registry import NonNegativeInt, Parameters, PluginType
 from picker.prefix.match import match_info_key
 from picker.types import Candidate, InferenceRequest
 
@@ -97,9 +97,7 @@ class PrefixBasedPdDecider:
 
 
 PLUGINS = (
-    PluginType("always-disagg-pd-decider", Parameters, plain(AlwaysDecider)),
-    PluginType("always-disagg-multimodal-decider", Parameters, plain(MultiModalDecider)),
-    PluginType(
-        "prefix-based-pd-decider", PrefixBasedPdDeciderParameters, configured(PrefixBasedPdDecider)
-    ),
+    PluginType("always-disagg-pd-decider", AlwaysDecider),
+    PluginType("always-disagg-multimodal-decider", MultiModalDecider),
+    PluginType("prefix-based-pd-decider", PrefixBasedPdDecider),
 )

@@ -6,7 +6,7 @@ the file.
 
 from typing import ClassVar
 
-from picker.framework.registry import Parameters, PluginType, itself
+from picker.framework.registry import Parameters, PluginType
 
 
 class FileDiscoverySettings(Parameters, frozen=True):
@@ -16,4 +16,4 @@ class FileDiscoverySettings(Parameters, frozen=True):
     watch_file: bool = False
 
 
-PLUGINS = (PluginType("file-discovery", FileDiscoverySettings, itself),)
+PLUGINS = (PluginType("file-discovery", FileDiscoverySettings),)

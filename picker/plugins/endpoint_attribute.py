@@ -31,7 +31,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType, Stability, configured
+from picker.framework.registry import Parameters, PluginType, Stability
 from picker.plugins._shared.load_signals import least_first, unknown_among_known, with_neutral
 from picker.types import Candidate, Candidates, EndpointMetrics, InferenceRequest
 
@@ -215,16 +215,6 @@ class EndpointAttributeScorer:
 
 
 PLUGINS = (
-    PluginType(
-        "endpoint-attribute-filter",
-        EndpointAttributeFilterParameters,
-        configured(EndpointAttributeFilter),
-        stability=Stability.ALPHA,
-    ),
-    PluginType(
-        "endpoint-attribute-scorer",
-        EndpointAttributeParameters,
-        configured(EndpointAttributeScorer),
-        stability=Stability.ALPHA,
-    ),
+    PluginType("endpoint-attribute-filter", EndpointAttributeFilter, Stability.ALPHA),
+    PluginType("endpoint-attribute-scorer", EndpointAttributeScorer, Stability.ALPHA),
 )

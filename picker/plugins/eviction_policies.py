@@ -9,7 +9,7 @@ sheddable-eviction-filter: only running requests of negative priority may be sto
 """
 
 from picker.framework.flow import QueuedRequest, Rank
-from picker.framework.registry import Parameters, PluginType, Stability, plain
+from picker.framework.registry import PluginType, Stability
 
 
 class PriorityThenTimeEvictionOrderPolicy:
@@ -29,14 +29,8 @@ class SheddableEvictionFilter:
 PLUGINS = (
     PluginType(
         "priority-then-time-eviction-order-policy",
-        Parameters,
-        plain(PriorityThenTimeEvictionOrderPolicy),
-        stability=Stability.ALPHA,
+        PriorityThenTimeEvictionOrderPolicy,
+        Stability.ALPHA,
     ),
-    PluginType(
-        "sheddable-eviction-filter",
-        Parameters,
-        plain(SheddableEvictionFilter),
-        stability=Stability.ALPHA,
-    ),
+    PluginType("sheddable-eviction-filter", SheddableEvictionFilter, Stability.ALPHA),
 )

@@ -14,7 +14,7 @@ A request without a time to live comes after all others.
 import math
 
 from picker.framework.flow import QueuedRequest, Rank
-from picker.framework.registry import Parameters, PluginType, plain
+from picker.framework.registry import PluginType
 
 
 class FcfsOrderingPolicy:
@@ -33,6 +33,6 @@ class EdfOrderingPolicy:
 
 
 PLUGINS = (
-    PluginType("fcfs-ordering-policy", Parameters, plain(FcfsOrderingPolicy)),
-    PluginType("edf-ordering-policy", Parameters, plain(EdfOrderingPolicy)),
+    PluginType("fcfs-ordering-policy", FcfsOrderingPolicy),
+    PluginType("edf-ordering-policy", EdfOrderingPolicy),
 )

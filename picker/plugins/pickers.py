@@ -42,7 +42,7 @@ from random import Random
 
 import msgspec
 
-from picker.framework.registry import NonNegativeFloat, Parameters, PluginType, configured
+from picker.framework.registry import NonNegativeFloat, Parameters, PluginType
 from picker.types import ScoredCandidates, ScoredEndpoint
 
 
@@ -188,10 +188,10 @@ def _rank(one: ScoredEndpoint) -> tuple[float, int]:
 
 
 PLUGINS = (
-    PluginType("max-score-picker", PickerParameters, configured(MaxScorePicker)),
-    PluginType("random-picker", PickerParameters, configured(RandomPicker)),
-    PluginType("round-robin-picker", PickerParameters, configured(RoundRobinPicker)),
-    PluginType("weighted-random-picker", PickerParameters, configured(WeightedRandomPicker)),
-    PluginType("softmax-picker", SoftmaxParameters, configured(SoftmaxPicker)),
-    PluginType("power-of-two-picker", PickerParameters, configured(PowerOfTwoPicker)),
+    PluginType("max-score-picker", MaxScorePicker),
+    PluginType("random-picker", RandomPicker),
+    PluginType("round-robin-picker", RoundRobinPicker),
+    PluginType("weighted-random-picker", WeightedRandomPicker),
+    PluginType("softmax-picker", SoftmaxPicker),
+    PluginType("power-of-two-picker", PowerOfTwoPicker),
 )

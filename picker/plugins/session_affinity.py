@@ -43,7 +43,7 @@ from typing import Any, Literal
 
 from picker.framework.attributes import AGENT_IDENTITY, SESSION_ID, Attributes, DataKey
 from picker.framework.interfaces import Flight
-from picker.framework.registry import Parameters, PluginType, PositiveFloat, Stability, named
+from picker.framework.registry import Parameters, PluginType, PositiveFloat, Stability
 from picker.framework.replicas import ReportBinding
 from picker.plugins._shared.stages import first_picked
 from picker.types import Candidate, Candidates, InferenceRequest, ResponseHead, SchedulingResult
@@ -314,16 +314,6 @@ class SessionAffinityScorer(SessionAffinity):
 
 
 PLUGINS = (
-    PluginType(
-        "session-affinity-filter",
-        SessionAffinityParameters,
-        named(SessionAffinityFilter),
-        stability=Stability.ALPHA,
-    ),
-    PluginType(
-        "session-affinity-scorer",
-        SessionAffinityParameters,
-        named(SessionAffinityScorer),
-        stability=Stability.ALPHA,
-    ),
+    PluginType("session-affinity-filter", SessionAffinityFilter, Stability.ALPHA),
+    PluginType("session-affinity-scorer", SessionAffinityScorer, Stability.ALPHA),
 )

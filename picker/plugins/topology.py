@@ -30,7 +30,7 @@ from random import Random
 from typing import Any, Literal
 
 from picker.framework.attributes import PEER_ENDPOINT_KEY, TOPOLOGY, Attributes, DataKey, Topology
-from picker.framework.registry import Parameters, PluginType, Stability, configured, named
+from picker.framework.registry import Parameters, PluginType, Stability
 from picker.types import Candidate, Candidates, Endpoint, InferenceRequest
 
 
@@ -154,22 +154,7 @@ class TopologyAffinityScorer:
 
 
 PLUGINS = (
-    PluginType(
-        "topology-extractor",
-        TopologyParameters,
-        named(TopologyExtractor),
-        stability=Stability.ALPHA,
-    ),
-    PluginType(
-        "topology-affinity-filter",
-        TopologyAffinityFilterParameters,
-        configured(TopologyAffinityFilter),
-        stability=Stability.ALPHA,
-    ),
-    PluginType(
-        "topology-affinity-scorer",
-        TopologyAffinityScorerParameters,
-        configured(TopologyAffinityScorer),
-        stability=Stability.ALPHA,
-    ),
+    PluginType("topology-extractor", TopologyExtractor, Stability.ALPHA),
+    PluginType("topology-affinity-filter", TopologyAffinityFilter, Stability.ALPHA),
+    PluginType("topology-affinity-scorer", TopologyAffinityScorer, Stability.ALPHA),
 )

@@ -32,8 +32,6 @@ from picker.framework.registry import (
     PluginType,
     PositiveFloat,
     Stability,
-    configured,
-    plain,
 )
 
 
@@ -108,21 +106,7 @@ class SoftReflectiveCeilingPolicy:
 
 
 PLUGINS = (
-    PluginType(
-        "static-usage-limit-policy",
-        StaticUsageLimitPolicyParameters,
-        configured(StaticUsageLimitPolicy),
-    ),
-    PluginType(
-        "priority-holdback-policy",
-        PriorityHoldbackPolicyParameters,
-        configured(PriorityHoldbackPolicy),
-        stability=Stability.ALPHA,
-    ),
-    PluginType(
-        "soft-reflective-ceiling-policy",
-        Parameters,
-        plain(SoftReflectiveCeilingPolicy),
-        stability=Stability.ALPHA,
-    ),
+    PluginType("static-usage-limit-policy", StaticUsageLimitPolicy),
+    PluginType("priority-holdback-policy", PriorityHoldbackPolicy, Stability.ALPHA),
+    PluginType("soft-reflective-ceiling-policy", SoftReflectiveCeilingPolicy, Stability.ALPHA),
 )

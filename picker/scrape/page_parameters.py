@@ -5,7 +5,6 @@
 
 from base.durations import parse_duration
 from picker.framework.registry import Parameters, PositiveInt
-from picker.framework.services import Services
 from picker.scrape.sources import (
     MAX_PAGE_BYTES,
     DataSource,
@@ -60,7 +59,7 @@ class PageParameters(Parameters, frozen=True, kw_only=True):
         return seconds
 
 
-def checked_source(_name: str, parameters: DataSource, _services: Services) -> DataSource:
+def checked_source(parameters: DataSource) -> DataSource:
     """A data source is its parameters. Raises `ValueError` for values that make no sense."""
     _ = parameters.location
     return parameters

@@ -19,7 +19,7 @@ from picker.contrib.grpc_parsers._frames import FrameSplitter, only_message
 from picker.contrib.grpc_parsers._generated import grpc_bodies_pb2 as pb
 from picker.errors import RefusedError
 from picker.framework.interfaces import ResponseReader
-from picker.framework.registry import Parameters, PluginType, plain
+from picker.framework.registry import PluginType
 from picker.plugins.parsers._usage import USAGE, JsonUsage, SseUsage, openai_usage
 from picker.plugins.parsers.openai_parser import OpenAIParser
 from picker.types import Api, ParsedBody, Usage
@@ -91,4 +91,4 @@ class _HttpBodyUsage:
         self._inner.feed(data, False)
 
 
-PLUGINS = (PluginType("vertexai-parser", Parameters, plain(VertexAIParser)),)
+PLUGINS = (PluginType("vertexai-parser", VertexAIParser),)

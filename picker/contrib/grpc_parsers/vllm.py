@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from picker.contrib.grpc_parsers._frames import FrameSplitter, only_message
 from picker.contrib.grpc_parsers._generated import grpc_bodies_pb2 as pb
 from picker.framework.interfaces import ResponseReader
-from picker.framework.registry import Parameters, PluginType, plain
+from picker.framework.registry import PluginType
 from picker.plugins.parsers._usage import merge
 from picker.tokenization.multimodal import check_items
 from picker.tokenization.token_ids import pack_token_ids
@@ -128,4 +128,4 @@ def _usage_of(message: bytes) -> Usage | None:
     return Usage(counts.prompt_tokens, counts.completion_tokens, cached_tokens=cached)
 
 
-PLUGINS = (PluginType("vllmgrpc-parser", Parameters, plain(VllmGrpcParser)),)
+PLUGINS = (PluginType("vllmgrpc-parser", VllmGrpcParser),)

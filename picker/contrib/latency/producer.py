@@ -523,11 +523,4 @@ def _create(
     return PredictedLatencyProducer(name, parameters, services)
 
 
-PLUGINS = (
-    PluginType(
-        "predicted-latency-producer",
-        PredictedLatencyParameters,
-        _create,
-        default_for=(LATENCY_PREDICTIONS,),
-    ),
-)
+PLUGINS = (PluginType("predicted-latency-producer", _create, default_for=(LATENCY_PREDICTIONS,)),)

@@ -47,7 +47,7 @@ from typing import Literal
 import msgspec
 
 from picker.framework.attributes import Attributes, LatencyPrediction, latency_predictions_key
-from picker.framework.registry import NonNegativeFloat, Parameters, PluginType, configured
+from picker.framework.registry import NonNegativeFloat, Parameters, PluginType
 from picker.plugins._shared.load_signals import (
     kv_usages,
     unknown_among_known,
@@ -202,6 +202,6 @@ class LatencyCostScorer:
 
 
 PLUGINS = (
-    PluginType("latency-scorer", LatencyScorerParameters, configured(LatencyScorer)),
-    PluginType("latency-cost-scorer", LatencyCostScorerParameters, configured(LatencyCostScorer)),
+    PluginType("latency-scorer", LatencyScorer),
+    PluginType("latency-cost-scorer", LatencyCostScorer),
 )

@@ -34,7 +34,7 @@ from picker.contrib.latency._objectives import latency_objectives
 from picker.errors import Code, DropReason, RefusedError
 from picker.framework.attributes import Attributes, LatencyPrediction, latency_predictions_key
 from picker.framework.flow import QueuedRequest, Rank
-from picker.framework.registry import Parameters, PluginType, Share, configured, plain
+from picker.framework.registry import Parameters, PluginType, Share
 from picker.types import Candidate, Candidates, InferenceRequest
 
 COLD_KV_USAGE = 0.02
@@ -123,11 +123,7 @@ class SloDeadlineOrderingPolicy:
 
 
 PLUGINS = (
-    PluginType(
-        "latency-slo-admitter", LatencySloAdmitterParameters, configured(LatencySloAdmitter)
-    ),
-    PluginType(
-        "slo-headroom-tier-filter", SloHeadroomTierParameters, configured(SloHeadroomTierFilter)
-    ),
-    PluginType("slo-deadline-ordering-policy", Parameters, plain(SloDeadlineOrderingPolicy)),
+    PluginType("latency-slo-admitter", LatencySloAdmitter),
+    PluginType("slo-headroom-tier-filter", SloHeadroomTierFilter),
+    PluginType("slo-deadline-ordering-policy", SloDeadlineOrderingPolicy),
 )

@@ -29,7 +29,6 @@ from picker.framework.registry import (
     Parameters,
     PluginType,
     PositiveInt,
-    configured,
 )
 from picker.plugins._shared.load_signals import own_requests, with_headroom
 from picker.types import Candidate, Candidates, InferenceRequest
@@ -126,6 +125,4 @@ def _load(
     return requests, load.tokens + more.tokens
 
 
-PLUGIN = PluginType(
-    "concurrency-detector", ConcurrencyDetectorParameters, configured(ConcurrencyDetector)
-)
+PLUGIN = PluginType("concurrency-detector", ConcurrencyDetector)

@@ -39,7 +39,6 @@ from picker.framework.registry import (
     PluginType,
     PositiveInt,
     PositiveShare,
-    configured,
 )
 from picker.plugins._shared.load_signals import waiting_requests, with_headroom
 from picker.types import Candidate, Candidates, EndpointMetrics, InferenceRequest
@@ -166,6 +165,4 @@ class UtilizationDetector:
         return load / max(1.0, memory.most, 0.0 if is_known else self._assumed)
 
 
-PLUGIN = PluginType(
-    "utilization-detector", UtilizationDetectorParameters, configured(UtilizationDetector)
-)
+PLUGIN = PluginType("utilization-detector", UtilizationDetector)

@@ -11,7 +11,7 @@ become attributes `<attributeKey>/core-metrics-extractor`. `scrape.extract` read
 from collections.abc import Sequence
 from types import MappingProxyType
 
-from picker.framework.registry import Parameters, PluginType, configured
+from picker.framework.registry import Parameters, PluginType
 from picker.scrape.engines import (
     BLOCK_SIZE_LABEL,
     DEFAULT_ENGINE,
@@ -117,4 +117,4 @@ def _custom(metric: CustomMetric) -> tuple[str, Series]:
     return f"{metric.attribute_key}/{TYPE}", series
 
 
-PLUGIN = PluginType(TYPE, CoreMetricsParameters, configured(_extractor))
+PLUGIN = PluginType(TYPE, _extractor)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from picker.framework.attributes import MODELS_ATTRIBUTE, ServedModel
-from picker.framework.registry import Parameters, PluginType, itself
+from picker.framework.registry import Parameters, PluginType
 from picker.scrape.sources import ExtractError, Extraction, Scrape
 
 
@@ -51,4 +51,4 @@ def _text(entry: dict[str, Any], key: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-PLUGIN = PluginType("models-data-extractor", ModelsDataExtractor, itself)
+PLUGIN = PluginType("models-data-extractor", ModelsDataExtractor)

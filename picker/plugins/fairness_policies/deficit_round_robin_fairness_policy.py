@@ -48,7 +48,7 @@ import msgspec
 
 from picker.framework.flow import QueuedRequest, Rank
 from picker.framework.flow_heap import FlowHeap
-from picker.framework.registry import Parameters, PluginType, configured
+from picker.framework.registry import Parameters, PluginType
 from picker.plugins.fairness_policies._burst_headroom import CalmLoad
 from picker.plugins.fairness_policies._recent_use import RecentUse
 from picker.types import Usage
@@ -249,8 +249,4 @@ class DeficitRoundRobinFairnessPolicy:
         return DeficitRoundRobinBand(self._parameters)
 
 
-PLUGIN = PluginType(
-    "deficit-round-robin-fairness-policy",
-    DeficitRoundRobinFairnessPolicyParameters,
-    configured(DeficitRoundRobinFairnessPolicy),
-)
+PLUGIN = PluginType("deficit-round-robin-fairness-policy", DeficitRoundRobinFairnessPolicy)

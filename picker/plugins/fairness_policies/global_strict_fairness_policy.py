@@ -7,7 +7,7 @@ A selection takes amortised O(log n) of the waiting flows.
 
 from picker.framework.flow import QueuedRequest, Rank
 from picker.framework.flow_heap import FlowHeap
-from picker.framework.registry import Parameters, PluginType, plain
+from picker.framework.registry import PluginType
 from picker.types import Usage
 
 
@@ -43,4 +43,4 @@ class GlobalStrictFairnessPolicy:
         return GlobalStrictBand()
 
 
-PLUGIN = PluginType("global-strict-fairness-policy", Parameters, plain(GlobalStrictFairnessPolicy))
+PLUGIN = PluginType("global-strict-fairness-policy", GlobalStrictFairnessPolicy)

@@ -11,7 +11,7 @@ each other flow.
 
 from picker.framework.flow import QueuedRequest, Rank
 from picker.framework.flow_heap import FlowHeap
-from picker.framework.registry import Parameters, PluginType, plain
+from picker.framework.registry import PluginType
 from picker.types import Usage
 
 
@@ -64,4 +64,4 @@ class RoundRobinFairnessPolicy:
         return RoundRobinBand()
 
 
-PLUGIN = PluginType("round-robin-fairness-policy", Parameters, plain(RoundRobinFairnessPolicy))
+PLUGIN = PluginType("round-robin-fairness-policy", RoundRobinFairnessPolicy)

@@ -42,7 +42,7 @@ from random import Random
 from picker.framework.attributes import Attributes
 from picker.framework.disaggregation import DECODE_ROLES, ENCODE_ROLES, PREFILL_ROLES, ROLE_LABEL
 from picker.framework.label_selector import LabelSelector, LabelSelectorParameters
-from picker.framework.registry import Parameters, PluginType, Stability, configured, plain
+from picker.framework.registry import Parameters, PluginType, Stability
 from picker.types import Candidate, Candidates, InferenceRequest
 
 
@@ -96,23 +96,12 @@ class LabelSelectorFilter:
 
 
 PLUGINS = (
-    PluginType("by-label", ByLabelParameters, configured(_filter), stability=Stability.DEPRECATED),
+    PluginType("by-label", _filter, Stability.DEPRECATED),
     PluginType(
-        "decode-filter",
-        Parameters,
-        plain(lambda: LabelValueFilter(ROLE_LABEL, DECODE_ROLES, allows_no_label=True)),
+        "decode-filter", lambda: LabelValueFilter(ROLE_LABEL, DECODE_ROLES, allows_no_label=True)
     ),
-    PluginType(
-        "prefill-filter", Parameters, plain(lambda: LabelValueFilter(ROLE_LABEL, PREFILL_ROLES))
-    ),
-    PluginType(
-        "encode-filter", Parameters, plain(lambda: LabelValueFilter(ROLE_LABEL, ENCODE_ROLES))
-    ),
-    PluginType("label-selector-filter", LabelSelectorParameters, configured(LabelSelectorFilter)),
-    PluginType(
-        "by-label-selector",
-        LabelSelectorParameters,
-        configured(LabelSelectorFilter),
-        stability=Stability.DEPRECATED,
-    ),
+    PluginType("prefill-filter", lambda: LabelValueFilter(ROLE_LABEL, PREFILL_ROLES)),
+    PluginType("encode-filter", lambda: LabelValueFilter(ROLE_LABEL, ENCODE_ROLES)),
+    PluginType("label-selector-filter", LabelSelectorFilter),
+    PluginType("by-label-selector", LabelSelectorFilter, Stability.DEPRECATED),
 )

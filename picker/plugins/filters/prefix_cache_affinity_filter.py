@@ -24,7 +24,7 @@ from picker.framework.attributes import (
     inflight_load_key,
     latency_predictions_key,
 )
-from picker.framework.registry import Parameters, PluginType, Share, configured
+from picker.framework.registry import Parameters, PluginType, Share
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import Candidate, Candidates, InferenceRequest
 
@@ -123,8 +123,4 @@ class PrefixCacheAffinityFilter:
         return estimated
 
 
-PLUGIN = PluginType(
-    "prefix-cache-affinity-filter",
-    PrefixCacheAffinityParameters,
-    configured(PrefixCacheAffinityFilter),
-)
+PLUGIN = PluginType("prefix-cache-affinity-filter", PrefixCacheAffinityFilter)

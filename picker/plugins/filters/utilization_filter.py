@@ -23,7 +23,6 @@ from picker.framework.registry import (
     Parameters,
     PluginType,
     Stability,
-    configured,
 )
 from picker.plugins._shared.load_signals import running_requests, waiting_requests
 from picker.types import Candidate, Candidates, InferenceRequest
@@ -99,9 +98,4 @@ def _value(candidate: Candidate, metric: str) -> float | None:
     return signal(candidate)
 
 
-PLUGIN = PluginType(
-    "utilization-filter",
-    UtilizationFilterParameters,
-    configured(UtilizationFilter),
-    stability=Stability.ALPHA,
-)
+PLUGIN = PluginType("utilization-filter", UtilizationFilter, Stability.ALPHA)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from picker.errors import RefusedError
 from picker.framework.interfaces import ResponseReader
-from picker.framework.registry import Parameters, PluginType, plain
+from picker.framework.registry import PluginType
 from picker.plugins.parsers._json_bodies import json_object, model_of, salt_of, whole_number
 from picker.plugins.parsers._usage import anthropic_usage, usage_reader
 from picker.types import Api, ParsedBody
@@ -50,4 +50,4 @@ def _counted(body: bytes) -> ParsedBody:
     return ParsedBody(Api.RAW, model=model_of(payload), payload=payload, skip_response=True)
 
 
-PLUGIN = PluginType("anthropic-parser", Parameters, plain(AnthropicParser))
+PLUGIN = PluginType("anthropic-parser", AnthropicParser)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from picker.framework.interfaces import ResponseReader
-from picker.framework.registry import Parameters, PluginType, plain
+from picker.framework.registry import PluginType
 from picker.plugins.parsers._json_bodies import json_object, model_of, salt_of, whole_number
 from picker.plugins.parsers._usage import openai_usage, usage_reader
 from picker.tokenization.token_ids import packed_prompts
@@ -88,4 +88,4 @@ _API_BY_SUFFIX = (
 )
 
 
-PLUGIN = PluginType("openai-parser", Parameters, plain(OpenAIParser))
+PLUGIN = PluginType("openai-parser", OpenAIParser)

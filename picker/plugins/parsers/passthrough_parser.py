@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from picker.framework.registry import Parameters, PluginType, plain
+from picker.framework.registry import PluginType
 from picker.types import Api, ParsedBody
 
 
@@ -15,4 +15,4 @@ class PassthroughParser:
         return ParsedBody(Api.RAW, can_rewrite=False)
 
 
-PLUGIN = PluginType("passthrough-parser", Parameters, plain(PassthroughParser))
+PLUGIN = PluginType("passthrough-parser", PassthroughParser)

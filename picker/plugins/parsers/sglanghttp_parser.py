@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from picker.errors import RefusedError
 from picker.framework.interfaces import ResponseReader
-from picker.framework.registry import Parameters, PluginType, plain
+from picker.framework.registry import PluginType
 from picker.plugins.parsers._json_bodies import json_object, salt_of, whole_number
 from picker.plugins.parsers._usage import META_INFO, sglang_event_usage, sglang_usage, usage_reader
 from picker.tokenization.token_ids import packed_prompts
@@ -51,4 +51,4 @@ class SglangHttpParser:
         return usage_reader(content_type, sglang_usage, META_INFO, sglang_event_usage)
 
 
-PLUGIN = PluginType("sglanghttp-parser", Parameters, plain(SglangHttpParser))
+PLUGIN = PluginType("sglanghttp-parser", SglangHttpParser)

@@ -10,7 +10,7 @@ A response reports its usage as those of the OpenAI APIs do.
 from collections.abc import Mapping
 
 from picker.framework.interfaces import ResponseReader
-from picker.framework.registry import Parameters, PluginType, plain
+from picker.framework.registry import PluginType
 from picker.plugins.parsers._json_bodies import json_object, model_of, salt_of, whole_number
 from picker.plugins.parsers._usage import openai_usage, usage_reader
 from picker.tokenization.multimodal import read_features
@@ -62,4 +62,4 @@ def _whole(value: object) -> object:
     return [int(one) if isinstance(one, float) and one.is_integer() else one for one in value]
 
 
-PLUGIN = PluginType("vllmhttp-parser", Parameters, plain(VllmHttpParser))
+PLUGIN = PluginType("vllmhttp-parser", VllmHttpParser)

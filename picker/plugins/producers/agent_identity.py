@@ -11,7 +11,7 @@ as a finding whatever the fairness id is, e.g. session affinity with a source
 from msgspec.structs import replace
 
 from picker.framework.attributes import Attributes, agent_identity_key
-from picker.framework.registry import Parameters, PluginType, Stability, named
+from picker.framework.registry import Parameters, PluginType, Stability
 from picker.types import Candidates, InferenceRequest
 
 # Claude Code, OpenCode, Codex, and older Codex.
@@ -54,6 +54,4 @@ class AgentIdentity:
         return next(filter(None, values), "")
 
 
-PLUGIN = PluginType(
-    "agent-identity", AgentIdentityParameters, named(AgentIdentity), stability=Stability.ALPHA
-)
+PLUGIN = PluginType("agent-identity", AgentIdentity, Stability.ALPHA)

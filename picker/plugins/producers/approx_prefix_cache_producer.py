@@ -220,6 +220,4 @@ def create(
     return ApproxPrefixCacheProducer(name, parameters, services.hash_seed)
 
 
-PLUGIN = PluginType(
-    "approx-prefix-cache-producer", ApproxPrefixCacheParameters, create, default_for=(MATCH_INFO,)
-)
+PLUGIN = PluginType("approx-prefix-cache-producer", create, default_for=(MATCH_INFO,))

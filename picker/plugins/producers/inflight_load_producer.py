@@ -48,7 +48,6 @@ from picker.framework.registry import (
     NonNegativeInt,
     Parameters,
     PluginType,
-    named,
 )
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.match import match_info_key
@@ -339,9 +338,4 @@ class InflightLoadProducer:
         return max(0, least)
 
 
-PLUGIN = PluginType(
-    "inflight-load-producer",
-    InflightLoadParameters,
-    named(InflightLoadProducer),
-    default_for=(INFLIGHT_LOAD,),
-)
+PLUGIN = PluginType("inflight-load-producer", InflightLoadProducer, default_for=(INFLIGHT_LOAD,))

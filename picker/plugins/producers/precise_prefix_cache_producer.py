@@ -43,7 +43,6 @@ from picker.framework.registry import (
     Port,
     PortOrZero,
     PositiveInt,
-    named,
 )
 from picker.plugins._shared.stages import prompt_readers
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
@@ -305,6 +304,4 @@ def _address(endpoint: Endpoint, port: int) -> str:
     return f"tcp://{host}:{port}"
 
 
-PLUGIN = PluginType(
-    "precise-prefix-cache-producer", PrecisePrefixCacheParameters, named(PrecisePrefixCacheProducer)
-)
+PLUGIN = PluginType("precise-prefix-cache-producer", PrecisePrefixCacheProducer)

@@ -8,7 +8,7 @@ source `{attribute: SessionID}`.
 """
 
 from picker.framework.attributes import Attributes, session_id_key
-from picker.framework.registry import Parameters, PluginType, named
+from picker.framework.registry import Parameters, PluginType
 from picker.types import Candidates, InferenceRequest
 
 _COOKIES = "cookie"
@@ -57,4 +57,4 @@ def cookie(header: str, name: str) -> str:
     return ""
 
 
-PLUGIN = PluginType("session-id-producer", SessionIdProducerParameters, named(SessionIdProducer))
+PLUGIN = PluginType("session-id-producer", SessionIdProducer)

@@ -131,7 +131,7 @@ def _with(request: InferenceRequest, prompts: Sequence[Prompt]) -> InferenceRequ
 
 
 def _create(
-    _name: str, parameters: TokenProducerParameters, services: Services
+    parameters: TokenProducerParameters, services: Services
 ) -> TokenProducer | RenderedTokenProducer:
     if parameters.uds_tokenizer_config is not None:
         raise ValueError(
@@ -156,7 +156,6 @@ def _create(
 
 PLUGIN = PluginType(
     "token-producer",
-    TokenProducerParameters,
     _create,
     default_for=(TOKENIZED_PROMPT.data_type,),
     deprecated_aliases=("tokenizer",),

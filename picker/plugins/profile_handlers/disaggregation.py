@@ -47,7 +47,7 @@ from dataclasses import dataclass
 from picker.framework.attributes import PEER_ENDPOINT_KEY, Attributes
 from picker.framework.disaggregation import DISAGGREGATION_DECISION_KEY, SKIPPED_STAGES_KEY
 from picker.framework.interfaces import Decider
-from picker.framework.registry import Parameters, PluginType, PortOrZero, Stability, configured
+from picker.framework.registry import Parameters, PluginType, PortOrZero, Stability
 from picker.plugins._shared.stages import (
     DECODE_PROFILE,
     ENCODE_PROFILE,
@@ -220,7 +220,7 @@ class DisaggProfileHandler:
         return stage_runs(stages.encode, decider, request, decode, attributes)
 
 
-def stages_of(parameters: DisaggProfileHandlerParameters) -> Stages:
+def _handler_of(parameters: DisaggProfileHandlerParameters) -> DisaggProfileHandler:
     """Read either form of the parameters.
 
     Raises `ValueError` for a mixture of the forms, an unknown order, stages that share a profile,
@@ -236,7 +236,7 @@ def stages_of(parameters: DisaggProfileHandlerParameters) -> Stages:
     if len({stages.decode, stages.prefill, stages.encode}) < 3:
         where = "decodeProfile, prefillProfile and encodeProfile" if flat else "profiles"
         raise ValueError(f"{where}: each stage needs a profile of its own")
-    return stages
+    return DisaggProfileHandler(stages)
 
 
 def _flat_stages(parameters: DisaggProfileHandlerParameters) -> Stages:
@@ -373,22 +373,12 @@ class DisaggHeaders:
 
 
 PLUGINS = (
-    PluginType(
-        "disagg-profile-handler",
-        DisaggProfileHandlerParameters,
-        configured(lambda parameters: DisaggProfileHandler(stages_of(parameters))),
-    ),
-    PluginType(
-        "pd-profile-handler",
-        PdProfileHandlerParameters,
-        configured(PdProfileHandler),
-        stability=Stability.DEPRECATED,
-    ),
+    PluginType("disagg-profile-handler", _handler_of),
+    PluginType("pd-profile-handler", PdProfileHandler, Stability.DEPRECATED),
     PluginType(
         "disagg-headers-handler",
-        DisaggHeadersParameters,
-        configured(DisaggHeaders),
+        DisaggHeaders,
+        Stability.DEPRECATED,
         deprecated_aliases=("prefill-header-handler",),
-        stability=Stability.DEPRECATED,
     ),
 )

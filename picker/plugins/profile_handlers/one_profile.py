@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType, Port, Stability, configured, plain
+from picker.framework.registry import Parameters, PluginType, Port, Stability
 from picker.plugins._shared.stages import DECODE_PROFILE, Results, only_result, through_primary_port
 from picker.types import InferenceRequest, SchedulingResult
 
@@ -104,16 +104,7 @@ class HeaderProfileHandler:
 
 
 PLUGINS = (
-    PluginType("single-profile-handler", Parameters, plain(SingleProfileHandler)),
-    PluginType(
-        "data-parallel-profile-handler",
-        DataParallelProfileHandlerParameters,
-        configured(DataParallelProfileHandler),
-    ),
-    PluginType(
-        "header-profile-handler",
-        HeaderProfileHandlerParameters,
-        configured(HeaderProfileHandler),
-        stability=Stability.ALPHA,
-    ),
+    PluginType("single-profile-handler", SingleProfileHandler),
+    PluginType("data-parallel-profile-handler", DataParallelProfileHandler),
+    PluginType("header-profile-handler", HeaderProfileHandler, Stability.ALPHA),
 )

@@ -63,8 +63,6 @@ from picker.framework.registry import (
     PluginType,
     PositiveInt,
     Share,
-    configured,
-    plain,
 )
 from picker.plugins._shared.load_signals import (
     all_own_requests,
@@ -197,10 +195,10 @@ class TokenLoadScorer:
 
 
 PLUGINS = (
-    PluginType("queue-scorer", Parameters, plain(QueueScorer)),
-    PluginType("running-requests-size-scorer", Parameters, plain(RunningRequestsSizeScorer)),
-    PluginType("kv-cache-utilization-scorer", Parameters, plain(KvCacheUtilizationScorer)),
-    PluginType("load-aware-scorer", LoadAwareParameters, configured(LoadAwareScorer)),
-    PluginType("active-request-scorer", ActiveRequestParameters, configured(ActiveRequestScorer)),
-    PluginType("token-load-scorer", TokenLoadParameters, configured(TokenLoadScorer)),
+    PluginType("queue-scorer", QueueScorer),
+    PluginType("running-requests-size-scorer", RunningRequestsSizeScorer),
+    PluginType("kv-cache-utilization-scorer", KvCacheUtilizationScorer),
+    PluginType("load-aware-scorer", LoadAwareScorer),
+    PluginType("active-request-scorer", ActiveRequestScorer),
+    PluginType("token-load-scorer", TokenLoadScorer),
 )

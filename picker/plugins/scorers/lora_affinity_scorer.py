@@ -15,7 +15,7 @@ load it or are about to, and above those that are known to be full.
 from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType, plain
+from picker.framework.registry import PluginType
 from picker.types import Candidates, EndpointMetrics, InferenceRequest
 
 ACTIVE = 1.0
@@ -46,4 +46,4 @@ def _score(model: str, metrics: EndpointMetrics | None) -> float:
     return WAITING if model in metrics.waiting_models else 0.0
 
 
-PLUGIN = PluginType("lora-affinity-scorer", Parameters, plain(LoraAffinityScorer))
+PLUGIN = PluginType("lora-affinity-scorer", LoraAffinityScorer)

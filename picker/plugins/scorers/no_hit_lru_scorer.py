@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType, PositiveInt, configured
+from picker.framework.registry import Parameters, PluginType, PositiveInt
 from picker.plugins._shared.stages import prompt_readers
 from picker.prefix.match import match_info_key
 from picker.types import Candidate, Candidates, InferenceRequest, SchedulingResult
@@ -94,4 +94,4 @@ class NoHitLruScorer:
             self._used.popitem(last=False)
 
 
-PLUGIN = PluginType("no-hit-lru-scorer", NoHitLruParameters, configured(NoHitLruScorer))
+PLUGIN = PluginType("no-hit-lru-scorer", NoHitLruScorer)

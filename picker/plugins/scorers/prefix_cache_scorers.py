@@ -26,8 +26,6 @@ from picker.framework.registry import (
     PositiveInt,
     Share,
     Stability,
-    configured,
-    named,
 )
 from picker.plugins.producers.precise_prefix_cache_producer import (
     PrecisePrefixCacheParameters,
@@ -89,11 +87,6 @@ class PrecisePrefixCacheScorer(PrecisePrefixCacheProducer):
 
 
 PLUGINS = (
-    PluginType("prefix-cache-scorer", PrefixCacheParameters, configured(PrefixCacheScorer)),
-    PluginType(
-        "precise-prefix-cache-scorer",
-        PrecisePrefixCacheParameters,
-        named(PrecisePrefixCacheScorer),
-        stability=Stability.DEPRECATED,
-    ),
+    PluginType("prefix-cache-scorer", PrefixCacheScorer),
+    PluginType("precise-prefix-cache-scorer", PrecisePrefixCacheScorer, Stability.DEPRECATED),
 )

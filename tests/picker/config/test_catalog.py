@@ -8,11 +8,11 @@ from picker.config.catalog import modules_of
 from picker.errors import ConfigError
 
 ROW = """
-from picker.framework.registry import Parameters, PluginType, plain
+from picker.framework.registry import PluginType
 
 {name} = {rows}
 """
-ONE = "PluginType('{}', Parameters, plain(object))"
+ONE = "PluginType('{}', object)"
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import pytest
 
 from picker.config.catalog import builtin_plugins
 from picker.errors import ConfigError
-from picker.framework.registry import Parameters, PluginType, Registry
+from picker.framework.registry import PluginType, Registry
 
 
-def row(name: str, **fields: tuple[str, ...]) -> PluginType[Parameters]:
-    return PluginType(name, Parameters, lambda _name, _parameters, _services: object(), **fields)
+def row(name: str, **fields: tuple[str, ...]) -> PluginType:
+    return PluginType(name, object, **fields)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
