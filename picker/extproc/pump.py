@@ -1,9 +1,8 @@
 """Runs one ext_proc stream: messages in, machine, director, messages out.
 
-Most decisions need no wait and are made inline, when the request is complete. One that has to wait
-runs in its own task while messages are processed, so that a client that disconnects cancels its
-request. No other code here awaits, so the steps of a stream never interleave, and the replies of
-one step stay together.
+Most decisions need no wait and are made inline. One that has to wait runs in its own task, so that
+a client that disconnects cancels its request. No other code here awaits, so the steps of a stream
+never interleave.
 """
 
 import asyncio
@@ -47,8 +46,8 @@ class RequestExchange(Protocol):
     """One request as its stream sees it; see `requestcontrol.director`."""
 
     def decides_at_once(self, raw: RawRequest) -> bool:
-        """True if `route(raw)`, called right now, would not wait, so that the caller can run it
-        inline. Called at most once, right before `route`.
+        """True if `route(raw)`, called right now, would not wait. Called at most once, right before
+        it.
         """
         ...
 
@@ -70,11 +69,9 @@ class ExchangeSource(Protocol):
     """Opens an exchange for each stream; the director."""
 
     def begin(self, evict: Evict, /) -> RequestExchange:
-        """Open the exchange of a new stream.
-
-        `evict` stops the request while it is under way. It may be called at any time from the same
-        event loop, even repeatedly, and returns at once. The client then receives an answer, unless
-        its response is already complete, and the exchange finishes as usual.
+        """Open the exchange of a new stream. `evict` stops its request and returns at once; the
+        event
+        loop may call it at any time, even repeatedly.
         """
         ...
 
@@ -83,16 +80,13 @@ class StreamMetrics:
     """Counts streams by their status; optional, because of its cost for each stream."""
 
     def __init__(self, metrics: PickerMetrics, clock: Callable[[], float]) -> None:
-        """`clock` is monotonic, in seconds."""
         self._series, self._clock = metrics.streams, clock
 
     def begin(self) -> float:
-        """Count a new stream; return the time."""
         self._series.inflight.inc()
         return self._clock()
 
     def end(self, begun: float, status: Status) -> None:
-        """Count the end of a stream that began at `begun`."""
         self._series.inflight.dec()
         self._series.duration_seconds.observe(self._clock() - begun)
         self._series.total.labels(code_name(status)).inc()
@@ -122,7 +116,6 @@ class StreamPump:
     # Called for the proxy; see `Receiver`
 
     def message(self, data: bytes) -> None:
-        """Perform the step that a message of the proxy causes."""
         if self._closing is None:
             try:
                 self._perform(self._machine.receive(wire.decode(data)))
@@ -133,20 +126,16 @@ class StreamPump:
                 self._close(Ending.ERROR, Status.INTERNAL, "internal error")
 
     def end_of_messages(self) -> None:
-        """Called when the proxy closes its half."""
         self._close(Ending.END_OF_STREAM, Status.OK, "")
 
     def refuses_large_message(self) -> bool:
-        """Refuse a body for which there is no room before it arrives; a response is never refused
-        for that.
-        """
+        """Refuse a body for which there is no room; a response is never refused for that."""
         if self._machine.state not in (State.RECEIVING, State.AWAITING_BODY):
             return False
         self._step(self._machine.dropped, no_room())
         return True
 
     def abort(self, why: Abort) -> None:
-        """Called when the proxy resets the stream or breaks the protocol, or this process stops."""
         ending, status = _ENDINGS[why]
         if why is Abort.BROKEN:
             log.warning("the proxy broke the protocol: a message that is none of gRPC")
@@ -155,7 +144,6 @@ class StreamPump:
     # Steps
 
     def _step(self, step: Callable[[T], list[Action]], event: T) -> None:
-        """Perform a step that no message of the proxy causes."""
         if self._closing is None:
             try:
                 self._perform(step(event))
@@ -210,7 +198,6 @@ class StreamPump:
             self._step(self._answer, task.result())
 
     async def _ask(self, request: RawRequest) -> RouteDecision | RefusedError:
-        """Await the director; any failure becomes an error reply."""
         try:
             return await self._exchange.route(request)
         except RefusedError as refusal:

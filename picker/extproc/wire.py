@@ -1,9 +1,7 @@
 """Protobuf bytes to events, actions to protobuf bytes; the only file that knows `envoy.*`.
 
-Stateless: the meaning of a message depends on the message alone. Header names become lower case;
-a value is `raw_value` unless that is empty, else `value`. Envoy applies `remove_headers` before
-`set_headers`; a name that is set is still omitted from the removals, so that the order does not
-matter.
+The meaning of a message depends on the message alone. Header names become lower case; a value is
+`raw_value` unless that is empty, else `value`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -93,16 +91,13 @@ class MalformedMessageError(PickerError):
 
 
 def decode(data: bytes) -> Event:
-    """Decode one `ProcessingRequest`. Raises `MalformedMessageError`.
-
-    A message of a kind that the generated code does not know has no kind, but unknown fields.
-    """
+    """Decode one `ProcessingRequest`. Raises `MalformedMessageError`."""
     try:
         message = pb.ProcessingRequest.FromString(data)
     except DecodeError as error:
         raise MalformedMessageError(f"not a ProcessingRequest: {error}") from error
     kind = message.WhichOneof("request")
-    if kind is None:
+    if kind is None:  # the generated code knows no later kinds, and keeps them as unknown fields
         if len(UnknownFieldSet(message)) > 0:
             return UnknownMessage()
         raise MalformedMessageError("a ProcessingRequest without content")
@@ -110,7 +105,6 @@ def decode(data: bytes) -> Event:
 
 
 def encode(reply: Reply) -> bytes:
-    """Encode one reply as a `ProcessingResponse`."""
     data = _CONSTANTS.get(type(reply))
     return _ENCODERS[type(reply)](reply) if data is None else data
 
@@ -190,7 +184,6 @@ def _header_map(headers: Iterable[_Message]) -> dict[str, str]:
 
 
 def _status(headers: Mapping[str, str]) -> int | None:
-    """Return the HTTP status of `:status`, else `status`; None if it is not a number."""
     text = headers.get(":status") or headers.get("status", "")
     return int(text) if text.isascii() and text.isdigit() and len(text) == 3 else None
 
@@ -202,10 +195,7 @@ def _metadata(message: _Message, namespace: str, key: str) -> _Message | None:
 
 
 def _subset_hint(message: _Message) -> tuple[str, ...] | None:
-    """Return the endpoints that may serve, from a list of strings or one string with commas.
-
-    Entries other than strings are skipped; a value of another kind counts as absent.
-    """
+    """Return the endpoints that may serve; entries and values of another kind count as absent."""
     value = _metadata(message, SUBSET_NAMESPACE, DESTINATION_SUBSET)
     if value is None:
         return None
@@ -277,7 +267,6 @@ def _unchanged_body_to(destination: str) -> bytes:
 
 
 def _direct(message: _Message, response: _Message, destination: str) -> None:
-    """Write a destination into `response`, a part of `message`, and into its metadata."""
     response.clear_route_cache = True
     _set(response.header_mutation, DESTINATION, destination)
     response.header_mutation.remove_headers.extend(_REMOVABLE)
@@ -308,7 +297,6 @@ def _directed(reply: SendRequestHeaders | SendBufferedRequest, to_destination: _
 
 
 def _add_metadata(message: _Message, metadata: Metadata) -> None:
-    """Write `metadata` into a reply."""
     for namespace, values in metadata.items():
         fields = message.dynamic_metadata.fields[namespace].struct_value.fields
         for key, value in values.items():

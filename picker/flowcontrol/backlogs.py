@@ -1,9 +1,7 @@
 """The requests that would be dispatched last, which a full queue evicts to make room.
 
-Theory of operation. Each flow stores its requests a second time in reverse order, and the flows are
-sorted by their share: the held resources divided by the weight. In a band whose flows do not share
-by weights, all count as one flow. Shares change with every request that arrives or leaves, and are
-needed only when a queue is full: changed flows are noted, and sorted on demand.
+Shares of flows change with every request that arrives or leaves, and are needed only when a queue
+is full: changed flows are noted, and sorted on demand.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,15 +15,12 @@ _ALL_FLOWS = ""  # the only backlog where flows do not share
 
 
 class QueueResource(Enum):
-    """A limited resource of the queue."""
-
     REQUESTS = "requests"
     BYTES = "bytes"
     MEMORY = "memory"
 
 
 def taken_by(item: QueuedRequest, resource: QueueResource) -> int:
-    """The amount of `resource` that a waiting request holds."""
     if resource is QueueResource.REQUESTS:
         return 1
     return item.size_bytes if resource is QueueResource.BYTES else item.held_bytes
@@ -48,9 +43,7 @@ class _Backlog:
 
 
 class Backlogs:
-    """Owns the reverse order of the requests of one band. `weight` gives that of a flow; None: the
-    flows do not share.
-    """
+    """Owns the reverse order of one band; without `weight` all its requests count as one flow."""
 
     def __init__(self, weight: Callable[[str], float] | None) -> None:
         self._weight = weight
@@ -61,11 +54,9 @@ class Backlogs:
         self._changed: set[str] = set()
 
     def __len__(self) -> int:
-        """Flows that hold anything."""
         return len(self._backlogs)
 
     def add(self, item: QueuedRequest, rank: Rank) -> None:
-        """`item` waits in the place that its `rank` gives it."""
         name = self._name(item.flow)
         backlog = self._backlogs.get(name)
         if backlog is None:
@@ -77,16 +68,13 @@ class Backlogs:
         self._changed.add(name)
 
     def remove(self, item: QueuedRequest) -> None:
-        """`item` waits no more."""
         name = self._name(item.flow)
         backlog = self._backlogs[name]
         backlog.last.remove(item.sequence)
         self._removed(name, backlog, item)
 
     def last(self, resource: QueueResource) -> tuple[QueuedRequest, Rank] | None:
-        """Take out the request that would go last of the flow that holds the most, and its rank;
-        None when nothing waits.
-        """
+        """Take out the request that would go last of the flow that holds the most, and its rank."""
         name = self._first(resource)
         if name is None:
             return None
@@ -97,9 +85,7 @@ class Backlogs:
         return taken
 
     def is_better_held_by(self, item: QueuedRequest, resource: QueueResource) -> bool:
-        """True if the flow that holds the most would still hold more than the flow of `item`, if
-        that had `item` too. Never where flows do not share.
-        """
+        """True if the fullest flow would hold more than that of `item` even if `item` waited."""
         greatest = self._first(resource)
         if self._weight is None or greatest is None:
             return False
@@ -109,7 +95,6 @@ class Backlogs:
         return share < theirs.held[resource] / theirs.weight
 
     def check_integrity(self, waiting: Sequence[QueuedRequest]) -> None:
-        """Raise `AssertionError` when the reverse order is not of the waiting requests."""
         sequences = [item.sequence for one in self._backlogs.values() for item, _ in one.last]
         if sorted(sequences) != sorted(item.sequence for item in waiting):
             raise AssertionError(f"{len(sequences)} are in the reverse order, {len(waiting)} wait")

@@ -1,8 +1,4 @@
-"""One priority: the flows in it, and the requests in these.
-
-Waiting requests are in two orders: that of their dispatch, by flow, and that in which they would be
-evicted to make room (`backlogs`).
-"""
+"""One priority. Its requests are ordered by dispatch, by flow, and by eviction (`backlogs`)."""
 
 from __future__ import annotations
 
@@ -46,7 +42,6 @@ class Band:
     def __init__(
         self, priority: int, settings: BandSettings, fairness: BandFairness | None = None
     ) -> None:
-        """`fairness` is a policy without waiting requests; None: a new one."""
         self.priority = priority
         self.settings = settings
         fairness = settings.fairness.for_band(priority) if fairness is None else fairness
@@ -61,13 +56,12 @@ class Band:
         self.num_bytes = 0
 
     def __iter__(self) -> Iterator[QueuedRequest]:
-        """All waiting requests, grouped by flow, in no order."""
         for flow in self.flows.values():
             yield from flow.heap
 
     def adapted(self, settings: BandSettings) -> Band | None:
-        """The band for other settings: this one with its requests, an empty one with the same
-        fairness policy, to be filled again, or None if nothing can be reused.
+        """Return this band, an empty one with the same fairness policy, or None if neither can be
+        used.
         """
         if settings.fairness is not self.settings.fairness:
             return None
@@ -79,7 +73,7 @@ class Band:
         return Band(self.priority, settings, self.fairness)
 
     def remember(self, before: Band, now_seconds: float) -> None:
-        """Flows of the band that this one replaces, of which nothing waits here."""
+        """Remember the flows of the band that this one replaces, of which nothing waits here."""
         for name, since in (
             *before.idle.items(),
             *dict.fromkeys(before.flows, now_seconds).items(),
@@ -89,7 +83,6 @@ class Band:
         self.idle = OrderedDict(sorted(self.idle.items(), key=lambda one: one[1]))
 
     def insert(self, item: QueuedRequest) -> None:
-        """`item` waits in its flow."""
         name = item.flow
         flow = self.flows.get(name)
         if flow is None:
@@ -106,7 +99,6 @@ class Band:
             self.fairness.head_changed(name, item, rank)
 
     def delete(self, item: QueuedRequest, now_seconds: float) -> None:
-        """`item` waits no more."""
         flow = self.flows[item.flow]
         before = flow.heap.first()
         flow.heap.remove(item.sequence)
@@ -125,14 +117,15 @@ class Band:
         self.fairness.head_changed(flow.name, None, _NO_RANK)
 
     def keep(self, place: float, now_seconds: float) -> float:
-        """The reserved part of the band's ceiling, of which a request takes about `place`."""
+        """Return the reserved part of the band's ceiling; a request takes about `place` of it."""
         if isinstance(self.fairness, KeepsHeadroom):
             self.headroom = self.fairness.headroom(place, now_seconds)
         return self.headroom
 
     def next(self, now_seconds: float, is_tight: bool = False) -> QueuedRequest | None:
-        """The request to dispatch next; None when none waits, or when none may go while the band
-        `is_tight`, which is to say has less room than its `headroom`.
+        """Return the request to dispatch next. A band that `is_tight` has less room than its
+        `headroom`,
+        so that no request may go.
         """
         fairness = self.fairness
         if is_tight and isinstance(fairness, KeepsHeadroom):
@@ -156,8 +149,6 @@ class Band:
         idle[name] = now_seconds
 
     def _oldest(self) -> tuple[Rank, QueuedRequest] | None:
-        """The oldest request, for a policy that names no flow although requests wait: no mistake of
-        a policy may stop a pool.
-        """
+        """Return the oldest request: a policy that names no flow must not stop a pool."""
         heads = filter(None, (flow.heap.first() for flow in self.flows.values()))
         return min(heads, key=lambda head: head[1].sequence, default=None)

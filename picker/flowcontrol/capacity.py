@@ -1,18 +1,14 @@
 """The caps of the queue, and the waiting requests to evict for an arriving one.
 
-Theory of operation. There are five caps: bytes of bodies and requests, in all and of each band, and
-memory in all. An arriving request that would exceed one is rejected, unless it is fairer to evict
-one that waits already:
+An arriving request that would exceed a cap is rejected, unless it is fairer to evict one that
+waits:
 
 - for a total cap, a lower band gives way to a higher one, the lowest first;
 - within a band whose flows share (`SharesCapacity`), the flow that holds the most for its weight
   gives way to an arriving request whose flow would hold less, that request counted.
 
-The one evicted is the one that would be dispatched last: of that flow, or where flows do not
-share, of the band.
-So a tenant that floods a queue uses the room that others leave, and cannot lock them out. An
-arriving request may displace several smaller ones; but at most `MAX_DISPLACED`, and only if that
-suffices.
+The one evicted is the one that would be dispatched last. So a tenant that floods a queue uses the
+room that others leave, and cannot lock them out.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,10 +44,9 @@ _IN_ALL = (Cap.BYTES, Cap.REQUESTS, Cap.MEMORY)
 def displaced_by(
     item: QueuedRequest, band: Band, bands: Iterable[Band], excess: Mapping[Cap, int]
 ) -> Sequence[QueuedRequest]:
-    """The requests to evict so that `item` may wait in `band`; empty when it must be rejected.
+    """Return the requests to evict so that `item` may wait in `band`; empty: it must be rejected.
 
-    `excess` is the amount above each exceeded cap; `bands` are ordered from the highest. Changes
-    nothing.
+    `excess` is the amount above each exceeded cap; `bands` are ordered from the highest.
     """
     left = dict(excess)
     lower = [one for one in bands if one.priority < band.priority and one.num_requests]
@@ -72,7 +67,6 @@ def displaced_by(
 
 
 def _loser(item: QueuedRequest, band: Band, lower: list[Band], cap: Cap) -> Band | None:
-    """The band that gives way."""
     if cap in _IN_ALL:
         while lower and not len(lower[-1].backlogs):
             lower.pop()
@@ -82,7 +76,6 @@ def _loser(item: QueuedRequest, band: Band, lower: list[Band], cap: Cap) -> Band
 
 
 def _less(excess: Mapping[Cap, int], item: QueuedRequest, is_of_band: bool) -> dict[Cap, int]:
-    """The remaining excess without `item`."""
     left: dict[Cap, int] = {}
     for cap, amount in excess.items():
         freed = taken_by(item, _RESOURCES[cap])

@@ -1,21 +1,13 @@
 """The decisions of flow control: which requests are dispatched, wait, are rejected or evicted.
 
-Theory of operation. Everything here is synchronous, with the time as an argument; the shell
-(`shell.controller`) delivers the events and waits. After each event that can make room, and while
-requests wait, `run_pass` dispatches as many as may go: from the highest band down, while the pool's
-saturation is below the band's ceiling, the head of the flow that the fairness policy names. A band
-that is held back with waiting requests also holds back those below it, whatever their ceilings. So
-does a band whose last slots in the pool are reserved for other flows (`KeepsHeadroom`).
-The saturation is computed again between two dispatches: a dispatched request counts as admitted
-until it is sent to its endpoint, where the pool counts it from then on.
+Everything here is synchronous, with the time as an argument; `shell.controller` delivers the events
+and waits. `run_pass` dispatches from the highest band down, while the pool's saturation is below
+the band's ceiling, the head of the flow that the fairness policy names. A band that is held back
+with waiting requests also holds back those below it; so does a band whose last slots are reserved
+for other flows (`KeepsHeadroom`).
 
 `is_open` is called before a request is parsed, and promises that the next one is dispatched at
 once; the verdict is cached for that request, so `is_open` and `arrive` agree.
-
-An arriving request that exceeds a cap may displace a waiting one (`capacity`).
-
-A request waits for at most its time to live, or while the pool is empty for another limit, from its
-arrival or the start of that state; `next_due_seconds` is exact.
 """
 
 from collections.abc import Iterable, Mapping
@@ -48,8 +40,9 @@ EPSILON = 1e-9  # absorbs float errors in sums of fractions
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The saturation of the pool, the ceiling of each band, and the part of the lowest ceiling
-    below which every request may go.
+    """The saturation of the pool, and the ceilings of the bands. `free_part` of the lowest ceiling
+    is
+    not reserved.
     """
 
     load: PoolLoad
@@ -64,13 +57,10 @@ class Verdict(msgspec.Struct, frozen=True):
         return self._is_below(self.lowest_ceiling * self.free_part)
 
     def ceiling(self, priority: int) -> float:
-        """The saturation at which the band `priority` is held back."""
         return self.ceilings.get(priority, self.lowest_ceiling)
 
     def admits(self, priority: int, headroom: float = 0.0) -> bool:
-        """True if the band `priority` may go, with `headroom`, a part of its ceiling, left over.
-        Nothing is dispatched to an empty pool.
-        """
+        """True if the band may go with `headroom`, a part of its ceiling, left over."""
         part = 1.0 - headroom - EPSILON if headroom else 1.0
         return self._is_below(self.ceiling(priority) * part)
 
@@ -81,8 +71,7 @@ class Verdict(msgspec.Struct, frozen=True):
 class VerdictCache:
     """Owns the load estimate and the cached verdict on it.
 
-    A verdict is valid until anything changes or it was used for a request: a policy computes its
-    ceilings once per request that is dispatched or held back.
+    A verdict is valid until anything changes or a request used it: policies count their calls.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -92,7 +81,6 @@ class VerdictCache:
         self.ceilings: Mapping[int, float] = {}  # the last ones of the policy
 
     def use(self, policy: UsageLimitPolicy) -> None:
-        """Switch to another policy."""
         self._policy = policy
         self.current, self.ceilings = None, {}
 
@@ -109,7 +97,6 @@ class VerdictCache:
         return self.compute(queue, now_seconds)
 
     def compute(self, queue: FlowQueue, now_seconds: float) -> Verdict:
-        """Compute a verdict on the bands of `queue`."""
         load, priorities = self.load.at(now_seconds), queue.priorities
         if self._policy is not None:
             ceilings = self._policy.ceilings(load.effective, priorities)
@@ -148,7 +135,6 @@ class FlowCore:
 
     @property
     def num_waiting(self) -> int:
-        """The number of waiting requests."""
         return len(self._waiting)
 
     def next_due_seconds(self) -> float | None:
@@ -161,10 +147,8 @@ class FlowCore:
         return min((one for one in due if one is not None), default=None)
 
     def use(self, settings: FlowControlSettings | None, now_seconds: float) -> None:
-        """Switch to other settings. None dispatches every arriving request at once, and the waiting
-        ones in several passes.
-
-        Waiting requests keep their time to live.
+        """Switch to other settings; None dispatches all requests. Those that wait keep their time
+        to live.
         """
         self.settings = settings
         self._reported_bands = None
@@ -186,7 +170,6 @@ class FlowCore:
             self._bands_seen(self.queue)
 
     def pool_changed(self) -> None:
-        """Endpoints or their load have changed."""
         self.verdicts.invalidate()
         self.verdicts.load.pool_changed()
 
@@ -235,7 +218,6 @@ class FlowCore:
             self._end(waiting, FlowOutcome.EVICTED_CONTEXT_CANCELLED, now_seconds)
 
     def run_pass(self, now_seconds: float) -> None:
-        """Dispatch the requests that may go."""
         self.has_more = False
         self._last_pass_at = now_seconds
         queue = self.queue
@@ -271,13 +253,11 @@ class FlowCore:
             waiting.resolve(outcomes.shutting_down())
 
     def left(self, ticket: FlowTicket) -> None:
-        """Note that a dispatched request was sent to its endpoint."""
         self.verdicts.invalidate()
         self.verdicts.load.left(ticket.item.tokens)
         self.reclaim.entered(ticket)
 
     def closed(self, ticket: FlowTicket, usage: Usage | None, now_seconds: float) -> None:
-        """Note the end of a dispatched request."""
         self.verdicts.invalidate()
         self.verdicts.load.ended(ticket.item.tokens, ticket.has_left)
         del self.under_way[ticket.item.sequence]
@@ -288,7 +268,6 @@ class FlowCore:
             self.queue.completed(ticket.item, ticket.priority, usage, now_seconds)
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` when the counts do not agree."""
         queued = len(self._waiting)  # without a queue these are the remaining ones
         if self.queue is not None:
             self.queue.check_integrity()
@@ -353,7 +332,6 @@ class FlowCore:
         return verdict.admits(band.priority, self._reserved(verdict, band, now_seconds))
 
     def _reserved(self, verdict: Verdict, band: Band, now_seconds: float) -> float:
-        """The part of the band's ceiling that is reserved."""
         ceiling = verdict.ceiling(band.priority)
         if ceiling <= 0.0:
             return 0.0

@@ -1,12 +1,9 @@
 """The pool's saturation, estimated between two passes over all endpoints.
 
-Theory of operation. Every request that is admitted or ends changes the saturation. In a pool of up
-to 63 endpoints it is computed on demand, whenever something has changed. In a larger pool that
-would be most of the cost of a request; there it is computed at two points, now and with further
-requests, a sixteenth of the number of endpoints, and interpolated until as many requests have been
-admitted or have ended. Changes of metrics are taken as small too, for 20 µs per endpoint (20 ms for
-a thousand). So the error is at most the weight of a sixteenth of a request per endpoint, for at
-most 50 ms, and a change costs as much as 32 endpoints.
+A scan of a pool of 64 endpoints or more would be most of the cost of a request. There it is
+computed at two points, now and with further requests, a sixteenth of the number of endpoints, and
+interpolated until as many requests have been admitted or have ended. So the error is at most the
+weight of a sixteenth of a request per endpoint, for at most 50 ms.
 """
 
 import math
@@ -29,8 +26,6 @@ _TIMER_SECONDS = 0.001  # a timer of the event loop may be early by this
 
 
 class _NoDetector:
-    """A detector of a pool without load."""
-
     def saturation(
         self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
     ) -> float:
@@ -38,10 +33,7 @@ class _NoDetector:
 
 
 class LoadEstimate:
-    """Owns the last computed load, and the count of admitted requests that are not sent yet.
-
-    `pool` gives the endpoints with their in-flight requests: all that were sent.
-    """
+    """Owns the last computed load, and the count of admitted requests that are not sent yet."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -66,22 +58,18 @@ class LoadEstimate:
 
     @property
     def is_behind(self) -> bool:
-        """True if the pool has changed since the last computation."""
         return self._pool_changed
 
     def use(self, detector: SaturationDetector) -> None:
-        """Switch to another detector."""
         self._detector = detector
         self._base, self._known = EMPTY_POOL, None
         self._place_at = -math.inf
 
     def pool_changed(self) -> None:
-        """Note a change of endpoints, their metrics or their in-flight requests."""
         self._pool_changed = True
         self._known = None
 
     def entered(self, tokens: int) -> None:
-        """Count an admitted request."""
         self.let_in = LetIn(self.let_in.requests + 1, self.let_in.tokens + tokens)
         self._typical_tokens += (tokens - self._typical_tokens) / _SHARE
         self._count(1)
@@ -92,13 +80,11 @@ class LoadEstimate:
         self._count(0)
 
     def ended(self, tokens: int, has_left: bool) -> None:
-        """Uncount a request that is over; the pool no longer counts it either."""
         if not has_left:
             self._drop(tokens)
         self._count(-1)
 
     def at(self, now_seconds: float) -> PoolLoad:
-        """The load of the pool."""
         if self._is_stale(now_seconds - self._computed_at):
             self._compute(now_seconds)
         elif self._known is None:
@@ -106,8 +92,8 @@ class LoadEstimate:
         return self._known or self._base
 
     def place(self, num_under_way: int, now_seconds: float) -> float:
-        """The saturation of about one more request, by the detector; if that is unknown, the share
-        of one of `num_under_way` requests.
+        """Return the saturation of about one more request, by the detector or as a share of those
+        now.
         """
         load, place = self.at(now_seconds), self._slope
         if load.num_endpoints < LARGE_POOL:
@@ -121,7 +107,6 @@ class LoadEstimate:
         return place if place > 0.0 else load.effective / max(1, num_under_way)
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` for a negative count."""
         if self.let_in.requests < 0 or (not self.let_in.requests and self.let_in.tokens):
             raise AssertionError(f"admitted and not sent: {self.let_in}")
 
@@ -152,7 +137,6 @@ class LoadEstimate:
         self._computed_at = now_seconds
 
     def _loaded(self, candidates: Sequence[Candidate], more: int, now_seconds: float) -> PoolLoad:
-        """The load with `more` admitted requests."""
         tokens = self.let_in.tokens + round(more * self._typical_tokens)
         then = LetIn(self.let_in.requests + more, tokens)
         return pool_load(self._detector, candidates, then, now_seconds)

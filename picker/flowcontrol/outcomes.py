@@ -1,8 +1,4 @@
-"""The outcomes of flow control, their errors for clients, and the time of the next attempt.
-
-`DrainRate` counts dispatched requests, each worth exp(−age / 10 s), over what a steady stream would
-come to in the time since the first of them; `Retry-After` follows from it.
-"""
+"""The outcomes of flow control, their errors for clients, and the time of the next attempt."""
 
 import math
 from enum import Enum
@@ -15,7 +11,7 @@ NO_ENDPOINTS_RETRY_SECONDS = 10  # a model server that starts takes about that, 
 
 
 class FlowOutcome(Enum):
-    """One a request; the words of the reference. NOT_YET is of those that wait."""
+    """One for each request, in words of the reference; NOT_YET is for those that wait."""
 
     NOT_YET = "NotYetFinalized"
     DISPATCHED = "Dispatched"
@@ -29,7 +25,6 @@ class FlowOutcome(Enum):
 
 
 def at_capacity(cap: Cap, retry_after_seconds: int) -> RefusedError:
-    """429: there is no room to wait in."""
     return RefusedError(
         Code.RESOURCE_EXHAUSTED,
         f"the queue of requests is full ({cap.value})",
@@ -40,7 +35,7 @@ def at_capacity(cap: Cap, retry_after_seconds: int) -> RefusedError:
 
 
 def too_large(size_bytes: int, most_bytes: int) -> RefusedError:
-    """429: there can never be room for it to wait in, so there is no `Retry-After`."""
+    """There can never be room for the request, so there is no `Retry-After`."""
     why = (
         f"it takes {size_bytes} bytes, and no more than {most_bytes} may ever wait; to send it "
         "again is of no use"
@@ -54,7 +49,6 @@ def too_large(size_bytes: int, most_bytes: int) -> RefusedError:
 
 
 def at_capacity_without_endpoints(cap: Cap) -> RefusedError:
-    """503: no endpoint can serve it, and there is no room to wait for one."""
     return _unavailable(
         f"no endpoint is available, and the queue of requests is full ({cap.value})",
         DropReason.NO_ENDPOINTS,
@@ -64,7 +58,6 @@ def at_capacity_without_endpoints(cap: Cap) -> RefusedError:
 
 
 def timed_out(waited_seconds: float, retry_after_seconds: int) -> RefusedError:
-    """429: its time to live ended in the queue."""
     return RefusedError(
         Code.RESOURCE_EXHAUSTED,
         f"the request waited {waited_seconds:.3g} s in the queue, as long as it may",
@@ -75,7 +68,6 @@ def timed_out(waited_seconds: float, retry_after_seconds: int) -> RefusedError:
 
 
 def timed_out_without_endpoints(waited_seconds: float) -> RefusedError:
-    """503: no endpoint joined in time."""
     return _unavailable(
         f"the request waited {waited_seconds:.3g} s in the queue, and no endpoint became available",
         DropReason.NO_ENDPOINTS,
@@ -85,7 +77,6 @@ def timed_out_without_endpoints(waited_seconds: float) -> RefusedError:
 
 
 def shutting_down() -> RefusedError:
-    """503: the picker is shutting down."""
     why = "the endpoint picker is shutting down"
     reference = f"internal flow control error: {why}"
     return _unavailable(why, DropReason.SHUTTING_DOWN, SHUTTING_DOWN_RETRY_SECONDS, reference)
@@ -106,7 +97,7 @@ _SLOWEST = 1e-3  # per second; below it the rate is unknown
 
 
 class DrainRate:
-    """Owns a decaying count of dispatched requests. Times never go back."""
+    """Counts dispatched requests, each worth exp(−age / 10 s). Times never go back."""
 
     def __init__(self) -> None:
         self._sum = 0.0
@@ -114,7 +105,6 @@ class DrainRate:
         self._began_at: float | None = None
 
     def count(self, now_seconds: float) -> None:
-        """Count a dispatched request."""
         if self._began_at is None:
             self._began_at = now_seconds
         self._sum = self._decayed(now_seconds) + 1.0

@@ -1,19 +1,12 @@
 """The waiting requests: priority bands, their flows, and the caps on both.
 
-Theory of operation. A band is an integer priority; higher bands go first. Each tenant (fairness id)
-has a flow in it, a heap of its requests ordered by the rank that the band's ordering policy gave
-each on arrival, then by arrival. The band's fairness policy is notified of every change of a flow's
-first request, and names the flow whose first request goes next. Whether a band may go is not
-decided here.
+A band is an integer priority; higher bands go first. Each tenant (fairness id) has a flow in it, a
+heap of its requests by the rank that the ordering policy gave each on arrival. The fairness policy
+names the flow whose first request goes next.
 
 A request waits in the band of its priority, else in the nearest lower one, so an unknown priority
-promotes no request. Without a lower band one is created. So the bands are the configured ones, 0,
-those that objectives name, and the created ones; the latter two are removed when no objective names
-them and their flows have been idle for the memory of a flow.
-
-A request takes its capacity when it is pushed, and releases it at once when it is taken or removed,
-whatever its place in a heap: the counters are exact. A flow without requests costs a dictionary
-entry and the state of the fairness policy, for five minutes.
+promotes no request; without a lower band one is created. Bands that are not configured are removed
+when no objective names them and their flows have been idle for the memory of a flow.
 """
 
 from bisect import bisect_left
@@ -31,8 +24,9 @@ MAX_DYNAMIC_BANDS = 128
 
 
 class FlowQueue:
-    """Owns the waiting requests, the bands, and the memory of idle flows. `forgotten` is called
-    with the band and the name of each flow that is forgotten.
+    """Owns the waiting requests and the bands; calls `forgotten` with the band and name of each
+    flow
+    that is forgotten.
     """
 
     def __init__(
@@ -54,12 +48,12 @@ class FlowQueue:
         self._adjust_bands()
 
     def __iter__(self) -> Iterator[Band]:
-        """The bands, highest first."""
         return map(self._bands.__getitem__, self.priorities)
 
     def use(self, settings: FlowControlSettings, now_seconds: float) -> None:
-        """Switch to other settings. Waiting requests keep their order within their flow, even if
-        they exceed the new caps; a fairness policy that is the same object keeps its state.
+        """Switch to other settings. Waiting requests keep their order within their flow, even above
+        the
+        new caps; a fairness policy that is the same object keeps its state.
         """
         before, band_of, self._settings = self._bands, self._band_of, settings
         waiting = [item for band in before.values() for item in band]
@@ -84,14 +78,11 @@ class FlowQueue:
                 new.remember(band, now_seconds)
 
     def want(self, priorities: Iterable[int]) -> None:
-        """Give these priorities bands of their own; other bands that are not configured stay only
-        while a flow of theirs is remembered.
-        """
+        """Give these priorities bands of their own."""
         self._wanted = frozenset(priorities)
         self._adjust_bands(self._in_use())
 
     def band_for(self, priority: int) -> Band:
-        """The band in which a request of `priority` waits."""
         band = self._bands.get(priority)
         if band is not None:
             return band
@@ -105,7 +96,6 @@ class FlowQueue:
         return self._bands[priority]
 
     def cap_exceeded(self, item: QueuedRequest, band: Band) -> Cap | None:
-        """The first cap that leaves no room for `item`."""
         return next(iter(self._excess(item, band)), None)
 
     def never_fits(self, item: QueuedRequest, priority: int) -> tuple[int, int] | None:
@@ -121,8 +111,8 @@ class FlowQueue:
         return None
 
     def displaced_by(self, item: QueuedRequest, band: Band) -> Sequence[QueuedRequest]:
-        """The requests to evict so that `item`, which exceeds a cap, may wait in `band`; empty if
-        it must be rejected.
+        """Return the requests to evict so that `item` may wait in `band`; empty: it must be
+        rejected.
         """
         return displaced_by(item, band, self, self._excess(item, band))
 
@@ -156,17 +146,14 @@ class FlowQueue:
     def completed(
         self, item: QueuedRequest, priority: int, usage: Usage | None, now_seconds: float
     ) -> None:
-        """Note the end of a request that was dispatched from the band `priority`."""
         band = self._bands.get(priority)
         if band is not None:
             band.fairness.completed(item, usage, now_seconds)
 
     def ahead_of(self, priority: int) -> int:
-        """The number of waiting requests in the band `priority` and above."""
         return sum(band.num_requests for p, band in self._bands.items() if p >= priority)
 
     def forget_idle(self, now_seconds: float) -> None:
-        """Forget flows that are idle for long, and unused bands."""
         before = now_seconds - FLOW_MEMORY_SECONDS
         for band in self._bands.values():
             while band.idle and next(iter(band.idle.values())) <= before:
@@ -175,12 +162,10 @@ class FlowQueue:
 
     @property
     def next_idle_seconds(self) -> float | None:
-        """The time at which `forget_idle` is due."""
         oldest = [next(iter(band.idle.values())) for band in self._bands.values() if band.idle]
         return min(oldest) + FLOW_MEMORY_SECONDS if oldest else None
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` when the counts do not agree."""
         for band in self._bands.values():
             items = list(band)
             held = (len(items), sum(item.size_bytes for item in items))

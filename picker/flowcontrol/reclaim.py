@@ -1,9 +1,7 @@
 """Evicts in-flight requests to make room for waiting ones of higher priority.
 
-Theory of operation. Each in-flight request accounts for `credit = saturation / in-flight requests`.
-If a band is held back by its ceiling, and an evictable in-flight request has a lower priority,
-`ceil((saturation − ceiling) / credit)` of these are evicted, at least one and at most two. No more
-are evicted until they are over (or ten seconds have passed) and the saturation has had time to show
+Each in-flight request accounts for `credit = saturation / in-flight requests`. No more are evicted
+until the last ones are over (or ten seconds have passed) and the saturation has had time to show
 the effect; else the same room would be reclaimed twice.
 """
 
@@ -49,12 +47,10 @@ class Reclaim:
 
     @property
     def pending(self) -> float:
-        """The saturation of evicted requests that are not over yet."""
         return sum(credit for _, credit in self._evicted.values())
 
     @property
     def next_due_seconds(self) -> float | None:
-        """The time at which `tick` is due."""
         if self._evicted:
             return min(at for at, _ in self._evicted.values()) + CONFIRMATION_SECONDS
         return self._cooling_until
@@ -71,7 +67,6 @@ class Reclaim:
                 self.entered(ticket)
 
     def entered(self, ticket: FlowTicket) -> None:
-        """Add a request that was sent to its endpoint."""
         if self._policies is None or ticket.evict is None:
             return
         evictable, order = self._policies
@@ -107,8 +102,8 @@ class Reclaim:
     def choose(
         self, demands: Iterable[Demand], saturation: float, num_under_way: int, now_seconds: float
     ) -> Revocation | None:
-        """The requests to evict for the first of `demands`, highest first, that gains by it. They
-        count as evicted from now on.
+        """Return the requests to evict for the first of `demands` that gains; they count as
+        evicted.
         """
         if self._policies is None or self._evicted or not num_under_way or saturation <= 0:
             return None
@@ -139,6 +134,5 @@ class Reclaim:
         return Revocation(demand, victims, self.target)
 
     def _cool(self, now_seconds: float) -> None:
-        """Begin the wait after the last eviction."""
         if not self._evicted:
             self._cooling_until = now_seconds + self._settle_seconds

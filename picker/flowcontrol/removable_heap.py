@@ -11,10 +11,9 @@ _SLACK = 32  # removed places that stay, however few requests are left
 
 
 class RemovableHeap(Generic[K, T]):
-    """Things in the order of their keys, equal ones in the order of their sequence numbers.
-
-    What is removed is forgotten at once; its place in the heap goes when it comes up, or when more
-    than half of all places are such.
+    """Things in the order of their keys, then of their sequence numbers. What is removed is
+    forgotten
+    at once; its place in the heap goes later.
     """
 
     __slots__ = ("_held", "_places")
@@ -27,7 +26,6 @@ class RemovableHeap(Generic[K, T]):
         return len(self._held)
 
     def __iter__(self) -> Iterator[T]:
-        """All, in no order."""
         return iter(self._held.values())
 
     def push(self, key: K, sequence: int, thing: T) -> None:
@@ -36,7 +34,6 @@ class RemovableHeap(Generic[K, T]):
         self._held[sequence] = thing
 
     def first(self) -> tuple[K, T] | None:
-        """The least key and its thing."""
         places, held = self._places, self._held
         while places:
             key, sequence = places[0]
@@ -46,7 +43,6 @@ class RemovableHeap(Generic[K, T]):
         return None
 
     def pop(self) -> T | None:
-        """Take the first one out."""
         first = self.first()
         if first is None:
             return None
@@ -54,7 +50,6 @@ class RemovableHeap(Generic[K, T]):
         return self._held.pop(sequence)
 
     def remove(self, sequence: int) -> bool:
-        """Take one out; whether it was there."""
         held = self._held
         if held.pop(sequence, None) is None:
             return False

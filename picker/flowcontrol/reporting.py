@@ -1,7 +1,4 @@
-"""Reports the series of flow control. Gauges are exact, or computed when they are read.
-
-A request's `priority` label is that of the band it waits in.
-"""
+"""Reports the series of flow control; the label `priority` is that of the band of a request."""
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable
@@ -27,21 +24,13 @@ TIMED_OUT = "timed_out"
 class Readings(Protocol):
     """The source of the gauges."""
 
-    def pool_load(self) -> PoolLoad:
-        """The present load of the pool."""
-        ...
+    def pool_load(self) -> PoolLoad: ...
 
-    def num_stale(self) -> int:
-        """The number of endpoints without fresh metrics."""
-        ...
+    def num_stale(self) -> int: ...
 
-    def queued(self) -> tuple[int, int]:
-        """The waiting requests and their bytes."""
-        ...
+    def queued(self) -> tuple[int, int]: ...
 
-    def pending_reclaim(self) -> float:
-        """The saturation of pending evictions."""
-        ...
+    def pending_reclaim(self) -> float: ...
 
 
 class FlowReporter:
@@ -60,14 +49,12 @@ class FlowReporter:
         self.outcomes: Tally[FlowOutcome] = Tally()
 
     def labels(self, item: QueuedRequest, priority: int) -> Labels:
-        """The label values of `item` while it belongs to the band `priority`."""
         request = item.request
         return self._metrics.labels.of(
             request.incoming_model, request.target_model, item.flow, priority
         )
 
     def ended(self, labels: Labels, outcome: FlowOutcome, queue_seconds: float) -> None:
-        """Report the outcome of a request."""
         self.outcomes[outcome] += 1
         ends = self._ends.get((labels, outcome)) or self._ends_of(labels, outcome)
         ends[0].observe(queue_seconds)
@@ -80,13 +67,11 @@ class FlowReporter:
         times.labels(fairness_id, priority, outcome.value).observe(seconds)
 
     def waits(self, labels: Labels, item: QueuedRequest) -> None:
-        """Count a waiting request."""
         where = self._where(labels)
         self._series.queue_size.labels(*where).inc()
         self._series.queue_bytes.labels(*where).inc(item.size_bytes)
 
     def stopped_waiting(self, labels: Labels, item: QueuedRequest) -> None:
-        """Uncount a waiting request."""
         where = self._where(labels)
         self._series.queue_size.labels(*where).dec()
         self._series.queue_bytes.labels(*where).dec(item.size_bytes)
@@ -111,18 +96,15 @@ class FlowReporter:
                 series.request_enqueue_duration_seconds.remove(*key, outcome.value)
 
     def cycled(self, seconds: float) -> None:
-        """Report the duration of a pass."""
         self._series.dispatch_cycle_duration_seconds.observe(seconds)
 
     def revoked(self, revocation: Revocation) -> None:
-        """Report an eviction of in-flight requests."""
         priority = str(revocation.demand.priority)
         issued = self._series.revocations_issued_total.labels(priority, self._pool)
         issued.inc(len(revocation.victims))
         self._series.reclaim_target.labels(self._pool).set(revocation.target)
 
     def confirmed(self, seconds: float) -> None:
-        """Report the end of an evicted request."""
         self._series.revocations_total.labels(CONFIRMED, self._pool).inc()
         self._series.revocation_confirmation_seconds.labels(self._pool).observe(seconds)
 
@@ -149,13 +131,11 @@ class FlowReporter:
             series.stale_endpoints.labels(self._detector).set_function(readings.num_stale)
 
     def stages(self, stages: Iterable[str]) -> None:
-        """Report the present stages."""
         current = frozenset((*stages, EFFECTIVE))
         if current != self._stages:
             self._report_stages(current)
 
     def bands(self, bands: Iterable[Band]) -> None:
-        """Report the present bands."""
         current = {str(band.priority): band for band in bands}
         gauges = self._series.capacity_utilization_requests, self._series.capacity_utilization_bytes
         for priority in self._bands.keys() - current.keys():

@@ -71,7 +71,6 @@ def pool_load(
     let_in: LetIn,
     now_seconds: float,
 ) -> PoolLoad:
-    """The load of `candidates`, including the admitted requests `let_in`."""
     if not candidates:
         return EMPTY_POOL
     by_stage: dict[str, float] = {}
@@ -89,8 +88,8 @@ def pool_load(
 def spread(
     candidates: Sequence[Candidate], let_in: LetIn
 ) -> tuple[Sequence[Candidate], Mapping[str, EndpointLoad]]:
-    """`candidates` with each request of `let_in` counted at the least loaded one, and the added
-    requests by candidate.
+    """Count each request of `let_in` at the least loaded candidate; return the candidates, and the
+    added requests by candidate.
     """
     loads = [_load(candidate) for candidate in candidates]
     order = sorted(range(len(loads)), key=loads.__getitem__)

@@ -35,9 +35,8 @@ class FlowControlSettings:
     """Everything that the section `flowControl` decides.
 
     Caps of None are no caps, times of None never end. `max_bytes` is about bodies,
-    `max_memory_bytes` about all that is held of the requests that wait. `bands` are those that are
-    configured; others are made of `default_band`, below priority 0 of `default_negative_band`. With
-    `eviction` requests under way may be stopped.
+    `max_memory_bytes` about all that is held of waiting requests. With `eviction` requests under
+    way may be stopped.
     """
 
     default_band: BandSettings

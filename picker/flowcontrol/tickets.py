@@ -15,20 +15,13 @@ Evict: TypeAlias = Callable[[DropReason], None]
 class TicketObserver(Protocol):
     """The owner of tickets, notified of their progress."""
 
-    def ticket_left(self, ticket: FlowTicket) -> None:
-        """Called when the request is sent to an endpoint."""
-        ...
+    def ticket_left(self, ticket: FlowTicket) -> None: ...
 
-    def ticket_closed(self, ticket: FlowTicket, usage: Usage | None) -> None:
-        """Called when the request is over."""
-        ...
+    def ticket_closed(self, ticket: FlowTicket, usage: Usage | None) -> None: ...
 
 
 class FlowTicket:
-    """Counts as admitted until `left`, as in flight until `closed`.
-
-    `priority` is that of its band. Repeated calls, and calls after the end, have no effect.
-    """
+    """Counts as admitted until `left`, in flight until `closed`. Repeated calls have no effect."""
 
     __slots__ = (
         "_observer",
@@ -58,16 +51,13 @@ class FlowTicket:
 
     @property
     def queue_seconds(self) -> float:
-        """The time in the queue."""
         return self.dispatched_at_seconds - self.item.enqueued_at_seconds
 
     @property
     def has_left(self) -> bool:
-        """True if the request was sent to an endpoint."""
         return self.endpoint_key is not None
 
     def left(self, endpoint_key: str) -> None:
-        """Count the request as in flight at this endpoint."""
         if self.endpoint_key is None and not self.is_closed:
             self.endpoint_key = endpoint_key
             self._observer.ticket_left(self)

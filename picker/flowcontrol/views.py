@@ -6,8 +6,6 @@ import msgspec
 
 
 class FlowView(msgspec.Struct, frozen=True):
-    """One flow of a band."""
-
     fairness_id: str
     queued_requests: int
     queued_bytes: int
@@ -27,12 +25,10 @@ class BandView(msgspec.Struct, frozen=True):
 
 
 class QueuesView(msgspec.Struct, frozen=True):
-    """Flow control at one moment.
+    """Flow control at one moment; without flow control `is_on` is false and the rest is empty.
 
-    Without flow control `is_on` is false and the rest is empty. `saturation` is that of the pool;
-    `stale_endpoints` of its endpoints were judged without fresh metrics. Bytes are those of bodies,
-    memory is what is held of the requests that wait. `outcomes` counts requests
-    by how their time in the queue ended. `bands` come highest first.
+    Bytes are those of bodies, memory is what is held of the requests that wait. `outcomes` counts
+    requests by how their time in the queue ended. `bands` come highest first.
     """
 
     is_on: bool = False

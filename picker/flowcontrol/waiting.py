@@ -17,7 +17,6 @@ MAX_OUTPUT_TOKENS = 32_768
 
 
 def estimated_tokens(request: InferenceRequest) -> int:
-    """The tokens of the prompt plus those it may generate."""
     prompt = request.num_tokens or request.size_bytes // BYTES_PER_TOKEN
     output = request.body.max_output_tokens
     if output is None:
@@ -31,7 +30,6 @@ TICK_SECONDS = 0.001  # the resolution of the event loop's timers
 def queued_request(
     request: InferenceRequest, sequence: int, now_seconds: float, ttl_seconds: float | None
 ) -> QueuedRequest:
-    """Make the queue item of an arriving request."""
     if not request.fairness_id:
         request = replace(request, fairness_id=DEFAULT_FAIRNESS_ID)
     return QueuedRequest(
@@ -46,10 +44,7 @@ def queued_request(
 
 
 class Waiting:
-    """Waits until it has a `ticket` or a `refusal`; `wake` is called then.
-
-    `priority` is that of its band.
-    """
+    """Waits until it has a `ticket` or a `refusal`; `wake` is called then."""
 
     __slots__ = ("evict", "item", "labels", "outcome", "priority", "refusal", "ticket", "wake")
 
@@ -67,11 +62,9 @@ class Waiting:
 
     @property
     def is_resolved(self) -> bool:
-        """True if the request no longer waits."""
         return self.ticket is not None or self.refusal is not None
 
     def resolve(self, result: FlowTicket | RefusedError) -> None:
-        """End the wait with a ticket or an error."""
         if isinstance(result, FlowTicket):
             self.ticket = result
         else:
@@ -81,10 +74,9 @@ class Waiting:
 
 
 class Deadlines:
-    """Owns the deadlines of waiting requests, and the time at which the pool last became empty or
-    not empty.
-
-    The time to live counts from the arrival of a request or from that time, whichever is later.
+    """Owns the deadlines of waiting requests. The time to live counts from the arrival of a
+    request,
+    or from the last time at which the pool became empty or not empty.
     """
 
     def __init__(self) -> None:
@@ -95,7 +87,6 @@ class Deadlines:
 
     @property
     def next_seconds(self) -> float | None:
-        """The earliest deadline, if any."""
         first = self._heap.first()
         return None if first is None else first[0]
 
@@ -107,14 +98,12 @@ class Deadlines:
             self.add(one)
 
     def pool_seen(self, is_empty: bool, waiting: Iterable[Waiting], now_seconds: float) -> None:
-        """Note whether the pool is empty."""
         if is_empty is not self.pool_is_empty:
             self.pool_is_empty = is_empty
             self._turned_at = now_seconds
             self.use(self._no_endpoint_ttl_seconds, waiting)
 
     def add(self, waiting: Waiting) -> None:
-        """Add the deadline of a waiting request."""
         item = waiting.item
         ttl = self._no_endpoint_ttl_seconds if self.pool_is_empty else item.ttl_seconds
         if ttl is not None:
@@ -122,7 +111,6 @@ class Deadlines:
             self._heap.push(since + ttl, item.sequence, waiting)
 
     def remove(self, waiting: Waiting) -> None:
-        """Remove the deadline of a request."""
         self._heap.remove(waiting.item.sequence)
 
     def due(self, now_seconds: float) -> Waiting | None:
@@ -131,6 +119,5 @@ class Deadlines:
         return first[1] if first is not None and first[0] <= now_seconds + TICK_SECONDS else None
 
     def check_integrity(self, waiting: Iterable[Waiting]) -> None:
-        """Raise `AssertionError` when a request that is not among `waiting` has a deadline."""
         if not set(self._heap) <= set(waiting):
             raise AssertionError("a deadline belongs to a request that does not wait")

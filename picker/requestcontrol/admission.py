@@ -23,13 +23,9 @@ _QUOTED = re.compile(r'"(?:[^"\\]|\\.?)*+"?', re.DOTALL)
 
 
 def fairness_id(request: InferenceRequest) -> str:
-    """Return the fairness id of a request's header, else the one that processors set.
-
-    An id longer than `MAX_FAIRNESS_ID` is replaced by its beginning and a digest, because flow
-    control stores thousands of them, and clients choose them.
-    """
+    """Return the fairness id of a request's header, else the one that processors set."""
     named = first_of(request.headers, FAIRNESS_ID) or request.fairness_id
-    if len(named) > MAX_FAIRNESS_ID:
+    if len(named) > MAX_FAIRNESS_ID:  # flow control stores thousands, and clients choose them
         digest = hashlib.sha256(named.encode(errors="surrogatepass")).hexdigest()
         named = f"{named[:_PREFIX]}…{digest}"
     return named
@@ -38,10 +34,7 @@ def fairness_id(request: InferenceRequest) -> str:
 def refuse_if_full(
     candidates: Sequence[Candidate], saturation: SaturationDetector, now_seconds: float
 ) -> None:
-    """Shed a request of negative priority while the pool is full: 429, without a drop reason.
-
-    The time until the pool has room is unknown; the next metrics may change the result.
-    """
+    """Shed a request of negative priority while the pool is full; when it has room is unknown."""
     if saturation.saturation(candidates, Attributes(), now_seconds) >= FULL:
         raise RefusedError(
             Code.RESOURCE_EXHAUSTED,
@@ -54,11 +47,7 @@ def refuse_if_full(
 def refuse_if_not_cached(
     request: InferenceRequest, result: SchedulingResult, attributes: Attributes
 ) -> None:
-    """Refuse with 412 if the client accepts only cached prompts and the endpoint has no part.
-
-    Any finding about prefix caches may report a cached part; without findings nothing is known to
-    be cached.
-    """
+    """Refuse with 412 a client that accepts only cached prompts, unless a finding has a block."""
     if PREFER not in request.headers or not prefers_if_available(request.headers):
         return
     key = result.endpoints[0].key

@@ -20,11 +20,7 @@ _NO_MEMBERS: Mapping[str, object] = MappingProxyType({})
 
 
 def outgoing_body(body: bytes, parsed: ParsedBody, request: InferenceRequest) -> bytes | None:
-    """Return the body that replaces `body`; None: it leaves unchanged.
-
-    `parsed` is the parser's result for `body`. The body changes with the model, and if a plugin has
-    replaced members of the payload; never if the payload is the content of a frame.
-    """
+    """Return the body that replaces `body`, read as `parsed`; None: it leaves unchanged."""
     before, after = parsed.payload, request.body.payload
     if before is None or after is None or not parsed.can_rewrite:
         return None
@@ -45,10 +41,8 @@ def with_members(
     """Replace, add or remove members of `body`, a JSON object.
 
     Members are sorted by name, without space between them, like in the reference picker. Every
-    other value retains its bytes: no number loses digits, as it does in the reference, and no
-    character becomes escaped. Of members with the same name the last one is used. In a body with
-    lone surrogates, escaped backslashes become `\\u005c`. Raises `RefusedError` (400) if `body` is
-    not a JSON object.
+    other value retains its bytes; of members with the same name the last one is used. In a body
+    with lone surrogates, escaped backslashes become `\\u005c`. Raises `RefusedError` (400).
     """
     members, has_marks = decoded(body, _decode_members)
     for name, value in changed.items():

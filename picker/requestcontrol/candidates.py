@@ -9,10 +9,10 @@ _SLACK = 64  # cached endpoints without load
 
 
 class LoadedCandidates:
-    """Candidates with their in-flight counts, cached between decisions.
+    """Candidates with their in-flight counts, cached between decisions. Owned by the director.
 
     Few counts change between two decisions, and in a pool of thousands most of a decision would go
-    into creating all candidates again. Owned by the director.
+    into creating all candidates again.
     """
 
     def __init__(self) -> None:
@@ -46,8 +46,7 @@ def candidates_for(
     """Narrow `pool` to `subset_hint`, in its order, and fill in the in-flight counts.
 
     An entry `ip:port` selects exactly that endpoint, an `ip` alone every port of that address; IPv6
-    needs brackets before a port, in any spelling. Other entries are ignored. No hint (None) selects
-    the whole pool, an empty one no endpoint.
+    needs brackets before a port. No hint (None) selects the whole pool, an empty one no endpoint.
     """
     eligible = pool if subset_hint is None else _within(pool, subset_hint)
     if not inflight:
@@ -84,10 +83,7 @@ def _within(pool: Sequence[Candidate], subset_hint: Iterable[str]) -> list[Candi
 
 
 def _read(entry: str) -> tuple[str, int | None]:
-    """Return `(address, port)` of a subset entry; port None if it names none.
-
-    A malformed entry becomes an address that no endpoint has.
-    """
+    """Return address and port of a subset entry; no endpoint has the address of a malformed one."""
     if entry.startswith("["):
         host, bracket, rest = entry[1:].partition("]")
         if not bracket or ":" not in host or (rest and not rest.startswith(":")):
@@ -107,7 +103,6 @@ def _with_port(address: str, port: str | None) -> tuple[str, int | None]:
 
 
 def _canonical(address: str) -> str:
-    """Normalize an IPv6 address; return other text unchanged."""
     if ":" not in address:
         return address
     try:

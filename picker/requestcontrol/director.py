@@ -3,11 +3,7 @@
 A request goes through parse → rewrite → objective and fairness id → flow control → candidates →
 screeners → producers → admitters → schedule → hooks, and leaves. Only flow control and producers
 are awaited. One `Decision` records all of it; the watchers receive it when the request leaves and
-when it is over. Nothing is measured on the way but the calls of plugins, by `PluginSteps`.
-
-The shell of a stream calls `Director.begin()` when the stream opens and gets an `Exchange`. It
-awaits `Exchange.route()` at most once and calls `Exchange.finish()` exactly once, whatever ends the
-request.
+when it is over.
 """
 
 from __future__ import annotations
@@ -84,10 +80,7 @@ class Director:
 
 
 class Exchange(msgspec.Struct, eq=False):
-    """One request as its stream sees it.
-
-    Owns the resources of the request, and releases them in `finish` and nowhere else.
-    """
+    """One request as its stream sees it. Owns its resources, which only `finish` releases."""
 
     _director: Director
     _pipeline: RequestPipeline
@@ -116,10 +109,8 @@ class Exchange(msgspec.Struct, eq=False):
         return self._goes_at_once
 
     async def route(self, raw: RawRequest) -> RouteDecision:
-        """Decide where `raw` goes and count it as under way there.
-
-        Awaited at most once; may be cancelled at any await. Raises `RefusedError` if the picker
-        answers the request itself.
+        """Decide where `raw` goes and count it as under way there. Awaited at most once.
+        May be cancelled at any await. Raises `RefusedError`.
         """
         context, decision = self._context, self._decision
         tracer, begun_at = context.policies.tracer, context.clock()
@@ -207,7 +198,6 @@ class Exchange(msgspec.Struct, eq=False):
         return self._leave(raw, parser, parsed, headers, begun_at)
 
     def _awaits_answers(self) -> bool:
-        """True if to wait for the first answers of a burst before deciding."""
         context, health = self._context, self._context.health
         if context.burst_wait is None or health is None or not health.held:
             return False
@@ -216,19 +206,16 @@ class Exchange(msgspec.Struct, eq=False):
     async def _enter(
         self, raw: RawRequest, body: bytes
     ) -> tuple[Parser, ParsedBody, InferenceRequest]:
-        """Parse a request and wait until flow control admits it.
-
-        A parsed body takes a multiple of its bytes: twice for one long text, tenfold for a
-        conversation of short messages, in thousands of objects for the garbage collector to
-        traverse. So no frame holds it while the request waits, and the body is parsed again
-        afterwards; a request that does not wait is parsed once.
-        """
+        """Parse a request and wait until flow control admits it."""
         decision, pipeline, gate = self._decision, self._pipeline, self._pipeline.gate
         path = path_of(raw.headers)
         parser = pipeline.parsers.select(path)
         parsed = self._parsed(parser, path, raw, body)
         self._rewrite(raw, parsed)
         decision.request = request = self._identify(raw, parsed, len(body))
+        # A parsed body takes two to ten times its bytes, in thousands of objects for the garbage
+        # collector to traverse. So no frame holds it while the request waits, and it is parsed
+        # again afterwards.
         waits = gate is not None and not (self._goes_at_once or gate.is_open)
         is_parked = waits and request.body is parsed  # otherwise a processor has changed it
         if is_parked:
@@ -249,9 +236,7 @@ class Exchange(msgspec.Struct, eq=False):
         return parser, parsed, request
 
     def _parsed(self, parser: Parser, path: str, raw: RawRequest, body: bytes) -> ParsedBody:
-        """Parse a body. The endpoint may understand one that the parser cannot read: it passes
-        unchanged, unless its model may have to be replaced. Raises `RefusedError`.
-        """
+        """Parse a body; one that the parser cannot read passes unless its model may be replaced."""
         try:
             return parser.parse(path, raw.headers, body)
         except RefusedError as refusal:
@@ -262,7 +247,6 @@ class Exchange(msgspec.Struct, eq=False):
             return UNREAD
 
     def _rewrite(self, raw: RawRequest, parsed: ParsedBody) -> None:
-        """Set the model that the endpoint is asked for."""
         decision = self._decision
         decision.incoming_model = parsed.model
         decision.target_model = first_of(raw.headers, MODEL_REWRITE) or parsed.model
@@ -277,7 +261,6 @@ class Exchange(msgspec.Struct, eq=False):
             raise bad_request(f"the rewrite '{decision.rewritten.rule}' names no model")
 
     def _identify(self, raw: RawRequest, parsed: ParsedBody, size_bytes: int) -> InferenceRequest:
-        """The request with its objective, its priority and its fairness id."""
         decision = self._decision
         decision.objective = objective = first_of(raw.headers, OBJECTIVE)
         objectives = self._context.policies.objectives
@@ -304,7 +287,6 @@ class Exchange(msgspec.Struct, eq=False):
         return request
 
     def _candidates(self, raw: RawRequest) -> Sequence[Candidate]:
-        """Return the endpoints that the proxy allows, with the picker's own load on each."""
         context = self._context
         hint = None if context.policies.ignore_subset_hint else raw.subset_hint
         pool = context.datastore.snapshot().candidates
@@ -321,7 +303,6 @@ class Exchange(msgspec.Struct, eq=False):
     def _screened(
         self, request: InferenceRequest, candidates: Sequence[Candidate]
     ) -> Sequence[Candidate]:
-        """Return the candidates that every screener keeps, in the order given; 503 without any."""
         steps, allowed = self._decision.steps, {candidate.key for candidate in candidates}
         for bound in self._pipeline.screeners:
             _, left = steps.call(
@@ -335,11 +316,7 @@ class Exchange(msgspec.Struct, eq=False):
     async def _produce(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> InferenceRequest:
-        """Let the producers write their findings into `attributes`; return the enriched request.
-
-        A producer that fails or times out is the last, because later ones may need its findings;
-        the request continues.
-        """
+        """Let the producers write their findings into `attributes`; return the enriched request."""
         steps = self._decision.steps
         for bound in self._pipeline.producers:
             plugin: Any = bound.plugin
@@ -353,7 +330,7 @@ class Exchange(msgspec.Struct, eq=False):
             except Exception as error:
                 log = self._log
                 log.exception(bound.name, error, "scheduling continues with what is known")
-                break
+                break  # later producers may need its findings
         return request
 
     def _choose(
@@ -361,10 +338,8 @@ class Exchange(msgspec.Struct, eq=False):
     ) -> SchedulingResult:
         """Schedule the request if the admitters agree. Raises `RefusedError`.
 
-        The request probes an ejected endpoint that is due for a probe, if the scheduler accepts
-        that endpoint. Otherwise it goes to a usable endpoint; and to an ejected one rather than
-        nowhere, if the scheduler refuses all usable ones (the only decode endpoint is ejected,
-        say).
+        The request probes an ejected endpoint that is due for a probe, if the scheduler accepts it.
+        Else it goes to a usable endpoint, and to an ejected one rather than nowhere.
         """
         health, usable, due = self._context.health, candidates, None
         if health is not None and health.held:
@@ -392,7 +367,6 @@ class Exchange(msgspec.Struct, eq=False):
     def _ask_admitters(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> None:
-        """A refusal keeps its code; an admitter that fails refuses with 500."""
         log, rng, steps = self._log, self._context.rng, self._decision.steps
         for bound in self._pipeline.admitters:
             seen = attributes if bound.scope is None else bound.scoped(attributes)
@@ -528,7 +502,6 @@ class Exchange(msgspec.Struct, eq=False):
     # At the end
 
     def _report_end(self, flight: Flight, cause: FinishCause, now: float) -> None:
-        """Let plugins release the state they hold for the request."""
         decision, log, recorder = self._decision, self._log, self._pipeline.recorder
         for bound in self._pipeline.request_ends:
             ended = bound.plugin.request_ended
@@ -567,10 +540,7 @@ def ask_hooks(
     steps: PluginSteps,
     log: PluginLog,
 ) -> dict[str, str]:
-    """Collect the headers that the hooks set; of equal names the last one wins.
-
-    All hooks run. A single refusal is raised as it is; any other failure becomes a 500.
-    """
+    """Collect the headers that the hooks set. All hooks run; a single refusal is raised as is."""
     headers: dict[str, str] = {}
     failed: list[Exception] = []
     request, result, attributes = flight.request, flight.result, flight.attributes

@@ -1,7 +1,4 @@
-"""Names of the headers and metadata keys that the picker owns; all lower case.
-
-Source: Endpoint Picker Protocol v1.0.0 and the header names of the reference picker.
-"""
+"""Names of the headers and metadata keys that the picker owns (Endpoint Picker Protocol v1.0.0)."""
 
 from collections.abc import Mapping
 
@@ -62,7 +59,6 @@ def first_of(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
 
 
 def path_of(headers: Mapping[str, str]) -> str:
-    """Return the path of a request without its query."""
     return target_of(headers).partition("?")[0]
 
 

@@ -49,20 +49,12 @@ log = logging.getLogger(__name__)
 
 
 class PoolSnapshot(Protocol):
-    """The pool at one moment."""
-
     @property
-    def candidates(self) -> Sequence[Candidate]:
-        """All endpoints with their last metrics."""
-        ...
+    def candidates(self) -> Sequence[Candidate]: ...
 
 
 class SnapshotSource(Protocol):
-    """Takes immutable snapshots of the pool."""
-
-    def snapshot(self) -> PoolSnapshot:
-        """Return the pool as it is now."""
-        ...
+    def snapshot(self) -> PoolSnapshot: ...
 
 
 class RequestScheduler(Protocol):
@@ -89,14 +81,10 @@ class DecisionRecorder(Protocol):
         ...
 
     def scheduling(self, decision: Decision) -> None:
-        """Called before each attempt to schedule: findings may be live views, which the decision
-        itself changes.
-        """
+        """Called before each attempt: findings may be live views, which the decision changes."""
         ...
 
-    def scheduled(self, decision: Decision, said: SchedulingResult | Exception) -> None:
-        """Called with the result or the error of each attempt."""
-        ...
+    def scheduled(self, decision: Decision, said: SchedulingResult | Exception) -> None: ...
 
     def finished(self, decision: Decision) -> None:
         """Called at the end of a request whose hooks were called."""
@@ -104,29 +92,21 @@ class DecisionRecorder(Protocol):
 
 
 class ObjectiveSource(Protocol):
-    """Resolves the names of objectives."""
-
     def priority(self, objective: str) -> int | None:
         """Return its priority; None: there is no such objective, or it names no priority."""
         ...
 
 
 class RewriteSource(Protocol):
-    """Holds the current rules for rewriting models."""
-
     @property
-    def rules(self) -> RewriteRules | None:
-        """The current rules, if any."""
-        ...
+    def rules(self) -> RewriteRules | None: ...
 
 
 class Ticket(Protocol):
     """The admission of a request by flow control, until the request is over."""
 
     @property
-    def queue_seconds(self) -> float:
-        """The time that the request waited."""
-        ...
+    def queue_seconds(self) -> float: ...
 
     def left(self, endpoint_key: str) -> None:
         """Count the request as under way at this endpoint. Called at most once."""
@@ -138,8 +118,6 @@ class Ticket(Protocol):
 
 
 class FlowGate(Protocol):
-    """Flow control as the director calls it."""
-
     @property
     def is_open(self) -> bool:
         """True if a request of any priority would be admitted now without waiting."""
@@ -148,10 +126,9 @@ class FlowGate(Protocol):
     async def admit(
         self, request: InferenceRequest, evict: Callable[[DropReason], None] | None
     ) -> Ticket:
-        """Wait until `request` may go. Does not wait while `is_open`.
+        """Wait until `request` may go. Does not wait while `is_open`. Raises `RefusedError`.
 
-        `evict` stops the request while it is under way (None: it cannot be stopped). Raises
-        `RefusedError`. Cancelling it removes the request from the queue.
+        `evict` stops the request while it is under way. Cancelling removes it from the queue.
         """
         ...
 
@@ -179,9 +156,7 @@ class EndpointHealth(Protocol):
     """
 
     @property
-    def held(self) -> Collection[str]:
-        """The keys of the endpoints that are held back."""
-        ...
+    def held(self) -> Collection[str]: ...
 
     def is_unsure(self, now_seconds: float) -> bool:
         """True if a burst has just filled the pool and no answer has arrived yet."""
@@ -208,18 +183,14 @@ class BodylessFilter(Protocol):
 
     def narrow(
         self, headers: Mapping[str, str], candidates: Sequence[Candidate]
-    ) -> Sequence[Candidate]:
-        """Return the candidates that may serve."""
-        ...
+    ) -> Sequence[Candidate]: ...
 
 
 @runtime_checkable
 class BodylessResponseHook(Protocol):
     """Sets headers on the responses to requests without a body."""
 
-    def bodyless_response_head(self, head: ResponseHead) -> Mapping[str, str] | None:
-        """Called with the beginning of the response; return the headers to set, if any."""
-        ...
+    def bodyless_response_head(self, head: ResponseHead) -> Mapping[str, str] | None: ...
 
 
 class ParserTable:
@@ -227,8 +198,7 @@ class ParserTable:
 
     A claim matches a path that ends with it, after a `/` or, as in the name of a gRPC service,
     after a `.`. The longest matching claim wins; of equal claims the parser configured first. A
-    parser without claims takes all other paths; the parsers configured after it are unused, which
-    is logged.
+    parser without claims takes all other paths.
     """
 
     def __init__(self, parsers: Sequence[Parser]) -> None:
@@ -266,11 +236,7 @@ def _until_fallback(parsers: Sequence[Parser]) -> Sequence[Parser]:
 
 
 class BodylessRequests(msgspec.Struct, frozen=True):
-    """The plugins for requests without a body.
-
-    Only the headers of such a request are known, so it is not scheduled: filters that need only
-    headers narrow the candidates, and hooks see the response.
-    """
+    """The plugins for requests without a body, of which only the headers are known."""
 
     filters: tuple[BodylessFilter, ...] = ()
     heads: tuple[BodylessResponseHook, ...] = ()
@@ -280,10 +246,8 @@ class BodylessRequests(msgspec.Struct, frozen=True):
 class RequestPipeline:
     """The plugins of a configuration, for the director; a reload replaces all of them at once.
 
-    Plugins run in the order given. A producer that has `look_up` is awaited, with its timeout. With
-    a `gate` requests wait there for their turn; without one those of negative priority are shed
-    while `saturation` reports that the pool is full. Only `bodyless` applies to requests without a
-    body.
+    Plugins run in the order given. With a `gate` requests wait there for their turn; without one
+    those of negative priority are shed while `saturation` reports that the pool is full.
     """
 
     parsers: ParserTable
@@ -312,11 +276,7 @@ class RequestPipeline:
 
 @dataclass(frozen=True, slots=True)
 class RequestPolicies:
-    """Policies that come from flags and Kubernetes objects, not from the configuration file.
-
-    With `emit_endpoint_scores` the proxy receives the score of every candidate; with
-    `ignore_subset_hint` the whole pool may serve, even if the proxy names a subset.
-    """
+    """Policies that come from flags and Kubernetes objects, not from the configuration file."""
 
     objectives: ObjectiveSource | None = None
     rewrites: RewriteSource | None = None

@@ -13,10 +13,9 @@ PLUGIN_FAILED = "a plugin failed; see the endpoint picker's log"
 
 
 class PluginLog:
-    """Counts every failure and logs one per plugin every few seconds.
+    """Counts every failure, and logs one per plugin every few seconds.
 
-    A broken plugin fails with every request; a traceback for each would fill the disk. Owns the
-    times of the last log lines.
+    A broken plugin fails with every request; a traceback for each would fill the disk.
     """
 
     __slots__ = ("_clock", "_logged", "_watchers")
@@ -27,7 +26,6 @@ class PluginLog:
         self._logged: dict[str, float] = {}
 
     def exception(self, name: str, error: Exception, consequence: str) -> None:
-        """Count and perhaps log a failure of plugin `name`, with its `consequence`."""
         for watch in self._watchers.plugin_failed:
             watch(name)
         now, last = self._clock(), self._logged.get(name)

@@ -1,10 +1,7 @@
 """Restores in a response the model name that the client asked for.
 
-Theory of operation: a JSON response names its model in a member `"model"`; in a stream of events
-every event does. The bytes of that member are replaced at any position, without decoding
-the body. Pieces may be cut anywhere, so the end of a piece that could begin such a member is held
-back until the next piece; it is never longer than the member itself. Servers usually end a piece
-after an event, and then no bytes are held back.
+The name is replaced wherever a member `"model"` has it, without decoding the body. The end of a
+piece that could begin such a member is held back until the next piece.
 """
 
 import json
@@ -55,7 +52,6 @@ class ModelRenamer:
         return b"".join(pieces)
 
     def _settled(self, data: bytes, start: int) -> int:
-        """Return the position after `start` at which an incomplete member may begin."""
         at = data.find(b'"', max(start, len(data) - self._longest + 1))
         while at >= 0:
             if _KEY.startswith(data[at : at + len(_KEY)]):

@@ -1,9 +1,7 @@
 """Responses: the picker watches each one, and restores the model name that the client asked for.
 
-Theory of operation: the stream reports the beginning of the response, then each piece of its body,
-where the proxy shows bodies. Every piece is measured, read for its usage (by a reader of the
-request's parser), shown to the hooks, and passed on, unchanged or with the model renamed. A reader
-or a hook that fails is logged and not called again; the response is not affected.
+Every piece is measured, read for its usage, shown to the hooks, and passed on. A reader or a hook
+that fails is logged and not called again; the response is not affected.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,11 +42,7 @@ _OF_GRPC = {"2": 500, "4": 504, "13": 500, "14": 503}
 
 
 class Response(msgspec.Struct, eq=False):
-    """A `ResponseTap`. Owns the measurements of the response to one request.
-
-    `_renamed_from` is the endpoint's model if the client asked for another one; `attempt` is set
-    when the request leaves.
-    """
+    """A `ResponseTap` that measures a response; `attempt` is set when the request leaves."""
 
     _decision: Decision
     _flight: Flight
@@ -85,7 +79,6 @@ class Response(msgspec.Struct, eq=False):
 
     @property
     def usage(self) -> Usage | None:
-        """The usage that the response has reported so far."""
         return None if self._reader is None else self._usage(self._reader)
 
     @property
@@ -100,7 +93,6 @@ class Response(msgspec.Struct, eq=False):
         )
 
     def head(self, head: ResponseHead) -> tuple[tuple[str, str], ...]:
-        """Take the beginning of the response; return the headers that the hooks set, in order."""
         clock, coding = self._context.clock, head.headers.get("content-encoding", "")
         self._content_type = head.headers.get("content-type", "").lower()
         self._is_readable = coding.strip().lower() in ("", "identity")
@@ -121,7 +113,6 @@ class Response(msgspec.Struct, eq=False):
         return tuple(headers.items())
 
     def body(self, data: bytes, is_last: bool) -> tuple[bytes, Metadata]:
-        """Take a piece of the body; return its replacement. Pieces after the last one pass."""
         if self._ended:
             return data, NO_METADATA
         began = self._context.clock()
@@ -192,7 +183,6 @@ class Response(msgspec.Struct, eq=False):
             return None
 
     def _ask_hooks(self, now: float, is_first: bool, is_last: bool) -> Metadata:
-        """Report the progress to the hooks; return their metadata with the last piece."""
         progress = ResponseProgress(now, self._num_bytes, self.usage, is_first, is_last)
         merged: dict[str, dict[str, str | float | Mapping[str, float]]] = {}
         clock, log = self._context.clock, self._log
@@ -220,7 +210,6 @@ class BodylessResponse:
         self._log = log
 
     def head(self, head: ResponseHead) -> tuple[tuple[str, str], ...]:
-        """Return the headers that the hooks set; of equal names the last one wins."""
         headers: dict[str, str] = {}
         log = self._log
         for hook in self._heads:
@@ -231,12 +220,10 @@ class BodylessResponse:
         return tuple(headers.items())
 
     def body(self, data: bytes, is_last: bool) -> tuple[bytes, Metadata]:
-        """Return the piece unchanged."""
         del is_last
         return data, NO_METADATA
 
     def end(self) -> bytes:
-        """Return nothing: no bytes are held back."""
         return b""
 
 
@@ -246,7 +233,6 @@ class DecisionHeader:
     name = "decision-header"
 
     def response_head(self, flight: Flight, head: ResponseHead) -> Mapping[str, str]:
-        """Set the request's id, for `pointsman explain`, and the name of the endpoint."""
         return {
             REQUEST_ID: flight.request.request_id,
             SERVED_ENDPOINT: _served(flight, head.served_by),

@@ -1,5 +1,4 @@
-"""A gRPC server on HTTP/2 frames of our own: ports, TLS, connections, calls and the health service.
+"""A gRPC server on HTTP/2 frames of our own, for any methods by their paths.
 
-It serves any methods by their paths and is independent of their meaning: no ext_proc, discovery or
-pool belongs here. `http2` is the protocol without I/O.
+`http2` is the protocol without I/O. No ext_proc, discovery or pool belongs here.
 """

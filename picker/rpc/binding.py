@@ -30,7 +30,7 @@ def listen(options: ServerOptions) -> socket.socket:
 
 
 def _listen_tcp(options: ServerOptions) -> socket.socket:
-    """Listen on TCP; `::` accepts IPv4 too, like other gRPC servers."""
+    # `::` accepts IPv4 too, like other gRPC servers.
     wide = options.host == "::" and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     listening = socket.create_server(
@@ -62,9 +62,7 @@ def _listen_unix(path: Path) -> socket.socket:
 
 
 def remove_stale(path: Path) -> None:
-    """Remove a socket without a listening process. Raises `OSError` for one in use, and for a file
-    of another kind.
-    """
+    """Remove a socket without a listening process. Raises `OSError` for anything else at `path`."""
     try:
         kind = path.lstat().st_mode
     except FileNotFoundError:
@@ -87,7 +85,6 @@ def bound_port(listening: socket.socket) -> int:
 
 
 def inode(path: Path) -> int | None:
-    """Identify the file at `path`; None if there is none."""
     try:
         return path.lstat().st_ino
     except OSError:

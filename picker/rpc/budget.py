@@ -29,11 +29,9 @@ class ByteShare:
         return True
 
     def grow_beyond(self, num_bytes: int) -> None:
-        """Reserve more bytes even if they do not fit."""
         self.held_bytes += num_bytes
         self._budget.held_bytes += num_bytes
 
     def release(self) -> None:
-        """Return all reserved bytes to the budget."""
         self._budget.held_bytes -= self.held_bytes
         self.held_bytes = 0

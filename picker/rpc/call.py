@@ -1,8 +1,7 @@
 """One call on an HTTP/2 connection, with its buffers, and methods as coroutines on top of it.
 
-A call hands each message to its receiver as soon as it is whole. While much is unsent, or the
-receiver has paused reading, messages wait here instead, unacknowledged, so that a peer may have one
-window of data and one unfinished message here.
+While much is unsent, or the receiver has paused reading, messages wait here, unacknowledged: a peer
+may have one window of data and one unfinished message here.
 """
 
 from __future__ import annotations
@@ -46,25 +45,19 @@ class Outlet(Protocol):
     is_flush_due: bool  # the engine's output is written soon
 
     @property
-    def peer(self) -> str:
-        """The address of the peer, for the log."""
-        ...
+    def peer(self) -> str: ...
 
     def schedule(self, call: Call) -> None:
         """Schedule unsent data of `call`, or its end."""
         ...
 
-    def schedule_flush(self) -> None:
-        """Schedule a write of the engine's output."""
-        ...
+    def schedule_flush(self) -> None: ...
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run a coroutine in a task; the connection outlives it."""
         ...
 
-    def on_reset(self, call: Call, is_unanswered: bool) -> None:
-        """Called when the peer resets `call`."""
-        ...
+    def on_reset(self, call: Call, is_unanswered: bool) -> None: ...
 
 
 class _NoReceiver:
@@ -110,7 +103,6 @@ class Call(Http2Stream, eq=False, kw_only=True):
     # Called by the receiver
 
     def open(self, served: Served, headers: Metadata) -> None:
-        """Open the receiver; called once, before anything else."""
         try:
             self._receiver = served(self, headers)
         except Exception:
@@ -146,28 +138,23 @@ class Call(Http2Stream, eq=False, kw_only=True):
             self.outlet.schedule(self)
 
     def pause_reading(self) -> None:
-        """Hold messages back until `resume_reading`."""
         self._is_reading_paused = True
         self._hold_back()
 
     def resume_reading(self) -> None:
-        """Deliver the messages held back."""
         if self._is_reading_paused:
             self._is_reading_paused = False
             self._catch_up()
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run a coroutine of the receiver in a task, which the receiver may cancel."""
         return self.outlet.spawn(coroutine)
 
     @property
     def peer(self) -> str:
-        """The address of the caller, for the log."""
         return self.outlet.peer
 
     @property
     def is_congested(self) -> bool:
-        """True if too much is unsent to add more."""
         return len(self.unsent) > MAX_UNSENT_BYTES
 
     # Called by the connection
@@ -178,7 +165,6 @@ class Call(Http2Stream, eq=False, kw_only=True):
         self.outlet.schedule(self)
 
     def take(self, limit: int) -> bytes:
-        """Take up to `limit` bytes to send."""
         unsent, was_congested = self.unsent, self.is_congested
         taken = bytes(unsent[:limit])
         del unsent[:limit]
@@ -222,7 +208,6 @@ class Call(Http2Stream, eq=False, kw_only=True):
     # Called for the peer; see `Http2Stream`
 
     def on_data(self, data: bytes, flow_controlled_bytes: int) -> None:
-        """Extract messages from the data and deliver them."""
         self._unacknowledged += flow_controlled_bytes
         if self.ending is None and not self.gone:
             try:
@@ -237,19 +222,16 @@ class Call(Http2Stream, eq=False, kw_only=True):
             self._acknowledge()
 
     def on_end(self) -> None:
-        """Called when the peer closes its half."""
         self._input_ended = True
         if self.ending is None and not self.gone:
             self._catch_up()
 
     def on_reset(self) -> None:
-        """Called when the peer, or a breach of the protocol, ends the stream."""
         is_unanswered = not self.head_sent and not self.unsent
         self.drop()
         self.outlet.on_reset(self, is_unanswered)
 
     def on_window(self) -> None:
-        """Called when the window has grown."""
         if self.unsent:
             self.outlet.schedule(self)
 
@@ -356,7 +338,6 @@ class _MethodCall:
             await call.room
 
     def message(self, data: bytes) -> None:
-        """Store the message for the reader, which may be slow."""
         self._messages.append(data)
         self._unread_bytes += len(data) + MESSAGE_BYTES
         if self._unread_bytes > MAX_UNREAD_BYTES:
@@ -364,7 +345,6 @@ class _MethodCall:
         _wake(self._more)
 
     def end_of_messages(self) -> None:
-        """Return None to the reader."""
         self._has_ended = True
         _wake(self._more)
 

@@ -1,7 +1,4 @@
-"""The terms of a gRPC call: its receiver, a method as a coroutine, the ways in which a call ends.
-
-A unary call is a stream of one message, here and on the wire.
-"""
+"""The terms of a gRPC call. A unary call is a stream of one message, here and on the wire."""
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from enum import Enum, IntEnum
@@ -36,9 +33,7 @@ class Receiver(Protocol):
         """Process the next message; not called while much is unsent."""
         ...
 
-    def end_of_messages(self) -> None:
-        """Called when the caller ends its half in order."""
-        ...
+    def end_of_messages(self) -> None: ...
 
     def refuses_large_message(self) -> bool:
         """Called once for each message that does not fit into the budget, when it begins. Either
@@ -52,9 +47,7 @@ class Receiver(Protocol):
 
 
 def joined(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Map names to values; the values of a repeated name are joined by commas, as in HTTP, so that
-    no value hides another.
-    """
+    """Map names to values; those of a repeated name are joined by commas: none is hidden."""
     found = dict(fields)
     if len(found) == len(fields):
         return found
@@ -65,8 +58,6 @@ def joined(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 
 
 class Status(IntEnum):
-    """The gRPC status codes in use here."""
-
     OK = 0
     CANCELLED = 1
     INVALID_ARGUMENT = 3

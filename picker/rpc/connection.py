@@ -1,21 +1,13 @@
 """One HTTP/2 connection of gRPC calls: asyncio's bytes to HTTP/2 to calls, and back.
 
-Theory of operation
--------------------
-`data_received` passes the bytes to the HTTP/2 engine, which calls this and the streams; most calls
-are served there. Output accumulates in the engine, and the transport gets all of it at the end of
-that, or in the next turn of the event loop if a task sends: the replies of one turn leave in one
-system call.
-
-The output of a call waits for the peer's window and for the socket (while the transport is paused)
-in the call's own buffer, and then takes turns with that of other calls. A peer that provokes
-answers to control frames without reading them is disconnected.
+Output accumulates in the engine; the transport gets all of it once per turn of the event loop. The
+output of a call waits in the call's own buffer for the peer's window and for the socket, and takes
+turns with that of other calls.
 
 A connection ends in order when it drains (the server stops, the peer sends GOAWAY, no call arrived
-for long) and its last call is over; or at once if either end breaks it, if the peer does not
-complete the handshake in time, or does not answer a PING while it has calls. Calls that cross our
-GOAWAY are served: the answer to a PING behind it shows that the peer has read it, and only then the
-end of the last call ends the connection.
+for long) and its last call is over; or at once if it breaks. Calls that cross our GOAWAY are
+served: the answer to a PING behind it shows that the peer has read it, and only then the end of the
+last call ends the connection.
 """
 
 from __future__ import annotations
@@ -81,7 +73,6 @@ class WasteLimit:
 class GrpcConnection(asyncio.Protocol):
     """Owns one connection and its calls. Implements `Http2Listener` and `Outlet`.
 
-    `served` maps paths to factories of receivers, `options` limit the space and time of a peer.
     `on_made` is called once, when the connection is established, and then `on_gone` once, when it
     is closed and its last task has ended.
     """
@@ -115,7 +106,6 @@ class GrpcConnection(asyncio.Protocol):
 
     @property
     def peer(self) -> str:
-        """The address of the peer, for the log."""
         name = None if self._transport is None else self._transport.get_extra_info("peername")
         return "{}:{}".format(*name[:2]) if isinstance(name, tuple) else "a unix socket"
 
@@ -126,7 +116,6 @@ class GrpcConnection(asyncio.Protocol):
     # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the settings of HTTP/2."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         self.http2.start()
@@ -136,7 +125,6 @@ class GrpcConnection(asyncio.Protocol):
         self._flush()
 
     def data_received(self, data: bytes) -> None:
-        """Process bytes of the peer; ignored once the connection closes."""
         if self._transport is None or self._transport.is_closing():
             return
         self._last_received_at = self._loop.time()
@@ -153,24 +141,18 @@ class GrpcConnection(asyncio.Protocol):
             self._flush()
 
     def eof_received(self) -> bool:
-        """Close the connection: HTTP/2 has no use for a half-closed one.
-
-        The transport would first send its buffer, to a peer that may have stopped reading as well.
-        """
+        """Close the connection: the transport would first send what no peer may read."""
         self._break_off()
         return False
 
     def pause_writing(self) -> None:
-        """Called when the peer reads more slowly than calls write."""
         self.is_paused = True
 
     def resume_writing(self) -> None:
-        """Called when the transport accepts more."""
         self.is_paused = False
         self.schedule_flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Drop every call, because the peer is gone."""
         self._transport = None
         if self._timer is not None:
             self._timer.cancel()
@@ -207,26 +189,22 @@ class GrpcConnection(asyncio.Protocol):
     # Called by calls; see `Outlet`
 
     def schedule(self, call: Call) -> None:
-        """Schedule unsent data of `call`, or its end."""
         self._ready[call.stream_id] = call
         if not self.is_flush_due:
             self.schedule_flush()
 
     def schedule_flush(self) -> None:
-        """Schedule a write of the engine's output."""
         if not self.is_flush_due and self._transport is not None:
             self.is_flush_due = True
             self._loop.call_soon(self._flush)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run a coroutine in a task; the connection outlives it."""
         task = self._loop.create_task(coroutine, name="grpc call")
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
         return task
 
     def on_reset(self, call: Call, is_unanswered: bool) -> None:
-        """Called when the peer resets `call`."""
         self._forget(call)
         if is_unanswered and self._last_received_at - call.opened_at < YOUNG_SECONDS:
             self.on_chore()
@@ -234,7 +212,6 @@ class GrpcConnection(asyncio.Protocol):
     # Called for the peer; see `Http2Listener`
 
     def on_request(self, stream_id: int, send_window: int, headers: Metadata) -> Call:
-        """Open a call, or refuse another kind of request."""
         options, now = self._options, self._last_received_at
         splitter = MessageSplitter(options.max_message_bytes, options.budget)
         call = Call(stream_id, send_window, outlet=self, splitter=splitter, opened_at=now)
@@ -268,17 +245,14 @@ class GrpcConnection(asyncio.Protocol):
             raise Http2Error("it wastes work: resets, pings or other frames without end")
 
     def on_window(self) -> None:
-        """Called when streams that wait for the connection's window may continue."""
         self._ready |= self._blocked
         self._blocked.clear()
 
     def on_ping_answered(self, data: bytes) -> None:
-        """Called when the peer has read our GOAWAY."""
         if data == _DRAIN_PING:
             self._drained()
 
     def on_goaway(self, error_code: int) -> None:
-        """Called when the peer will open no more calls."""
         if not error_code:
             self.drain()
             self._drained()
@@ -382,7 +356,6 @@ class GrpcConnection(asyncio.Protocol):
             self._report_when_gone()
 
     def _check(self) -> None:
-        """Check periodically if the peer is alive and still needs the connection."""
         now, idle_seconds = self._loop.time(), self._options.idle_seconds
         wait = min(KEEPALIVE_SECONDS, idle_seconds)
         if not self.http2.has_met_peer:

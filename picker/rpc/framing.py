@@ -1,7 +1,4 @@
-"""gRPC over HTTP/2 as bytes: messages with their prefix, status texts, timeouts. No I/O.
-
-Source: grpc/doc/PROTOCOL-HTTP2.md.
-"""
+"""gRPC over HTTP/2 as bytes, without I/O. Source: grpc/doc/PROTOCOL-HTTP2.md."""
 
 import re
 from struct import Struct
@@ -24,8 +21,7 @@ _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%"
 class MessageSplitter(msgspec.Struct, eq=False):
     """Splits the data of one stream, in pieces of any size, into messages. Owns the unfinished one.
 
-    It holds at most `max_message_bytes` and a prefix, counted in a budget until the message is
-    complete. If that does not fit, `lacks_room` is true; data is then still held.
+    Its bytes count in a budget. While it does not fit, `lacks_room` is true; data is still held.
     """
 
     max_message_bytes: int
@@ -41,10 +37,9 @@ class MessageSplitter(msgspec.Struct, eq=False):
         return not self._held and self._wanted is None
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the messages that `data` completes.
-
-        Raises `RpcError` for a message that is compressed, too large or has a malformed prefix; the
-        messages before it in `data` are lost, and so is the stream.
+        """Return the messages that `data` completes. Raises `RpcError` for one that cannot be
+        received;
+        the messages before it in `data` are lost, and so is the stream.
         """
         if self._held is None and len(data) >= PREFIX_BYTES:
             compressed, length = PREFIX.unpack_from(data)
@@ -84,13 +79,11 @@ class MessageSplitter(msgspec.Struct, eq=False):
             self._share.grow_beyond(self._wanted or 0)
 
     def discard(self) -> None:
-        """Release the unfinished message; later data is not needed."""
         if self._share is not None:
             self._held, self._wanted, self.lacks_room = None, None, False
             self._share.release()
 
     def _check(self, compressed: int, length: int) -> int:
-        """Return the length of a message. Raises `RpcError` for one that cannot be received."""
         if compressed == 1:
             raise RpcError(Status.UNIMPLEMENTED, "compressed messages are not supported")
         if compressed:
@@ -113,9 +106,8 @@ def trailers(status: Status, text: str) -> bytes:
 
 
 def status_text(text: str) -> bytes:
-    """Encode `text` for a `grpc-message` header, as percent-encoded UTF-8.
-
-    A text over `MAX_STATUS_TEXT_BYTES` is truncated to the whole characters that fit.
+    """Encode a `grpc-message` header, percent-encoded; the whole characters that fit, if it is
+    long.
     """
     data = text.encode("utf-8", "replace")
     if len(data) > MAX_STATUS_TEXT_BYTES:

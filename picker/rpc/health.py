@@ -1,7 +1,4 @@
-"""The gRPC health service: liveness is its answer, readiness is a state of the application.
-
-Source: `grpc.health.v1`, and the service names that gateways and kubelets ask for.
-"""
+"""The gRPC health service, with the service names that gateways and kubelets ask for."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -23,11 +20,10 @@ _Response = health_pb2.HealthCheckResponse
 
 
 class HealthService:
-    """Answers `Check`, `List` and `Watch`.
+    """Answers `Check`, `List` and `Watch`. One service may be on several servers.
 
-    `is_ready` is called for every answer and must be quick. It decides for the names in
-    `READINESS`; `LIVENESS` is always serving. `Check` of another name is NOT_FOUND. A watcher
-    receives a change within `watch_seconds`. One service may be on several servers.
+    `is_ready` must be quick. It decides for the names in `READINESS`; `LIVENESS` is always serving.
+    A watcher receives a change within `watch_seconds`.
     """
 
     def __init__(
@@ -37,7 +33,6 @@ class HealthService:
         self._watch_seconds = watch_seconds
 
     def methods(self) -> Mapping[str, Served]:
-        """Return the coroutine functions by path."""
         return {
             f"/{HEALTH_SERVICE}/Check": streaming(self.check),
             f"/{HEALTH_SERVICE}/List": streaming(self.list_all),
@@ -53,7 +48,6 @@ class HealthService:
         return int(_Response.SERVING if self._is_ready() else _Response.NOT_SERVING)
 
     async def check(self, read: Read, write: Write) -> None:
-        """Answer with the current status."""
         service = await _asked_for(read)
         status = self.status(service)
         if status is None:
@@ -61,15 +55,13 @@ class HealthService:
         await write(_response(status))
 
     async def list_all(self, read: Read, write: Write) -> None:
-        """Answer with the status of every service."""
         await _asked_for(read)
         statuses = {name: _Response(status=self.status(name)) for name in (LIVENESS, *READINESS)}
         await write(health_pb2.HealthListResponse(statuses=statuses).SerializeToString())
 
     async def watch(self, read: Read, write: Write) -> None:
-        """Send the current status and each change; SERVICE_UNKNOWN for an unknown name.
-
-        Ends only on cancellation.
+        """Send the current status and each change until cancelled; SERVICE_UNKNOWN for a wrong
+        name.
         """
         service = await _asked_for(read)
         last: int | None = None
@@ -83,7 +75,6 @@ class HealthService:
 
 
 async def _asked_for(read: Read) -> str:
-    """Decode the service name in a request."""
     data = await read()
     if data is None:
         raise RpcError(Status.INVALID_ARGUMENT, "a request without a message")

@@ -41,12 +41,9 @@ class TlsOptions:
 class ServerOptions:
     """The address of a port and its limits.
 
-    `host` is an address, or a unix socket as `unix:///path` or by its absolute path, without a
-    `port`. `port` 0 selects a free one. Without `tls` the port is plain text.
-    `max_message_bytes` bounds one gRPC message, `budget` the incomplete messages of all calls
-    together. A peer that has not completed the handshakes of TLS and HTTP/2 within
-    `handshake_seconds` is disconnected; a connection without a call for `idle_seconds` is closed in
-    order.
+    `host` is an address, or a unix socket as `unix:///path` or by its absolute path. `port` 0
+    selects a free one. `budget` bounds the incomplete messages of all calls together. A connection
+    without a call for `idle_seconds` is closed in order.
     """
 
     host: str = "0.0.0.0"
@@ -66,7 +63,6 @@ class ServerOptions:
 
     @property
     def address(self) -> str:
-        """Host and port, or the unix socket, as text for messages."""
         if self.unix_path is not None:
             return f"{UNIX_SCHEME}{self.unix_path}"
         host = f"[{self.host}]" if ":" in self.host else self.host

@@ -14,9 +14,7 @@ CLOSING_SECONDS = 1.0  # the time for a peer to read the last frames
 
 
 class GrpcServer:
-    """One listening port for the methods in `served`, by their paths. Owns its connections. Start
-    it once, inside the event loop that serves it.
-    """
+    """One listening port for the methods in `served`, by their paths. Owns its connections."""
 
     def __init__(self, options: ServerOptions, served: Mapping[str, Served]) -> None:
         self._options = options
@@ -47,15 +45,14 @@ class GrpcServer:
         return bound_port(listening)
 
     def use_certificate(self, material: TlsMaterial) -> None:
-        """Use `material` for new connections; no effect without TLS. Raises `OSError` if it is
-        unusable, and continues with the old one.
+        """Use `material` for new connections. Raises `OSError` and keeps the old one if it is
+        unusable.
         """
         if self._tls is not None:
             replace_certificate(self._tls, material)
 
     async def stop(self, grace_seconds: float) -> None:
         """Accept no new connections, let calls end for `grace_seconds`, then cancel the rest.
-
         A second call with less grace cuts the first one short.
         """
         if self._listener is None:
@@ -81,7 +78,6 @@ class GrpcServer:
             path.unlink(missing_ok=True)
 
     def accept(self) -> GrpcConnection:
-        """Create the protocol of a new connection; called by asyncio."""
         return GrpcConnection(self._served, self._options, self._connected, self._disconnected)
 
     def _connected(self, connection: GrpcConnection) -> None:

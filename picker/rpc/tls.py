@@ -52,9 +52,7 @@ def cipher_suites(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def server_context(options: TlsOptions) -> ssl.SSLContext:
-    """Create a context that offers only HTTP/2. Raises `ssl.SSLError`, an `OSError`, for an
-    unusable pair.
-    """
+    """Create a context that offers only HTTP/2. Raises `OSError` for an unusable pair."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = options.min_version
     if options.cipher_suites:
@@ -115,7 +113,6 @@ def _as_file(content: bytes) -> Iterator[str]:
 
 
 def _expiry(material: TlsMaterial) -> float:
-    """Return the unix time at which the server's certificate, the first of the chain, expires."""
     # Loaded on demand: it costs memory that starts without certificates do not need.
     from cryptography import x509  # noqa: PLC0415
 
@@ -124,9 +121,8 @@ def _expiry(material: TlsMaterial) -> float:
 
 
 class CertificateFolder:
-    """A folder with `tls.crt` and `tls.key`, named by `flag`. Owns the last pair.
-
-    `expires` is called with the unix time at which a new certificate expires.
+    """A folder with `tls.crt` and `tls.key`. `expires` gets the unix time at which a new one
+    expires.
     """
 
     def __init__(

@@ -1,3 +1,1 @@
-"""The protocol of one ext_proc stream as a state machine: events in, actions out. No I/O, no
-protobuf.
-"""
+"""One ext_proc stream as a state machine: events in, actions out. No I/O, no protobuf."""

@@ -1,8 +1,4 @@
-"""The vocabulary of one ext_proc stream, independent of protobuf and of the transport.
-
-Events are the inputs of a stream's machine, actions its instructions to the shell. All frozen.
-Header names are lower case.
-"""
+"""Events of a stream's machine, and its actions. All are frozen; header names are lower case."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -39,8 +35,6 @@ class BodyMode(Enum):
 
 
 class Ending(Enum):
-    """The way in which a stream ended."""
-
     END_OF_STREAM = "end of stream"  # the proxy closed its side in order
     CANCELLED = "cancelled"  # the proxy reset the stream
     ERROR = "error"  # the transport, the peer's protocol or the picker failed
@@ -75,17 +69,15 @@ class RequestBody(msgspec.Struct, frozen=True):
     subset_hint: tuple[str, ...] | None = None
 
 
-class RequestTrailers(msgspec.Struct, frozen=True):
-    """The client's trailers, the end of the request."""
+class RequestTrailers(msgspec.Struct, frozen=True): ...
 
 
 class ResponseHeaders(msgspec.Struct, frozen=True):
-    """Headers of the response: its HTTP status and, if the proxy reports it, its origin.
+    """Headers of the response. `headers` includes pseudo-headers; `served_by` is `ip:port`.
 
-    `served_by` is `ip:port`; `has_destination_metadata` is true if the proxy sent metadata in that
-    namespace. `headers` includes pseudo-headers. With `reached_no_endpoint` the proxy reports that
-    no endpoint has seen the request. `response_body` and `only_observes` apply if a stream begins
-    with this message, as in `RequestHeaders`.
+    `has_destination_metadata`: the proxy sent metadata in that namespace. `reached_no_endpoint`:
+    the proxy reports that no endpoint has seen the request. The last two fields apply if a stream
+    begins with this message.
     """
 
     status: int | None = None
@@ -99,14 +91,11 @@ class ResponseHeaders(msgspec.Struct, frozen=True):
 
 
 class ResponseBody(msgspec.Struct, frozen=True):
-    """A piece of the endpoint's response."""
-
     data: bytes
     end_of_stream: bool = False
 
 
-class ResponseTrailers(msgspec.Struct, frozen=True):
-    """The endpoint's trailers, the end of the response."""
+class ResponseTrailers(msgspec.Struct, frozen=True): ...
 
 
 class UnknownMessage(msgspec.Struct, frozen=True):
@@ -114,14 +103,10 @@ class UnknownMessage(msgspec.Struct, frozen=True):
 
 
 class Closed(msgspec.Struct, frozen=True):
-    """The stream is over."""
-
     ending: Ending
 
 
 class Routed(msgspec.Struct, frozen=True):
-    """The decision of the director."""
-
     decision: RouteDecision
 
 
@@ -132,8 +117,6 @@ class Dropped(msgspec.Struct, frozen=True):
 
 
 class Evicted(msgspec.Struct, frozen=True):
-    """The request must make room for others, in any state."""
-
     reason: DropReason
 
 
@@ -155,24 +138,18 @@ OwnEvent: TypeAlias = Routed | Dropped | Evicted
 class Route(msgspec.Struct, frozen=True):
     """Ask the director where `request` goes; answer with `routed` or `dropped`.
 
-    With `is_timed` the proxy continues without an answer that takes too long; `OverrideTimeout`
-    asks it to wait longer.
+    With `is_timed` the proxy does not wait for long; `OverrideTimeout` asks it to wait longer.
     """
 
     request: RawRequest
     is_timed: bool = False
 
 
-class CancelRoute(msgspec.Struct, frozen=True):
-    """Cancel the decision that `Route` asked for."""
+class CancelRoute(msgspec.Struct, frozen=True): ...
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """End the request and release its resources. Exactly one for each stream.
-
-    `response_status` is the status that the client received (None: no response was seen),
-    `served_by` the `ip:port` that the proxy reported.
-    """
+    """End the request and release its resources. Exactly one for each stream."""
 
     cause: FinishCause
     response_status: int | None = None
@@ -180,11 +157,10 @@ class Finish(msgspec.Struct, frozen=True):
 
 
 class SendRequestHeaders(msgspec.Struct, frozen=True):
-    """Let the request go to `destination` with these headers set; a length of None leaves it
-    unchanged.
+    """Let the request go to `destination`; a length of None leaves it unchanged.
 
-    `metadata` goes to the proxy with the destination. `hides_bodies` asks a proxy that would wait
-    for a whole body to pass bodies by the picker, in both directions; it may disregard that.
+    `hides_bodies` asks a proxy that would wait for a whole body to pass bodies by the picker, in
+    both directions; it may disregard that.
     """
 
     destination: str
@@ -195,9 +171,7 @@ class SendRequestHeaders(msgspec.Struct, frozen=True):
 
 
 class OverrideTimeout(msgspec.Struct, frozen=True):
-    """Extend the wait of a proxy for a reply (Envoy's `override_message_timeout`). A proxy with a
-    lower `max_message_timeout` disregards it.
-    """
+    """Ask a proxy to wait longer for a reply; its own `max_message_timeout` bounds that."""
 
     seconds: int
 
@@ -207,10 +181,7 @@ class SendRequestHeadersUnchanged(msgspec.Struct, frozen=True):
 
 
 class SendBufferedRequest(msgspec.Struct, frozen=True):
-    """Let a request that the proxy holds with its body go to `destination` with these headers set.
-
-    `body` None leaves the held body unchanged, `content_length` None the length.
-    """
+    """Let a request that the proxy holds go; a body or a length of None leaves it unchanged."""
 
     destination: str
     set_headers: tuple[tuple[str, str], ...] = ()
@@ -220,14 +191,11 @@ class SendBufferedRequest(msgspec.Struct, frozen=True):
 
 
 class SendRequestBody(msgspec.Struct, frozen=True):
-    """Forward a piece of the request body, at most `MAX_CHUNK_BYTES`."""
-
     data: bytes
     end_of_stream: bool
 
 
-class SendRequestTrailers(msgspec.Struct, frozen=True):
-    """Forward the request trailers."""
+class SendRequestTrailers(msgspec.Struct, frozen=True): ...
 
 
 class SendResponseHeaders(msgspec.Struct, frozen=True):
@@ -243,18 +211,13 @@ class SendResponseHeaders(msgspec.Struct, frozen=True):
 
 
 class SendResponseBody(msgspec.Struct, frozen=True):
-    """Forward a piece of the response body, at most `MAX_CHUNK_BYTES`, and metadata with it."""
-
     data: bytes
     end_of_stream: bool
     metadata: Metadata = msgspec.field(default_factory=lambda: _NOTHING)
 
 
 class SendHeldResponseBody(msgspec.Struct, frozen=True):
-    """Replace the part of the response's body that a proxy holds while it waits for this reply.
-
-    `content_length` None leaves the stated length unchanged.
-    """
+    """Replace the part of the response's body that a proxy holds while it waits for this reply."""
 
     data: bytes
     content_length: int | None = None
@@ -267,8 +230,7 @@ class SendResponseBodyUnchanged(msgspec.Struct, frozen=True):
     metadata: Metadata = msgspec.field(default_factory=lambda: _NOTHING)
 
 
-class SendResponseTrailers(msgspec.Struct, frozen=True):
-    """Forward the response trailers."""
+class SendResponseTrailers(msgspec.Struct, frozen=True): ...
 
 
 class SendImmediate(msgspec.Struct, frozen=True):

@@ -35,7 +35,6 @@ _UNUSABLE = (BodyMode.LOCKSTEP, BodyMode.PARTIAL, BodyMode.UNKNOWN)
 
 
 def no_room() -> RefusedError:
-    """Create a 429: the bodies that are arriving leave no room for this one."""
     return RefusedError(
         Code.RESOURCE_EXHAUSTED,
         "the endpoint picker has no room for this request body while others are arriving",
@@ -45,7 +44,6 @@ def no_room() -> RefusedError:
 
 
 def mode_refusal() -> RefusedError:
-    """Create a 500: the gateway shows bodies in a mode that does not permit a decision."""
     return RefusedError(
         Code.INTERNAL,
         "the gateway must send request bodies to the endpoint picker in FULL_DUPLEX_STREAMED or "
@@ -57,11 +55,9 @@ def mode_refusal() -> RefusedError:
 class StreamSettings:
     """The limits of a request's size, and the wording of the picker's answers.
 
-    A body beyond `max_body_bytes` is a 413, headers beyond their limits are a 431.
-    `max_header_bytes` counts the headers as the proxy sends them, a few bytes of framing each
-    included. `budget` bounds the bodies of all streams together while they arrive: a piece that
-    does not fit, and is not the last, is a 429. With `conformance` refusals have the reference
-    picker's text, and responses its mark.
+    `max_header_bytes` includes a few bytes of framing for each header. `budget` bounds the bodies
+    of all streams together while they arrive: a piece that does not fit, and is not the last, is a
+    429. With `conformance` refusals have the reference picker's text, and responses its mark.
     """
 
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
@@ -115,9 +111,7 @@ class RequestPhase(msgspec.Struct, eq=False):
         self._subset_hint = event.subset_hint
 
     def add(self, event: RequestBody, is_last: bool) -> None:
-        """Take a piece of the body. Raises `RefusedError` if it becomes too large, and if there is
-        no room to hold it until the last piece.
-        """
+        """Take a piece of the body. Raises `RefusedError` if it is too large or finds no room."""
         if event.subset_hint is not None:
             self._subset_hint = event.subset_hint
         self._body_bytes += len(event.data)
@@ -132,7 +126,6 @@ class RequestPhase(msgspec.Struct, eq=False):
             self._body.append(event.data)
 
     def end_with_trailers(self) -> None:
-        """Take trailers instead of a last piece of the body."""
         self.trailers_seen = self.trailers_pending = self._trailers_end_body = True
 
     def complete(self) -> RawRequest:
@@ -188,7 +181,6 @@ class RequestPhase(msgspec.Struct, eq=False):
             self._tunnel_has_ended = event.end_of_stream
 
     def pass_on(self, event: RequestBody) -> list[Action]:
-        """Return the replies to a piece that arrives after the decision."""
         if not self.is_tunnel or self._tunnel_has_ended:
             return []
         self._tunnel_has_ended = event.end_of_stream

@@ -34,9 +34,7 @@ _STREAMED = (BodyMode.DUPLEX, BodyMode.LOCKSTEP, BodyMode.PARTIAL)
 
 
 class ResponsePhase(msgspec.Struct, eq=False):
-    """Owns the tap of one response, until the tap has seen the end or failed. With `is_marked` the
-    response's headers get the mark of the reference picker.
-    """
+    """Owns the tap of one response, until the tap has seen the end or failed."""
 
     is_marked: bool
     _mode: BodyMode = BodyMode.DUPLEX
@@ -57,15 +55,13 @@ class ResponsePhase(msgspec.Struct, eq=False):
 
     @property
     def may_be_left(self) -> bool:
-        """True if the stream may end before the response without harm to it.
-
-        In full duplex Envoy loses what it has sent to the picker when the stream ends.
+        """True if the stream may end before the response: in full duplex Envoy would lose pieces of
+        it.
         """
         return self._mode is not BodyMode.DUPLEX
 
     @property
     def waits_for_replies(self) -> bool:
-        """True if the proxy waits for the reply to each message it shows."""
         return self._mode not in (BodyMode.DUPLEX, BodyMode.ABSENT)
 
     def expect(self, mode: BodyMode) -> None:
@@ -75,7 +71,6 @@ class ResponsePhase(msgspec.Struct, eq=False):
         self._mode = mode
 
     def watch(self, decision: RouteDecision, request: RequestPhase) -> None:
-        """Note that `request` has left with `decision`."""
         if request.is_tunnel and request.mode is not BodyMode.DUPLEX:
             self._mode = BodyMode.ABSENT  # as the proxy was asked
         self._tap = decision.response
@@ -93,7 +88,6 @@ class ResponsePhase(msgspec.Struct, eq=False):
         return SendResponseHeaders(())
 
     def begin(self, event: ResponseHeaders) -> SendResponseHeaders:
-        """Reply to the headers."""
         headers = event.headers
         self._has_length = _CONTENT_LENGTH in headers
         show_body = self._can_show_body and not event.end_of_stream
@@ -116,7 +110,6 @@ class ResponsePhase(msgspec.Struct, eq=False):
         return SendResponseHeaders(set_headers, tuple(removed), show_body)
 
     def piece(self, event: ResponseBody) -> list[Action]:
-        """Reply to a piece of the body."""
         self._body_seen = True
         # A body in one message has no later piece for bytes that are held back.
         is_last = event.end_of_stream or self._mode in _ONE_MESSAGE

@@ -1,52 +1,25 @@
 """The state machine of one ext_proc stream: events in, actions out, no I/O.
 
-Theory of operation
--------------------
-One stream is one HTTP request. Its messages come as two phases, request then response, each made
-of headers, body pieces and perhaps trailers. In full-duplex mode the proxy forwards nothing that
-the picker has not sent back, so the picker may hold everything until it has seen the whole body.
-In buffered mode it is the proxy that holds: it waits for an answer to the headers before it reads
-the body, shows the body as one message, and keeps everything until that is answered, so that it can
-continue without a picker that fails. The headers are then answered at once, with nothing in the
-answer, and the decision is the answer to the body:
+One stream is one HTTP request: headers, body and perhaps trailers, first of the request, then of
+the response. In full duplex the proxy forwards nothing that the picker has not sent back. In
+buffered mode it holds the request itself: it shows the body as one message, and the decision is
+the answer to that. `_TRANSITIONS` is the whole protocol: a pair (state, event) that is not in it is
+an error, of the peer (`RemoteProtocolError`) or of our own shell (`LocalProtocolError`).
 
-    START --headers, full duplex--> RECEIVING --end of body--> ROUTING --Routed--> ROUTED
-    START --headers, buffered--> AWAITING_BODY --body--> ROUTING
-    START --headers, a proxy that only observes--> OBSERVING
-    START --response headers--> RESPONDING
-    RECEIVING | AWAITING_BODY | ROUTING | ROUTED --response headers--> RESPONDING
-    RESPONDING --end of response--> DONE
-    START --refused by us--> REFUSED
-    RECEIVING | AWAITING_BODY | ROUTING --refused by us, Dropped--> REFUSED
-    ROUTING --Routed, the response is none of ours--> SKIPPED
-    START … RESPONDING --Evicted--> REFUSED
-    any --Closed--> CLOSED
+A request is routed as soon as it is complete; one that opens a tunnel (CONNECT, an upgrade) is
+complete with its headers, because its client sends nothing until it has the response. `Route` asks
+the shell for a decision, and `routed()` or `dropped()` brings it. Replies leave in the order
+headers, body, trailers. Response messages are answered at once and pass unchanged, or as the
+decision's tap replaces them (see `response_phase`).
 
-A request whose headers carry `end_of_stream` is routed at once and answered by its headers in
-either mode, and so is one that opens a tunnel (CONNECT, an upgrade): its client sends nothing until
-it has the response. What it sends then passes, in full duplex through the picker, and past it if
-the proxy allows to hide bodies. Otherwise the end of the body is, in full duplex, a body message
-with `end_of_stream` or trailers; in buffered mode it is the body message, whatever it says of the
-stream's end, since trailers may follow it. The end yields `Route`; the shell asks the director and
-comes back with `routed()` or `dropped()`. Other modes (pieces in lockstep, part of a body) are
-refused: there a decision would come too late.
+A response may start before the decision: a proxy that gives up on a request (a client too slow,
+say) shows its own error reply, and an error from us would hide it from the client. A response that
+is none of ours is not waited for: the stream ends with the answer to the request. Envoy loses
+pieces of a full-duplex response then (measured), so that one passes unwatched instead.
 
-Replies leave in the order headers, body, trailers. Trailers that arrive while a decision is pending
-are answered after the body. Response messages are answered at once and pass through unchanged, or
-as the decision's tap replaces them (see `response_phase`); bytes that a tap holds back come with a
-later piece. A response may start before the decision: a proxy that gives up on a request (a client
-too slow, say) shows its own error reply, and an error from us would hide it from the client. A
-stream that begins with a response has no request: a filter before the picker's has answered the
-client by itself (401, 403, 429), and only its answer passes here, unchanged. No request is counted,
-and no endpoint takes part. A response that is none of ours is not waited for: the stream ends with
-the answer to the request. Envoy loses pieces of a full-duplex response then (measured), so that one
-passes unwatched instead.
-
-`_TRANSITIONS` is the whole protocol: a pair (state, event) that is not in it is an error, of the
-peer (`RemoteProtocolError`) or of our own shell (`LocalProtocolError`). After a refusal, and after
-the end of the body, messages that the proxy had already sent are ignored, not punished: proxies
-have been seen to repeat the last body message. A kind of message that is newer than this picker is
-ignored if the proxy continues without an answer, and an error if it would wait for one.
+After a refusal, and after the end of the body, messages that the proxy had already sent are
+ignored: proxies have been seen to repeat the last body message. A kind of message that is newer
+than this picker is ignored if the proxy continues without an answer.
 
 Whatever ends the request emits exactly one `Finish`, always before the replies of its batch, so
 that a shell whose writes fail has already released the resources of the request.
@@ -112,8 +85,6 @@ class LocalProtocolError(ProtocolError):
 
 
 class State(Enum):
-    """The state of a stream; see the theory of operation."""
-
     START = "start"
     OBSERVING = "observing"
     RECEIVING = "receiving"
@@ -227,9 +198,7 @@ class StreamMachine:
         return self._route()
 
     def _refuse_trailers_alone(self, _: RequestTrailers) -> list[Action]:
-        """A buffering proxy does not show an empty body, and a reply to trailers cannot change
-        headers, so that it could not carry a decision.
-        """
+        # A buffering proxy shows no empty body, and a reply to trailers carries no decision.
         return self._refuse(_TRAILERS_ALONE_REFUSAL)
 
     def _route(self) -> list[Action]:

@@ -1,9 +1,8 @@
 """The gate of flow control: `core` decides, this module waits.
 
-A pass over the queues follows each arrival, each dispatched request that is sent or ends, each
-change of the pool and each deadline; there is no tick. Simultaneous events share one pass: an event
-schedules it, and it then sees all of them. A pool of hundreds of endpoints changes thousands of
-times a second; there, changes accumulate for some milliseconds.
+A pass over the queues follows each event that can make room, and simultaneous events share one
+pass. A pool of hundreds of endpoints changes thousands of times a second; there, changes accumulate
+for some milliseconds.
 """
 
 import asyncio
@@ -26,12 +25,9 @@ _MIN_DELAY_SECONDS = 0.001  # the loop counts in milliseconds, and would be call
 
 
 class FlowController:
-    """The gate. One object for the life of the picker; a reload changes its settings. Event-loop
-    thread only.
+    """The gate, for the life of the picker; a reload changes its settings. Event-loop thread only.
 
-    `pool` gives all endpoints with their in-flight requests; it is called again whenever a request
-    is admitted or ends, and after `pool_changed`. `clock` is monotonic, in seconds, and may differ
-    from the loop's.
+    `pool` gives all endpoints with their in-flight requests; `clock` may differ from the loop's.
     """
 
     def __init__(
@@ -54,27 +50,19 @@ class FlowController:
 
     @property
     def is_open(self) -> bool:
-        """True if a request of any priority would be admitted now without a wait."""
         return self._core.is_open(self._clock())
 
     @property
     def num_waiting(self) -> int:
-        """The number of waiting requests."""
         return self._core.num_waiting
 
     @property
     def num_under_way(self) -> int:
-        """The number of dispatched requests that are not over."""
         return len(self._core.under_way)
 
     async def admit(
         self, request: InferenceRequest, evict: Callable[[DropReason], None] | None
     ) -> FlowTicket:
-        """Wait until `request` may go. Does not wait while `is_open`.
-
-        `evict` stops the request while it is under way (None: it cannot be stopped). Raises
-        `RefusedError`. May be cancelled; then the request is out of the queue.
-        """
         began = self._clock()
         waiting = self._core.arrive(request, evict, began)
         self._reporter.enqueued(waiting.labels, waiting.outcome, self._clock() - began)
@@ -90,20 +78,18 @@ class FlowController:
         return waiting.ticket
 
     def use(self, settings: FlowControlSettings | None) -> None:
-        """Switch to other settings. Waiting requests keep their place; with more than the
-        new caps allow, only arriving ones are rejected. None: those that wait are dispatched, some
-        at a time, and arriving ones at once.
+        """Switch to other settings; None dispatches all requests. Waiting requests keep their
+        place.
         """
         self._core.use(settings, self._clock())
         self._schedule()
 
     def set_priorities(self, priorities: Iterable[int]) -> None:
-        """The priorities of all objectives: each has a band of its own."""
+        """Give the priority of each objective a band of its own."""
         self._core.want(priorities)
         self._schedule()
 
     def pool_changed(self) -> None:
-        """Note a change of endpoints, their metrics or their in-flight requests."""
         self._core.pool_changed()
         self._schedule(self._core.verdicts.load.settle_seconds)
 
@@ -120,7 +106,6 @@ class FlowController:
         return queues_view(self._core, self._reporter, self.num_stale(), self._clock())
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` when the counts do not agree."""
         self._core.check_integrity()
 
     # Called by tickets
@@ -136,23 +121,19 @@ class FlowController:
     # Read by gauges
 
     def pool_load(self) -> PoolLoad:
-        """The present load of the pool."""
         return self._core.verdicts.load.at(self._clock())
 
     def num_stale(self) -> int:
-        """The number of endpoints without fresh metrics."""
         settings = self._core.settings
         if settings is None or not isinstance(settings.detector, JudgesStaleness):
             return 0
         return settings.detector.stale(self._pool(), self._clock())
 
     def queued(self) -> tuple[int, int]:
-        """The waiting requests and their bytes."""
         queue = self._core.queue
         return (0, 0) if queue is None else (queue.num_requests, queue.num_bytes)
 
     def pending_reclaim(self) -> float:
-        """The saturation of pending evictions."""
         return self._core.reclaim.pending
 
     async def _wait(self, waiting: Waiting, now_seconds: float) -> None:
@@ -173,7 +154,6 @@ class FlowController:
             raise
 
     def _schedule(self, delay_seconds: float = 0.0) -> None:
-        """Schedule a pass if requests wait."""
         loop = self._loop
         if loop is None or not self._core.num_waiting:
             return
@@ -201,7 +181,6 @@ class FlowController:
             self._set_timer()
 
     def _set_timer(self) -> None:
-        """Schedule `_tick` for the next deadline."""
         due, loop = self._core.next_due_seconds(), self._loop
         if loop is None or due is None:
             return
@@ -227,7 +206,6 @@ MAX_FLOWS = 100  # shown per band, those with the most requests
 def queues_view(
     core: FlowCore, reporter: FlowReporter, num_stale: int, now_seconds: float
 ) -> QueuesView:
-    """The queues at this moment."""
     outcomes = {outcome.value: count for outcome, count in reporter.outcomes.items()}
     settings, queue = core.settings, core.queue
     if settings is None or queue is None:

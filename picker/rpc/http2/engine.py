@@ -1,17 +1,12 @@
 """The protocol state of one HTTP/2 connection, for speed: bytes in, calls of methods out.
 
-Theory of operation
--------------------
-`receive` cuts bytes into frames and passes each to one method by its type. A stream is one object
-with its two windows, which the listener creates and whose methods the engine calls; it exists from
-its HEADERS until both halves are closed or one end resets it. A number without an object below the
-highest one seen is a closed stream. Output accumulates in `out`.
+A stream is one object, which the listener creates and whose methods the engine calls, from its
+HEADERS until both halves are closed or one end resets it. A number without an object below the
+highest one seen is a closed stream.
 
-Errors: a breach of the rules of the connection raises `Http2Error`, with the GOAWAY queued; one of
-a single stream resets that stream. PRIORITY, unknown frames and unknown settings are ignored.
-Server push is not supported.
-
-The tests compare it with the `h2` library. Source: RFC 9113.
+A breach of the rules of the connection raises `Http2Error`, with the GOAWAY queued; one of a single
+stream resets that stream. PRIORITY, unknown frames and unknown settings are ignored; server push is
+not supported. Source: RFC 9113.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -76,7 +71,6 @@ class Http2Stream(msgspec.Struct, eq=False):
         raise NotImplementedError
 
     def on_end(self) -> None:
-        """Called when the peer closes its half."""
         raise NotImplementedError
 
     def on_reset(self) -> None:
@@ -84,7 +78,6 @@ class Http2Stream(msgspec.Struct, eq=False):
         raise NotImplementedError
 
     def on_window(self) -> None:
-        """Called when the send window has grown."""
         raise NotImplementedError
 
 
@@ -106,10 +99,7 @@ class Http2Listener(Protocol):
         ...
 
     def on_chore(self) -> None:
-        """Called for a frame that costs work without progress of a call: a ping, settings, a
-        priority, empty content, one of an unknown kind, or a stream too many. May raise
-        `Http2Error`.
-        """
+        """Called for a frame that costs work without progress of a call. May raise `Http2Error`."""
         ...
 
     def on_goaway(self, error_code: int) -> None:
@@ -118,10 +108,7 @@ class Http2Listener(Protocol):
 
 
 class Http2Engine:
-    """Owns the protocol state of one connection, as its server. Call `start` first.
-
-    `receive` raises what the listener and the streams raise; the connection is then broken.
-    """
+    """Owns the protocol state of one connection, as its server. Call `start` first."""
 
     def __init__(self, listener: Http2Listener) -> None:
         self.out: list[bytes] = []  # to be sent, in order
@@ -156,7 +143,6 @@ class Http2Engine:
     # Out
 
     def start(self) -> None:
-        """Queue the settings and open the connection's window."""
         settings = (
             (Setting.MAX_CONCURRENT_STREAMS, MAX_CONCURRENT_STREAMS),
             (Setting.INITIAL_WINDOW_SIZE, STREAM_WINDOW_BYTES),
@@ -186,9 +172,7 @@ class Http2Engine:
                 self.streams.pop(stream.stream_id, None)
 
     def send_data(self, stream: Http2Stream, *pieces: bytes) -> bool:
-        """Queue content as one frame. False, without queueing any, if a window or the maximum frame
-        size does not allow all of it.
-        """
+        """Queue content as one frame; False if a window or the frame size forbids that."""
         length = sum(map(len, pieces))
         if length > self.max_frame_bytes or length > self._send_window:
             return False
@@ -203,9 +187,7 @@ class Http2Engine:
         return True
 
     def acknowledge(self, stream: Http2Stream, count: int) -> None:
-        """Acknowledge `count` flow-controlled bytes, which were processed; the stream may be
-        closed.
-        """
+        """Acknowledge processed flow-controlled bytes; the stream may be closed."""
         self._acknowledge_to_connection(count)
         if stream.input_closed:
             return
@@ -226,7 +208,6 @@ class Http2Engine:
         self.out.append(frame(FrameType.PING, 0, 0, data))
 
     def close(self, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
-        """Queue the last GOAWAY."""
         self.out.append(goaway(self._last_stream_id, code))
 
     # In
@@ -425,7 +406,6 @@ class Http2Engine:
             self._fail_stream(stream, ErrorCode.FLOW_CONTROL_ERROR)
 
     def _ignore(self, stream_id: int, flags: int, payload: bytes) -> None:
-        """Ignore a frame without an effect."""
         self._listener.on_chore()
 
     # Both

@@ -18,8 +18,6 @@ END_STREAM, ACK, END_HEADERS, PADDED, PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
 
 
 class FrameType(IntEnum):
-    """The frame types that have a number in RFC 9113."""
-
     DATA = 0
     HEADERS = 1
     PRIORITY = 2
@@ -33,8 +31,6 @@ class FrameType(IntEnum):
 
 
 class ErrorCode(IntEnum):
-    """The reason why a stream or a connection ends."""
-
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
     FLOW_CONTROL_ERROR = 3
@@ -46,8 +42,6 @@ class ErrorCode(IntEnum):
 
 
 class Setting(IntEnum):
-    """The settings that this server sends or obeys."""
-
     MAX_CONCURRENT_STREAMS = 3
     INITIAL_WINDOW_SIZE = 4
     MAX_FRAME_SIZE = 5

@@ -1,11 +1,8 @@
 """Header blocks: read through the `hpack` library and a memo, written without a table.
 
-Theory of operation. A proxy opens thousands of streams with the same fields, which compression
-turns into the same bytes each time. The meaning of a block that inserts no field into the dynamic
-table is constant until the table changes, so such blocks are cached by their bytes, and the cache
-is cleared when a block does insert.
-
-Source: RFC 7541.
+A proxy opens thousands of streams with the same bytes. A block that inserts no field into the
+dynamic table means the same until the table changes, so it is cached by its bytes. Source: RFC
+7541.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,10 +25,7 @@ class HeaderBlocks:
         self._remembered: dict[bytes, Mapping[bytes, bytes]] = {}
 
     def decode(self, block: bytes) -> Mapping[bytes, bytes]:
-        """Decode a block: names to values, `joined`; the same object for the same block.
-
-        Raises `hpack.HPACKError` for a malformed block, after which no block can be decoded.
-        """
+        """Decode a block into `joined` fields. After an `HPACKError` no block can be decoded."""
         known = self._remembered.get(block)
         if known is not None:
             return known
