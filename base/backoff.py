@@ -21,17 +21,12 @@ class Backoff:
         self._failures = 0
 
     def reset(self) -> None:
-        """Begin with the shortest delay again, after a success."""
         self._failures = 0
 
     def next_seconds(
         self, asked_seconds: float | None = None, at_least_seconds: float = 0.0
     ) -> float:
-        """The delay after one more failure.
-
-        It is not shorter than `at_least_seconds`, nor than what the server asked for, up to
-        `MAX_ASKED_SECONDS`.
-        """
+        """Return the delay after one more failure, and not less than the server asked for."""
         doublings = min(self._failures, 30)  # beyond every limit, and a float
         self._failures += 1
         # Shortened, not lengthened: `max_seconds` is a promise about the longest silence.

@@ -9,10 +9,7 @@ MAX_SECONDS = 2**63 / 1e9  # Go's limit, an int64 of nanoseconds: 292 years
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of a Go duration, e.g. `50ms`, `1m30s`, `0`. Raises `ValueError`.
-
-    Negative durations are refused: no setting has a use for one.
-    """
+    """Read a Go duration in seconds. Raises `ValueError`, also for a negative one."""
     if text == "0":
         return 0.0
     parts = _DURATION.findall(text)

@@ -75,7 +75,6 @@ class Row:
 
 
 def rows(table: str) -> Iterator[Row]:
-    """The flags of a table, in order."""
     group = ""
     for part in re.split(r"\n+(?! )", table.strip()):
         first, *more = part.split("\n")
@@ -119,7 +118,6 @@ class Dialect:
     settings: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     def reader(self, row: Row) -> Reader | Sequence[str]:
-        """Find what converts or limits the value of a flag."""
         metavar = row.metavar or ""
         if row.bounds is not None:
             return _number(metavar, row.bounds)
@@ -127,7 +125,6 @@ class Dialect:
         return found or (tuple(metavar.split("|")) if "|" in metavar else str)
 
     def checked(self, read: Reader) -> Reader:
-        """`read` as a type of argparse."""
         refusals: tuple[type[Exception], ...] = (ValueError, *self.errors)
 
         def convert(text: str) -> Any:
@@ -238,7 +235,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """End with status 2 and one line, instead of the usage, which is long."""
+        """End with status 2 and one line instead of the usage, which is long."""
         hint = ""
         if unknown := _UNKNOWN.search(message):
             hint = near(unknown[1], self._option_string_actions)
@@ -248,8 +245,6 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Adds the default of every flag that has one and does not mention it."""
-
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
         is_plain = action.nargs == 0 or action.default in (None, "", argparse.SUPPRESS)
@@ -269,8 +264,6 @@ def near(word: str, known: Iterable[str]) -> str:
 
 
 def whole_number(least: int | None = None, most: int | None = None) -> Reader:
-    """Read a whole number between two bounds, both included."""
-
     def read(text: str) -> int:
         value = int(text) if re.fullmatch(r"[+-]?[0-9]{1,18}", text) else None
         too_small = value is None or (least is not None and value < least)

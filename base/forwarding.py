@@ -1,4 +1,4 @@
-"""Parts of programs that forward HTTP requests: client sessions and the headers of both sides."""
+"""Client sessions and headers of programs that forward HTTP requests."""
 
 import re
 from collections.abc import Iterable

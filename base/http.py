@@ -1,8 +1,6 @@
 """An HTTP client off the hot path: whole bodies, bounded in time and in size.
 
-Scraping, load generation, proxies and watches of Kubernetes have clients of their own, because
-rate or streaming is their subject. So have commands that send a few requests and exit: importing
-aiohttp takes longer than they run.
+Commands of a few requests have `fleet.http_client`: importing aiohttp takes longer than they run.
 """
 
 import os
@@ -39,10 +37,7 @@ class Response:
 
 
 class HttpClient:
-    """Owns its connections: an async context manager, unusable outside.
-
-    It follows no redirects, uses no proxies and keeps no cookies.
-    """
+    """An async context manager without redirects, proxies and cookies. Owns its connections."""
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
@@ -78,10 +73,7 @@ class HttpClient:
         json: Any = None,
         max_bytes: int = MAX_BODY_BYTES,
     ) -> Response:
-        """Send a request, with `json` as its body unless that is None, and read the response.
-
-        The timeout covers everything, to the last byte of the body. Raises `HttpError`.
-        """
+        """Return the response; the timeout covers everything. Raises `HttpError`."""
         if self._session is None:
             raise HttpError("the client is not running")
         timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=CONNECT_SECONDS)
@@ -114,11 +106,7 @@ async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
 
 
 def reason(error: BaseException) -> str:
-    """Describe a failed exchange in plain words.
-
-    aiohttp's own words contain addresses of objects, names of classes and URLs, in which there may
-    be passwords.
-    """
+    """Describe a failed exchange. aiohttp's own words may contain URLs with passwords."""
     if isinstance(error, aiohttp.ClientResponseError):
         return f"{error.status} {error.message}"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):

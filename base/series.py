@@ -1,13 +1,10 @@
 """Counters, gauges and histograms that cost next to nothing to count with, and their exposition.
 
-Theory of operation: a request counts a dozen series, so counting is a dictionary look-up and an
-addition, without locks (one thread counts and renders) and without the deprecated twins of a
-series. Those are computed from the series' own numbers when the page is rendered, under their own
-names and labels; the numbers of label sets that coincide there are added up.
-
-The text is written directly, which takes a fraction of the time that `prometheus_client` takes: the
-page is rendered in the thread that serves requests. A registry of that library can collect the same
-numbers; the tests compare the text with it.
+Counting is a dictionary look-up and an addition, without locks: one thread counts and renders. The
+deprecated twins of a series are computed when the page is rendered; numbers of label sets that
+coincide there are added up. The text is written directly, because the page is rendered in the
+thread that serves requests and `prometheus_client` takes several times as long; a registry of that
+library can collect the same numbers.
 """
 
 from bisect import bisect_left
@@ -30,9 +27,7 @@ _NO_RENAMES: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Twin:
-    """A deprecated name of a series.
-
-    `labels` are the labels of the series that the twin has, in order; `renamed` maps some of them
+    """A deprecated name of a series: `labels` are some of its labels, in order, `renamed` maps them
     to other names.
     """
 
@@ -43,8 +38,6 @@ class Twin:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """The full name of a series, its help text, the names of its labels, its twins."""
-
     name: str
     text: str
     labels: Labels = ()
@@ -55,9 +48,8 @@ N = TypeVar("N")
 
 
 class _Series(Generic[N]):
-    """A series with its label sets (then it has no number of its own), or one of those.
-
-    `N` is the type of its number: a float, or the counts and the sum of a histogram.
+    """A series with its label sets (then it has no number of its own), or one of those. `N` is the
+    type of its number: a float, or the counts and the sum of a histogram.
     """
 
     __slots__ = ("_children", "declaration")
@@ -74,11 +66,9 @@ class _Series(Generic[N]):
         return self._add(values) if child is None else child
 
     def remove(self, *values: str) -> None:
-        """Remove a label set, if it exists."""
         self._children.pop(values, None)
 
     def numbers(self) -> Iterable[tuple[Labels, N]]:
-        """Label values and number of each label set."""
         if not self.declaration.labels:
             return (((), self._number()),)
         return [(values, child._number()) for values, child in self._children.items()]
@@ -105,8 +95,6 @@ class _Series(Generic[N]):
 
 
 class _Number(_Series[float]):
-    """A series whose label sets have a single sample."""
-
     __slots__ = ("_value",)
 
     def __init__(self, declaration: Declaration) -> None:
@@ -128,15 +116,11 @@ class _Number(_Series[float]):
 
 
 class Counter(_Number):
-    """A number that only grows."""
-
     __slots__ = ()
     kind = "counter"
 
 
 class Gauge(_Number):
-    """A number that goes up and down."""
-
     __slots__ = ("_function",)
     kind = "gauge"
 
@@ -162,8 +146,8 @@ Rows: TypeAlias = Callable[[], Iterable[tuple[Labels, float]]]
 
 
 class Computed(_Number):
-    """A gauge whose label sets are computed whenever they are read, and never stored: the samples
-    of thousands of endpoints would hold up the requests.
+    """A gauge whose label sets are computed when they are read: storing those of thousands of
+    endpoints would hold up requests.
     """
 
     __slots__ = ("_rows",)
@@ -185,8 +169,6 @@ Tally: TypeAlias = tuple[tuple[int, ...], float]
 
 
 class Histogram(_Series[Tally]):
-    """Counts values by bucket; bounds are inclusive."""
-
     __slots__ = ("_bounds", "_counts", "_les", "_sum")
     kind = "histogram"
 
@@ -200,17 +182,14 @@ class Histogram(_Series[Tally]):
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count `value`, which is a number."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
     def observe_many(self, value: float, times: int) -> None:
-        """Count the same value several times."""
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
     def samples(self, number: Tally) -> Iterator[tuple[str, str, float]]:
-        """The cumulative buckets, the count and the sum."""
         counts, total = number
         below = 0
         for le, below in zip(self._les, accumulate(counts), strict=True):
@@ -219,7 +198,6 @@ class Histogram(_Series[Tally]):
         yield "_sum", "", total
 
     def added(self, one: Tally, other: Tally) -> Tally:
-        """Add bucket by bucket."""
         counts = tuple(a + b for a, b in zip(one[0], other[0], strict=True))
         return counts, one[1] + other[1]
 
@@ -246,7 +224,6 @@ class Summary(_Series[tuple[int, float]]):
         self._sum += value
 
     def samples(self, number: tuple[int, float]) -> Iterator[tuple[str, str, float]]:
-        """The count and the sum."""
         yield "_count", "", number[0]
         yield "_sum", "", number[1]
 
@@ -258,9 +235,7 @@ class Summary(_Series[tuple[int, float]]):
 
 
 def observe_each(values: Iterable[tuple[Histogram | None, float]]) -> None:
-    """Count each value in its histogram, if it has one: a request has a dozen, and a call for each
-    would cost more than the counting.
-    """
+    """Count each value in its histogram. A call for each would cost more than the counting."""
     for histogram, value in values:
         if histogram is not None:
             histogram._counts[bisect_left(histogram._bounds, value)] += 1
@@ -294,10 +269,9 @@ def text_of(series: _Series[Any]) -> Iterator[str]:
 
 
 class Page:
-    """The text of series without twins; counts are whole numbers in it.
-
-    Owns the text of each label set, which is written anew when its number has changed: a picker
-    reads the page twenty times a second.
+    """The text of series without twins, whose counts are whole numbers. It owns the text of each
+    label set and writes it anew when its number has changed: a picker reads the page 20 times a
+    second.
     """
 
     def __init__(self, series: Iterable[AnySeries]) -> None:
@@ -319,8 +293,6 @@ class Page:
 
 
 class _Written:
-    """The last text of a label set."""
-
     __slots__ = ("_number", "_template", "_text")
 
     def __init__(self, series: _Series[Any], values: Labels) -> None:
@@ -342,7 +314,6 @@ class _Written:
 
 
 def head_text(name: str, kind: str, text: str) -> str:
-    """The two comment lines of a family."""
     return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
 
 
@@ -353,7 +324,6 @@ def label_text(labels: Iterable[tuple[str, str]]) -> str:
 def _tables(
     series: _Series[N],
 ) -> Iterator[tuple[str, str, Labels, Iterable[tuple[Labels, N]]]]:
-    """Name, help, label names and numbers of the series, then of each twin."""
     declared = series.declaration
     numbers = series.numbers()
     yield declared.name, declared.text, declared.labels, numbers

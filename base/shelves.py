@@ -5,9 +5,8 @@ from types import ModuleType
 
 
 def load_shelf(name: str) -> ModuleType | None:
-    """Import the module `name` of a shelf; None where the shelf is not installed.
-
-    Raises `ModuleNotFoundError` where the shelf is installed and a package that it needs is not.
+    """Import the module `name` of a shelf; None without it. Raises `ModuleNotFoundError` where only
+    a package that it needs is missing.
     """
     try:
         return import_module(name)

@@ -12,9 +12,7 @@ STATUS = 128 + signal.SIGPIPE  # as a shell reports programs that a broken pipe 
 
 
 def status_of(command: Callable[[], int]) -> int:
-    """Run a command and write its output to the end; return `STATUS`, silently, if the reader of
-    the output disconnected. Any other broken pipe is raised.
-    """
+    """Run a command; return `STATUS`, silently, if the reader of its output has disconnected."""
     before = _output()
     try:
         try:
@@ -30,7 +28,6 @@ def status_of(command: Callable[[], int]) -> int:
 
 
 def _output() -> os.stat_result | None:
-    """Identify standard output; None if it is not a file."""
     with contextlib.suppress(OSError, AttributeError, io.UnsupportedOperation, ValueError):
         return os.fstat(sys.stdout.fileno())
     return None
@@ -53,7 +50,7 @@ def _has_no_reader(error: BaseException) -> bool:
 
 
 def _discard() -> None:
-    """Send the rest of the output nowhere: the interpreter writes it when it ends."""
+    """The interpreter writes the rest of the output when it ends."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

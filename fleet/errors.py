@@ -2,7 +2,7 @@
 
 
 class FleetError(Exception):
-    """An error the user can act on; the message is all that is printed."""
+    """The message of this error is all that is printed."""
 
     status = 1
 

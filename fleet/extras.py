@@ -18,7 +18,7 @@ def require_extra(command: str, extra: str) -> None:
 
 
 def install_command(extra: str) -> str:
-    """The command to install an extra; without one, the packages of every installation."""
+    """Return the command to install an extra; without one, the packages of every installation."""
     return f"in a clone, pip install '.[{extra}]'" if extra else "in a clone, pip install ."
 
 

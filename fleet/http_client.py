@@ -24,8 +24,6 @@ class ConnectError(OSError):
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """A whole response, whatever its status."""
-
     status: int
     content: bytes
 
@@ -35,7 +33,7 @@ Fetch = Callable[[str], HttpAnswer]
 
 
 def get(url: str, timeout_seconds: float) -> HttpAnswer:
-    """Send GET and read the answer. Raises as `opened` does."""
+    """Raises as `opened` does."""
     with opened(url, timeout_seconds) as response:
         return HttpAnswer(response.status, response.read())
 
@@ -47,10 +45,8 @@ def opened(
     headers: Mapping[str, str] | None = None,
     body: bytes | None = None,
 ) -> Iterator[HTTPResponse]:
-    """Open the response to GET, or with a `body` to POST, whose content is not read yet.
-
-    No byte may take longer than the timeout. Redirects are not followed, proxies not used. Raises
-    `ConnectError`, and other `HTTP_ERRORS` once there is a connection.
+    """Open the response to GET, or with a `body` to POST. No byte may take longer than the timeout.
+    Raises `ConnectError`, and other `HTTP_ERRORS` once there is a connection.
     """
     parts = urlsplit(url)
     is_tls = parts.scheme == "https"
@@ -74,7 +70,6 @@ def opened(
 
 
 def why(error: Exception) -> str:
-    """Put an error into words, also one without a message."""
     return str(error) or type(error).__name__
 
 
@@ -94,7 +89,7 @@ def first_model(
     headers: Mapping[str, str] | None = None,
     timeout_seconds: float = SILENCE_SECONDS,
 ) -> str:
-    """The id of the first model that is served. Raises `FleetError`."""
+    """Return the id of the first model that is served. Raises `FleetError`."""
     url = url.rstrip("/")
     with explained(url), opened(f"{url}/v1/models", timeout_seconds, headers) as response:
         status, content = response.status, response.read()

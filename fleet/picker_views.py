@@ -24,9 +24,7 @@ class NoPickerError(FleetError):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A picker at one moment, that of its history's last sample; `decisions` are the latest, the
-    newest first.
-    """
+    """A picker at its history's last sample; `decisions` are the latest, the newest first."""
 
     pool: EndpointsView
     queues: QueuesView
@@ -48,10 +46,7 @@ class PickerViews:
         self._url, self._fetch = url, fetch
 
     def look(self, samples: int, decisions: int) -> Seen:
-        """Read all views, with the last `samples` of the pool's history and `decisions` decisions.
-
-        Raises `NoPickerError`, and `SeveralPoolsError` when a pool has to be named.
-        """
+        """Read all views. Raises `NoPickerError` and `SeveralPoolsError`."""
         pool = self._ask(f"/endpoints?history={samples}", _decoder(EndpointsView))
         history = pool.history
         queues = None if history is None or not history.last else history.queues
@@ -62,13 +57,10 @@ class PickerViews:
         )
 
     def config(self) -> ConfigView:
-        """The configuration in use. Raises as `look` does."""
         return self._ask("/config", _decoder(ConfigView))
 
     def decision(self, request_id: str) -> RecordView:
-        """The record of one request. Raises `FleetError`, also when the request is no longer
-        stored.
-        """
+        """Raises `FleetError`, also when the request is no longer stored."""
         return self._ask(f"/decisions/{part_of_path(request_id)}", _decoder(RecordView))
 
     def _ask(self, path: str, decode: Callable[[bytes], T]) -> T:
@@ -94,10 +86,8 @@ class PickerViews:
 
 
 def part_of_path(request_id: str) -> str:
-    """Escape an id, which clients choose, as one part of a path, also its dots, as `..` would be
-    another page. Bytes that are not text come from the command line as lone surrogates.
-
-    Raises `FleetError`.
+    """Escape an id as one part of a path. Clients choose ids: their dots are escaped, as `..` would
+    be another page, and bytes that are not text come as lone surrogates. Raises `FleetError`.
     """
     if not request_id:
         raise FleetError("a request's id is not empty; --last shows the one that came last")

@@ -69,9 +69,7 @@ POLICIES: Mapping[str, str | None] = {
 
 
 def policy(name: str, flag: str = "--policies") -> tuple[str, str | None]:
-    """The name of a policy or of a file, and the configuration; errors name `flag`. Raises
-    `UsageError`.
-    """
+    """Return the name and configuration of a policy or file. Raises `UsageError` with `flag`."""
     if name in POLICIES:
         return name, POLICIES[name]
     path = Path(name)

@@ -9,30 +9,24 @@ from fleet.errors import FleetError
 from picker.admin.views import LIST, PREFIX, PoolsView
 
 
-class SeveralPoolsError(FleetError):
-    """The address is that of a picker of several pools, and not of one of them."""
+class SeveralPoolsError(FleetError): ...
 
 
 @dataclass(frozen=True, slots=True)
 class PoolAddress:
-    """One pool and its address."""
-
     name: str
     url: str
 
 
 def list_of(url: str) -> str:
-    """The address of the list of pools, `url` being the picker's own address or that of a pool."""
     return _root(url) + LIST
 
 
 def is_of_all(url: str) -> bool:
-    """Check that `url` does not name a pool."""
     return url == _root(url)
 
 
 def pools_of(url: str, content: bytes) -> tuple[PoolAddress, ...]:
-    """Read the answer of `list_of(url)`; empty if it is not such a list."""
     try:
         view = msgspec.json.decode(content, type=PoolsView)
     except msgspec.MsgspecError:
@@ -42,7 +36,7 @@ def pools_of(url: str, content: bytes) -> tuple[PoolAddress, ...]:
 
 
 def which_to_name(url: str, pools: Sequence[PoolAddress]) -> str | None:
-    """A message that one of `pools` has to be named, unless `url` names one."""
+    """Return a message that one of `pools` has to be named, unless `url` names one."""
     if not pools or url in {one.url for one in pools}:
         return None
     wrong = "it serves several pools" if is_of_all(url) else "it serves no such pool"
@@ -50,10 +44,8 @@ def which_to_name(url: str, pools: Sequence[PoolAddress]) -> str | None:
 
 
 def refuse_several(url: str, ask: Callable[[str], bytes | None]) -> None:
-    """Raise `SeveralPoolsError` if `url` is that of a picker of several pools, and not of one of
-    them.
-
-    `ask` returns the body at an address, None if there is none.
+    """Raise `SeveralPoolsError` if `url` names none of the pools of its picker. `ask` returns the
+    body at an address, None if there is none.
     """
     content = ask(list_of(url))
     problem = which_to_name(url, pools_of(url, content or b""))
@@ -62,5 +54,4 @@ def refuse_several(url: str, ask: Callable[[str], bytes | None]) -> None:
 
 
 def _root(url: str) -> str:
-    """Remove the name of a pool and a slash at the end."""
     return f"{url}/".partition(PREFIX)[0].rstrip("/")

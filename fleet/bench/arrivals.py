@@ -14,8 +14,6 @@ from random import Random
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """Requests a second at the beginning and at the end of a stage; both are positive."""
-
     first: float
     last: float
 

@@ -1,6 +1,4 @@
-"""Streamed requests over HTTP/1.1, at a few tens of microseconds of CPU each: one asyncio protocol
-on httptools, without a task, a lock or a header dictionary for unread fields.
-"""
+"""Streamed requests over HTTP/1.1, at a few tens of microseconds of CPU each."""
 
 from __future__ import annotations
 
@@ -29,7 +27,6 @@ class _Delta(msgspec.Struct, gc=False):
 
     @property
     def rest(self) -> str:
-        """All other fields that consist of tokens."""
         text = self.reasoning_content or self.reasoning
         return text or ("" if self.tool_calls is None else str(self.tool_calls))
 
@@ -53,8 +50,6 @@ class _Usage(msgspec.Struct, gc=False):
 
 
 class _Chunk(msgspec.Struct, gc=False):
-    """The fields that are read of a chunk of either API."""
-
     choices: tuple[_Choice, ...] = ()
     usage: _Usage | None = None
     error: Any = None
@@ -66,12 +61,11 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 @dataclass(slots=True)
 class Record:
-    """The result of one request. Times are of the client's clock, in seconds.
+    """The result of one request, in seconds of the client's clock.
 
-    `intended` is when it should have been sent, and what latencies count from; `sent` is when the
-    client began to send, with connecting included. `gaps` are the seconds between chunks with
-    tokens. `error` is empty for a complete answer. `text` is only stored for the next turn of a
-    session. `retry_after_seconds` is the delay that the answer asked for.
+    `intended` is when it should have been sent, which latencies count from; `sent` is when the
+    client began to connect or send. `gaps` are those between chunks with tokens. `error` is empty
+    for a complete answer; `text` is stored only for the next turn of a session.
     """
 
     intended: float
@@ -139,9 +133,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_stale(self) -> bool:
-        """Check if the server closed the connection before it answered anything to the last
-        request.
-        """
+        """Check if the server closed the connection before it answered the last request at all."""
         return not self._has_answer
 
     def data_received(self, data: bytes) -> None:
@@ -164,7 +156,6 @@ class Connection(asyncio.Protocol):
         self._pieces.append(data)  # called for each chunk of HTTP; parsing them together is cheaper
 
     def _read(self) -> None:
-        """Parse the bytes received of the body."""
         outcome, data = self._outcome, self._rest + b"".join(self._pieces)
         self._pieces.clear()
         if outcome is None:
@@ -258,9 +249,8 @@ class Client:
         self.in_flight = 0
 
     async def ask(self, body: bytes, outcome: Record) -> None:
-        """Send a request on a free connection, or on a new one, and wait until `outcome` is
-        complete. If the server has closed a persistent connection meanwhile, another one is tried,
-        and this is not a failure.
+        """Send a request and wait until `outcome` is complete. If the server has closed a
+        persistent connection meanwhile, another one is tried, and this is not a failure.
         """
         payload = b"%bcontent-length: %d\r\n\r\n%b" % (self._head, len(body), body)
         self.in_flight += 1

@@ -47,9 +47,7 @@ _PROBE_WORDS = (8, 264)
 
 
 def bench_command(argv: Sequence[str], out: Callable[[str], None], screen: Console) -> int:
-    """Run `pointsman bench …`; returns the exit status. `screen` shows the run while it lasts, if
-    it is a terminal. Raises `FleetError`.
-    """
+    """Run `pointsman bench …`; returns the exit status. Raises `FleetError`."""
     settings = read_settings(argv)
     _allow_many_connections()
     bench = Bench(settings, screen)
@@ -80,7 +78,7 @@ def bench_command(argv: Sequence[str], out: Callable[[str], None], screen: Conso
 
 
 def _allow_many_connections() -> None:
-    """Raise the limit of open files: an open loop has a connection for each request in flight."""
+    """An open loop has a connection for each request in flight."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -88,9 +86,7 @@ def _allow_many_connections() -> None:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """A future stage: its endpoint, the configuration of the picker (with its name), and the number
-    of its draws of arrivals and lengths.
-    """
+    """A future stage: its endpoint, configuration of the picker, and the number of its draws."""
 
     load: StageLoad
     endpoint: Target
@@ -145,7 +141,6 @@ class Bench:
 
     @contextlib.contextmanager
     def _followed(self) -> Iterator[FollowedConfig | None]:
-        """The configuration file of the picker, if configurations are compared."""
         if not self._configs:
             yield None
             return
@@ -169,9 +164,7 @@ class Bench:
                 yield PlannedStage(load, endpoints[min(which, len(endpoints) - 1)], number, config)
 
     async def _tokens_per_word(self, endpoint: Target, form: RequestForm) -> float:
-        """Measure the tokens of a word by the usage of two requests. Raises `FleetError` when they
-        fail: then nothing can be measured.
-        """
+        """Measure the tokens of a word by the usage of two requests. Raises `FleetError`."""
         client, ring, counts = endpoint.client(self.settings.timeout), WordRing(0, 1.0), []
         for number, words in enumerate(_PROBE_WORDS):
             outcome = Record(time.perf_counter())
@@ -230,7 +223,6 @@ class Bench:
     async def _shown(
         self, name: str, begun: float, seen: Sequence[Observed]
     ) -> AsyncIterator[None]:
-        """Draw the last seconds on the screen, once a second."""
         if not self._screen.is_terminal:
             yield
             return

@@ -1,8 +1,7 @@
-"""Two endpoints in alternating turns: the ratio of each number, with an interval.
+"""Two endpoints in alternating turns (`A1 B1 B2 A2 …`): the ratio of each number, with an interval.
 
-Turns `A1 B1 B2 A2 …`: the two of a round have the same arrivals and lengths. A round gives one
-ratio, and rounds are the units of the bootstrap: requests of one turn wait for each other, so they
-are not independent samples.
+The two turns of a round have the same arrivals and lengths. Rounds are the units of the bootstrap:
+requests of one turn wait for each other, so they are not independent samples.
 """
 
 import math
@@ -19,8 +18,8 @@ _ENOUGH = 5  # rounds
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Medians over rounds of a number of A and of B; the geometric mean of B / A over rounds, and
-    its 95 % interval, which a single round does not have.
+    """Medians over rounds of a number of A and of B; the geometric mean of B / A, and its 95 %
+    interval, which a single round does not have.
     """
 
     first: float
@@ -33,7 +32,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class TurnComparison:
-    """Ratios by the name of the number, without those that are missing or zero in some round."""
+    """Ratios by name, without those that are missing or zero in some round."""
 
     ratios: Mapping[str, Ratio]
 
@@ -88,7 +87,6 @@ def _ratio(pairs: Sequence[tuple[float, float]], seed: int) -> Ratio:
 
 
 def comparison_lines(comparison: TurnComparison, first: str, second: str) -> Iterator[str]:
-    """Render the comparison as text."""
     yield f"A {first}"
     yield f"B {second}"
     if not comparison.ratios:

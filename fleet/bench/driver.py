@@ -1,11 +1,9 @@
 """Open and closed loops of sessions over one client.
 
-Theory of operation. In an open loop arrivals are a schedule that no answer moves: a request that is
-sent late, because the client was busy, still counts from when it should have been sent, so that a
-stall of the endpoint counts in every request it held up (no coordinated omission). In a closed loop
-a request is due when its session's turn comes; after a refusal with Retry-After the next session of
-that slot waits for that time, as clients do. A pulse measures how late the event loop runs its
-timers: the client's own share of the measured times.
+In an open loop a request that is sent late still counts from when it should have been sent, so that
+a stall of the endpoint counts in every request it held up (no coordinated omission). In a closed
+loop a request is due when its session's turn comes; after a refusal with Retry-After the next
+session of that slot waits for that time, as clients do.
 """
 
 import asyncio
@@ -25,14 +23,10 @@ SentBody = TypeVar("SentBody", contravariant=True)
 
 
 class Form(Protocol[MadeBody]):
-    """Turns a session's messages into the body of a request."""
-
     def body(self, messages: list[dict[str, str]], output_tokens: int) -> MadeBody: ...
 
 
 class Sender(Protocol[SentBody]):
-    """Sends bodies that a form has made, over a network or in virtual time."""
-
     @property
     def in_flight(self) -> int: ...
 
@@ -42,8 +36,6 @@ class Sender(Protocol[SentBody]):
 
 @dataclass(frozen=True, slots=True)
 class RequestForm:
-    """Builds the body of a session's next turn for one of the two APIs."""
-
     model: str
     is_chat: bool = True
     ignore_eos: bool = True
@@ -66,7 +58,7 @@ class RequestForm:
 
 @dataclass(frozen=True, slots=True)
 class ClientPulse:
-    """A measurement of the client: `late_seconds` is the delay of a timer."""
+    """Measures the client's own share of the times: `late_seconds` is the delay of a timer."""
 
     at: float
     late_seconds: float
@@ -75,9 +67,7 @@ class ClientPulse:
 
 @dataclass(slots=True)
 class Driver(Generic[Body]):
-    """Owns the results of the requests of one stage, in the order of their ends. The stage begins
-    at `begin_at`, by the clock, or at once.
-    """
+    """Owns the results of one stage, which begins at `begin_at`, by the clock, or at once."""
 
     client: Sender[Body]
     form: Form[Body]
@@ -91,7 +81,6 @@ class Driver(Generic[Body]):
     started: int = 0
 
     async def open_loop(self, arrivals: Iterable[tuple[float, TurnSession]]) -> None:
-        """Start each session at its time in the stage; returns after the last answer."""
         pulse = await self._begin()
         try:
             async with asyncio.TaskGroup() as group:
@@ -108,7 +97,6 @@ class Driver(Generic[Body]):
     async def closed_loop(
         self, sessions: Iterator[TurnSession], concurrency: int, seconds: float
     ) -> None:
-        """Run `concurrency` sessions at a time; none begins after `seconds`."""
         pulse = await self._begin()
 
         async def one_after_the_other() -> None:

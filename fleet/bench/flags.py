@@ -164,8 +164,6 @@ LOAD_DIALECT: Final = Dialect(
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """The flags that are not about where requests go; see `flags`."""
-
     rate: tuple[Ramp, ...] | None
     concurrency: tuple[int, ...] | None
     burstiness: float
@@ -229,7 +227,6 @@ class LoadSettings:
                 raise UsageError(f"two of --json, --csv and --html name {path}")
 
     def public(self) -> dict[str, object]:
-        """The settings for reports, as JSON has them."""
         every = {field.name: getattr(self, field.name) for field in fields(self)}
         return {k: None if v is None else _plain(v) for k, v in every.items()}
 
@@ -242,8 +239,6 @@ def _plain(value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Settings(LoadSettings):
-    """The flags as they were read; see `flags`."""
-
     url: str
     model: str | None
     api: str
@@ -258,7 +253,6 @@ class Settings(LoadSettings):
 
     @property
     def compared(self) -> tuple[str, str] | None:
-        """The names of what is compared."""
         if self.compare is not None:
             return self.compare[0], self.compare[1]
         return None if self.compare_url is None else (self.url, self.compare_url)
@@ -278,7 +272,6 @@ class Settings(LoadSettings):
             raise UsageError("--rounds is for --compare and --compare-url")
 
     def public(self) -> dict[str, object]:
-        """The settings without headers, which may be credentials."""
         return {k: v for k, v in LoadSettings.public(self).items() if k != "header"}
 
 
@@ -290,7 +283,7 @@ def read_settings(argv: Sequence[str]) -> Settings:
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Check before a run that `write_text` can write its result. Raises `UsageError`."""
+    """Raises `UsageError` before a run whose result `write_text` could not write."""
     why = None
     if path.is_dir():
         why = "it is a folder; the result needs the name of a file"

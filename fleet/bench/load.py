@@ -19,15 +19,12 @@ from fleet.bench.workload import Sessions, Synthetic, TokenRange, TurnSession, t
 
 @dataclass(frozen=True, slots=True)
 class StageLoad:
-    """One stage: a ramp, or a number of sessions, or neither for a trace's own times."""
-
     name: str
     ramp: Ramp | None = None
     concurrency: int | None = None
 
 
 def loads_of(settings: LoadSettings) -> Iterator[StageLoad]:
-    """The stages of a run."""
     if settings.concurrency is not None:
         for number in settings.concurrency:
             what = "session" if number == 1 else "sessions"
@@ -40,7 +37,6 @@ def loads_of(settings: LoadSettings) -> Iterator[StageLoad]:
 
 
 def sessions_of(settings: LoadSettings) -> Sessions:
-    """The data set. Raises `UsageError`."""
     if settings.trace is not None:
         trace = read_trace(settings.trace, settings.output_tokens.high)
         return traced_sessions(trace, settings.speed or 1.0)
@@ -57,8 +53,8 @@ def sessions_of(settings: LoadSettings) -> Sessions:
 
 
 def draws_of(seed: int, stage: int, tenant: int = 0) -> Random:
-    """Create the generator of a stage's arrivals and lengths from its number: one seed gives
-    `bench` and `simulate` the same. The first 32 bits are for texts.
+    """Create the generator of a stage's arrivals and lengths: one seed gives `bench` and `simulate`
+    the same. The first 32 bits are for texts.
     """
     return Random(f"{seed}/{stage}/{tenant}")
 
@@ -70,9 +66,7 @@ async def drive(
     sessions: Iterable[TurnSession | None],
     rng: Random,
 ) -> None:
-    """Run one stage, from its first request to its last answer. A session that is None belongs to
-    another process.
-    """
+    """Run one stage to its last answer. A session that is None belongs to another process."""
     if load.concurrency is not None:
         own = (one for one in sessions if one is not None)
         await driver.closed_loop(own, load.concurrency, settings.seconds)

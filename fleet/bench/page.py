@@ -1,7 +1,4 @@
-"""One self-contained HTML page about a run: its head, tables, and plots.
-
-The charts of the picker's page draw the plots; the page contains their modules and style.
-"""
+"""One self-contained HTML page about a run, with the charts of the picker's page."""
 
 import re
 import shlex
@@ -41,8 +38,6 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """The facts of a run in the head of its page: command line, start, and others by name."""
-
     argv: Sequence[str]
     begun: datetime
     facts: Mapping[str, str]
@@ -51,7 +46,6 @@ class RunFacts:
 
     @property
     def title(self) -> str:
-        """The name of the command."""
         return f"pointsman {self.argv[0]}"
 
     @property
@@ -63,15 +57,12 @@ class RunFacts:
         return list(map(shlex.quote, words))
 
     def public(self) -> Json:
-        """The facts as JSON, without the secrets."""
         began = self.begun.isoformat(timespec="seconds")
         return {"command": " ".join(self.command), "version": version("pointsman"), "begun": began}
 
 
 @dataclass(frozen=True, slots=True)
 class ReportPart:
-    """A part of a page: its report as text, and the stages that are plotted, with their numbers."""
-
     text: str
     stages: Sequence[Stage] = ()
     summaries: Sequence[Summary] = ()
@@ -79,7 +70,6 @@ class ReportPart:
 
 
 def page(run: RunFacts, parts: Sequence[ReportPart]) -> str:
-    """A whole HTML document."""
     plots: list[Json] = []
     body = []
     for number, part in enumerate(parts):
@@ -185,7 +175,6 @@ def _of_one(one: Summary) -> dict[str, str]:
 
 
 def _of_several(rows: Sequence[tuple[str, Summary]]) -> dict[str, str]:
-    """The best of some numbers, and its owner."""
     every = [one for _, one in rows]
     failed = sum(sum(one.errors.values()) for one in every)
     swift = [(one.ttft.p95, name) for name, one in rows if one.ttft is not None]
@@ -263,7 +252,6 @@ def _time(spread: Spread | None, quantile: str) -> str:
 
 
 def _words(seconds: float) -> str:
-    """Format a time with about three digits, like the picker's page."""
     if seconds < 0.01:
         return f"{seconds * 1e3:.1f} ms"
     if seconds < 1:
@@ -275,7 +263,6 @@ def _words(seconds: float) -> str:
 
 
 def _plots(part: ReportPart, slo: Slo | None) -> Iterator[Json]:
-    """Convert them to the charts' input, with titles."""
     stages = part.stages
     if not stages:
         return
@@ -341,8 +328,8 @@ def _distribution(
     limits: Sequence[Json],
     what: str,
 ) -> Json:
-    """The share of values up to each time, to the 99.9th percentile. `times` may be a sample of
-    those whose `spreads` are given.
+    """Return the share of values up to each time, to the 99.9th percentile. `times` may be a sample
+    of those whose `spreads` are given.
     """
     curves, knots, rest = list[list[Point]](), list[list[tuple[float, float, str]]](), list[str]()
     medians, tails = [], []
@@ -382,7 +369,6 @@ def _distribution(
 
 
 def _marks(slo: Slo | None, metric: str, axis: str) -> list[Json]:
-    """The objectives of a metric."""
     return [
         {
             "axis": axis,
@@ -404,5 +390,4 @@ def _thin(points: list[Point]) -> list[Point]:
 
 
 def _rounded(x: float, y: float) -> Point:
-    """Round to the resolution of a picture, so that the file stays small."""
     return float(f"{x:.5g}"), float(f"{y:.5g}")

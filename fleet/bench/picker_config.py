@@ -24,12 +24,11 @@ _NEEDS = (
 
 
 class FollowedConfig:
-    """Owns the file that a picker follows while configurations are compared. A context manager that
-    restores its content.
+    """Owns the file that a picker follows; a context manager that restores its content. Raises
+    `FleetError` if there is no picker, or if it follows no local file.
     """
 
     def __init__(self, look: Look) -> None:
-        """Raises `FleetError` if there is no picker, or if it follows no local file."""
         self._look = look
         try:
             view = look()
@@ -61,7 +60,6 @@ class FollowedConfig:
             raise FleetError(f"the picker has not taken {name} in {seconds}") from error
 
     def _write(self, text: bytes) -> None:
-        """Replace the file: the picker never reads half of it."""
         unfinished = self._path.with_name(f".{self._path.name}.bench")
         try:
             unfinished.write_bytes(text)

@@ -21,7 +21,6 @@ _STAGE_COLUMNS = (
 
 
 def lines_of(one: Summary, slo: Slo | None) -> Iterator[str]:
-    """Render a stage as text."""
     if not one.requests:
         yield f"{one.name}: no request was counted: none was due after the warm-up"
         return
@@ -66,9 +65,7 @@ def lines_of(one: Summary, slo: Slo | None) -> Iterator[str]:
 
 
 def stages_table(rows: Sequence[Sequence[Summary]]) -> Iterator[str]:
-    """Write a line for each stage, of one run or of several: then mean ± standard deviation. Times
-    are in milliseconds.
-    """
+    """Write a line for each stage, of one run or of several: then mean ± standard deviation."""
     first = max(12, *(len(row[0].name) + 2 for row in rows)) if rows else 12
     wide = 12 if all(len(row) == 1 for row in rows) else 19
     yield f"{'stage':>{first}}" + "".join(f"{name:>{wide}}" for name, _ in _STAGE_COLUMNS)
@@ -79,7 +76,6 @@ def stages_table(rows: Sequence[Sequence[Summary]]) -> Iterator[str]:
 
 
 def _numbers(one: Summary) -> Iterator[float | None]:
-    """The values of `_STAGE_COLUMNS`."""
     yield one.completed_rate
     yield one.output_tokens_per_second
     yield one.cached_tokens / one.prompt_tokens if one.prompt_tokens else 0.0

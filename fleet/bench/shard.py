@@ -1,12 +1,11 @@
 """One load-generating process: its part of the load, its start, and its stream of results.
 
-Theory of operation. Each process draws all arrivals and lengths from the seed, makes only the texts
-of every n-th session and sends those, at their times since a common beginning: `perf_counter` is
-the same clock in all processes of a machine. So the load does not depend on their number. Pickled
-values pass through a pair of sockets, each after its length: the `LoadShard`; None, when the
-process is ready; the time of the beginning; every tenth of a second an `Observed` with new results;
-None after the last. Another byte or the end of the connection stops the process early, so none
-outlives the bench.
+Each process draws all arrivals and lengths from the seed, and makes and sends only the texts of
+every n-th session, at their times since a common beginning: `perf_counter` is the same clock in all
+processes of a machine. So the load does not depend on their number. Pickled values pass through a
+pair of sockets: the `LoadShard`; None, when the process is ready; the time of the beginning; every
+tenth of a second an `Observed` with new results; None after the last. Another byte or the end of
+the connection stops the process early, so none outlives the bench.
 """
 
 from __future__ import annotations
@@ -45,8 +44,6 @@ _LENGTH_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The address of requests, and the bytes before their bodies."""
-
     url: str
     host: str
     port: int
@@ -79,9 +76,8 @@ def endpoint_of(base: str, is_chat: bool, headers: Sequence[tuple[str, str]]) ->
 
 @dataclass(frozen=True, slots=True)
 class LoadShard:
-    """The part of a stage that process `number` (from 0) of `processes` sends, and its endpoint.
-    `draws` is the number of the stage's draws; `novelty` makes its texts differ from those of any
-    other stage.
+    """The part of a stage that process `number` (from 0) of `processes` sends. `novelty` makes its
+    texts differ from those of any other stage.
     """
 
     number: int
@@ -96,16 +92,13 @@ class LoadShard:
     novelty: int
 
     def driver(self, client: Sender[bytes], clock: Clock) -> Driver[bytes]:
-        """Create a driver that stops at this process's number of requests."""
         driver = Driver(client, self.form, clock, self.settings.think)
         requests = self.settings.requests
         driver.max_requests = None if requests is None else self._part(requests)
         return driver
 
     def prepared(self, driver: Driver[bytes]) -> Callable[[], Coroutine[Any, Any, None]]:
-        """Do the slow work before the beginning; then `drive` runs from the first request to the
-        last answer.
-        """
+        """Do the slow work before the beginning."""
         rng, load = draws_of(self.settings.seed, self.draws), self.load
         ring = WordRing(rng.getrandbits(32) ^ self.novelty, self.tokens_per_word)
         if load.concurrency is not None:
@@ -117,7 +110,6 @@ class LoadShard:
         return (whole - self.number + self.processes - 1) // self.processes
 
     def _own(self, every: Sessions, ring: WordRing, rng: Random) -> Iterator[TurnSession | None]:
-        """All sessions of the stage; None for those of other processes."""
         texts = _OwnTexts(ring)
         sessions = iter(every(texts, rng))
         for number in count():
@@ -160,7 +152,6 @@ class _Channel:
         return pickle.loads(await self._reader.readexactly(size))
 
     def stop(self) -> None:
-        """Make the other end's `wait_for_stop` return."""
         self._writer.write(b".")
 
     async def wait_for_stop(self) -> None:
@@ -168,7 +159,6 @@ class _Channel:
             await self._reader.read(1)
 
     async def close(self) -> None:
-        """Close the connection after all values have been sent."""
         self._writer.close()
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
@@ -184,7 +174,7 @@ class ShardProcess:
         self._name = name
 
     async def receive(self) -> Any:
-        """Receive the next value. Raises `FleetError` if the process has ended."""
+        """Raises `FleetError` if the process has ended."""
         try:
             return await self.channel.receive()
         except (EOFError, OSError) as error:
@@ -206,7 +196,6 @@ class ShardProcess:
 
 @contextlib.asynccontextmanager
 async def started(shard: LoadShard) -> AsyncIterator[ShardProcess]:
-    """Start a process with the shard; kill it at the end if it still runs."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = await asyncio.create_subprocess_exec(
@@ -242,7 +231,6 @@ async def follow(processes: Sequence[ShardProcess]) -> None:
 
 
 async def _send_shard(bench: _Channel) -> None:
-    """Send until the last answer, or until stopped."""
     shard: LoadShard = await bench.receive()
     client = shard.endpoint.client(shard.timeout_seconds)
     driver = shard.driver(client, time.perf_counter)

@@ -1,7 +1,6 @@
 """Service-level objectives: `ttft<1s,itl<50ms` bounds each request, `ttft_p95<1s` a whole run.
 
-A request's `itl` is its mean: from its first token to its last, divided by the tokens after the
-first (also called TPOT). That of a run, as in `itl_p95`, is over all gaps between tokens.
+A request's `itl` is its mean (also called TPOT); that of a run is over all gaps between tokens.
 """
 
 import operator
@@ -19,9 +18,7 @@ _BOUND = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """An upper bound in seconds (exclusive or not, by `sign`); `quantile` None: for each
-    request.
-    """
+    """A bound in seconds (exclusive or not, by `sign`); `quantile` None: for each request."""
 
     metric: str
     quantile: str | None
@@ -49,7 +46,6 @@ class Slo:
 
     @property
     def of_requests(self) -> str:
-        """The bounds of requests, as text; empty without any."""
         return ",".join(str(bound) for bound in self.bounds if bound.quantile is None)
 
     def admits(self, measured: Mapping[str, float | None]) -> bool:

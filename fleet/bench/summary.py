@@ -19,8 +19,6 @@ BUSY_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The distribution of some times, in seconds."""
-
     count: int
     mean: float
     p50: float
@@ -31,8 +29,8 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class ClientLoad:
-    """The bench's own load: the 99th percentile of the delays of sends and of timers; its share of
-    a core (these of the worst of its processes); CPU seconds for each request.
+    """The bench's own load: the 99th percentile of the delays of sends and of timers and the share
+    of a core, of the worst of its processes; CPU seconds for each request.
     """
 
     processes: int
@@ -47,9 +45,7 @@ class ClientLoad:
 
     @property
     def saturation(self) -> str | None:
-        """The reason why the numbers are the client's rather than the endpoint's; None if they are
-        not.
-        """
+        """Return why the numbers are the client's and not the endpoint's, or None."""
         late = max(self.late_p99_seconds, self.pulse_p99_seconds)
         if late > LATE_SECONDS:
             return f"1 % of {self._whose} sends or timers were {late * 1e3:.0f} ms late or more"
@@ -62,9 +58,8 @@ class ClientLoad:
 class Summary:
     """One stage, without its warm-up. Rates are over `seconds`, from the first intended time to the
     last answer; `offered_rate` is that of the requests that were due while they were still
-    arriving. `goodput` is the share of all requests that was answered within the objectives of
-    requests; None without any. `missed` are the objectives that do not hold; `client` is None for a
-    simulation.
+    arriving. `goodput` is the share of all requests answered within the objectives of requests,
+    `missed` are the objectives that do not hold; `client` is None for a simulation.
     """
 
     name: str
@@ -90,7 +85,7 @@ class Summary:
 @dataclass(frozen=True, slots=True)
 class Stage:
     """The observations of one stage. `begun` and the outcomes' times are of one clock; the first
-    `warmup_seconds` are not counted. `client` is None for a simulation, whose client costs nothing.
+    `warmup_seconds` are not counted. `client` is None for a simulation.
     """
 
     name: str
@@ -110,10 +105,6 @@ class Stage:
 
 @dataclass(slots=True)
 class Observed:
-    """The observations of one process of the bench, of a stage or of a part of it, and its
-    usage.
-    """
-
     outcomes: list[Record]
     pulses: list[ClientPulse]
     started: int
@@ -141,7 +132,7 @@ def stage_of(
 
 
 def spread(values: Sequence[float] | NDArray[np.float64]) -> Spread | None:
-    """None without values. Quantiles are interpolated between the two nearest values."""
+    """Quantiles are interpolated between the two nearest values."""
     if not len(values):
         return None
     numbers = np.asarray(values, dtype=np.float64)
@@ -150,7 +141,6 @@ def spread(values: Sequence[float] | NDArray[np.float64]) -> Spread | None:
 
 
 def summary(stage: Stage, slo: Slo | None) -> Summary:
-    """Compute the numbers of a stage that has ended."""
     every = stage.counted()
     good = [one for one in every if one.is_good]
     first = every[0].intended if every else stage.begun
@@ -182,7 +172,7 @@ def summary(stage: Stage, slo: Slo | None) -> Summary:
 
 
 def spreads_of(good: Sequence[Record]) -> dict[str, Spread | None]:
-    """Distributions by metric. All gaps between tokens form one, whatever request they are of."""
+    """Return distributions by metric. All gaps between tokens form one."""
     times = [one.times for one in good]
     gaps = [np.frombuffer(one.gaps) for one in good if one.gaps]
     return {
@@ -193,8 +183,6 @@ def spreads_of(good: Sequence[Record]) -> dict[str, Spread | None]:
 
 
 def _client_load(processes: Sequence[Observed], seconds: float) -> ClientLoad:
-    """Measure over the `seconds` of a whole stage: a late warm-up makes later sends late."""
-
     def late_p99(one: Observed) -> float:
         late = [each.sent - each.intended for each in one.outcomes if each.sent is not None]
         return float(np.quantile(late, 0.99)) if late else 0.0

@@ -57,9 +57,7 @@ Number = tuple[
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The first configuration; the requests of all runs, with their times on one clock; and the
-    tokens of the requests that were answered with some.
-    """
+    """The first configuration, the requests of all runs on one clock, and the tokens of answers."""
 
     config: str
     requests: Mapping[Number, tuple[float, RequestLine]]
@@ -67,7 +65,6 @@ class Recording:
 
 
 def recording(path: Path, flag: str) -> Recording:
-    """Read the file that a flag names. Raises `UsageError`."""
     config, begun, later = "", 0.0, 0.0
     requests: dict[Number, tuple[float, RequestLine]] = {}
     ended: dict[Number, int] = {}
@@ -94,8 +91,7 @@ def recording(path: Path, flag: str) -> Recording:
 
 def read_trace(path: Path, output_tokens: int) -> list[TracedRequest]:
     """Read the requests of a file in the order of their times, which begin at 0. `output_tokens` is
-    for requests without a recorded length of their answer. Raises `UsageError`, which names the
-    line and field of an error.
+    for requests without a recorded length of their answer. Raises `UsageError` with line and field.
     """
     rows = sorted(_requests(path, output_tokens), key=lambda one: one.at_seconds)
     if not rows:

@@ -1,7 +1,7 @@
 """The content of requests: sessions of turns, with text made of common words.
 
-One long ring of words is drawn once, and every text is a slice of it behind a word of its own, so
-that making a prompt costs a copy, and two texts share a beginning only on purpose.
+One long ring of words is drawn once, and every text is a slice of it behind a word of its own: a
+prompt costs a copy, and two texts share a beginning only on purpose.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,8 +28,6 @@ _WORDS = tuple(_WORD_LIST.replace(",", " ").split())
 
 @dataclass(frozen=True, slots=True)
 class TokenRange:
-    """A whole number, drawn uniformly from `low` to `high`, both included."""
-
     low: int
     high: int
 
@@ -42,8 +40,6 @@ class TokenRange:
 
 @dataclass(frozen=True, slots=True)
 class SessionTurn:
-    """One request: the user's text, and the number of tokens to generate."""
-
     text: str
     output_tokens: int
 
@@ -60,8 +56,6 @@ class TurnSession:
 
 
 class Texts(Protocol):
-    """Makes texts of about `num_tokens` tokens; see `WordRing`."""
-
     def text(self, key: int, num_tokens: int) -> str: ...
 
 
@@ -81,7 +75,7 @@ class WordRing:
         self._mark = rng.getrandbits(32)
 
     def text(self, key: int, num_tokens: int) -> str:
-        """A text of about `num_tokens` tokens; of two texts of one key, one begins with the
+        """Return a text of about `num_tokens` tokens; of two texts of one key, one begins with the
         other.
         """
         words = max(1, round(num_tokens / self._tokens_per_word))
@@ -98,10 +92,9 @@ class WordRing:
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """Sessions of drawn lengths. With `prefix_tokens` each begins with a system prompt: that of one
+    """Sessions of drawn lengths. Each begins with a system prompt of `prefix_tokens`: that of one
     of `prefix_groups`, or, if that is 0, its own. With `prefix_prompts` a group has only that
-    number of first questions, which repeat (as in the data set `shared_prefix` of inference-perf);
-    otherwise every question is new.
+    number of first questions (as in the data set `shared_prefix` of inference-perf).
     """
 
     input_tokens: TokenRange = TokenRange(512, 512)
@@ -112,7 +105,6 @@ class Synthetic:
     turns: TokenRange = TokenRange(1, 1)
 
     def sessions(self, ring: Texts, rng: Random) -> Iterator[TurnSession]:
-        """Yield sessions without end."""
         while True:
             system, asker = "", rng
             if self.prefix_tokens is not None:
@@ -135,9 +127,8 @@ class Synthetic:
 
 @dataclass(frozen=True, slots=True)
 class TracedRequest:
-    """One line of a trace: seconds from its beginning, lengths in tokens, and the composition of
-    its prompt: ids of blocks of `block_tokens`, equal for equal texts. Without ids, prompts share
-    nothing.
+    """One line of a trace: seconds from its beginning, lengths in tokens, and ids of blocks of
+    `block_tokens`, equal for equal texts. Without ids, prompts share nothing.
     """
 
     at_seconds: float

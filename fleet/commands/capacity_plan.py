@@ -1,7 +1,5 @@
 """`pointsman plan`: the number of replicas that a load needs, by the model that the picker scales
 with.
-
-The load is that of a running picker's pool, of a bench, or of flags; flags replace single numbers.
 """
 
 import argparse
@@ -93,7 +91,7 @@ def plan_command(argv: Sequence[str], say: Callable[[str], None]) -> int:
 
 
 def _plain(plan: GroupPlan) -> dict[str, Any]:
-    """Replace infinity, which JSON does not have, by null."""
+    """JSON has no infinity."""
     rows = [
         {name: None if number == math.inf else number for name, number in asdict(row).items()}
         for row in plan.rows
@@ -134,7 +132,6 @@ def objective_of(text: str) -> LatencyObjective:
 
 
 def _load(given: argparse.Namespace) -> Load:
-    """The load of the named source, with the numbers that flags replace."""
     load = Load(0.0, 0.0, 0.0)
     if given.bench is not None:
         load = load_of_bench(given.bench)
@@ -194,8 +191,8 @@ def load_of_bench(path: Path) -> Load:
 
 
 def load_of_picker(views: PickerViews) -> Load:
-    """The load of a running picker's pool over the last seconds: tokens of prompts are those of its
-    last decisions, tokens of answers those that workers generate. 0: unknown. Raises `FleetError`.
+    """Measure the load of a running picker's pool: prompts of its last decisions, answers that
+    workers generate. 0 is unknown. Raises `FleetError`.
     """
     seen = views.look(0, DECISIONS)
     records = [views.decision(one.request_id) for one in seen.decisions]

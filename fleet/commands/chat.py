@@ -45,9 +45,7 @@ _MAX_PIECES = 1024
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """The options of `pointsman chat`. `model` None: the first one served. `picker` is asked for
-    the worker that answered, if the answer does not name it.
-    """
+    """`picker` is asked for the worker that answered, if the answer does not name it."""
 
     url: str = "http://127.0.0.1:8080"
     model: str | None = None
@@ -60,9 +58,7 @@ class ChatOptions:
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """The streams to the user. `write` gets the answers, and `note` the remarks beside them; None:
-    no user reads them.
-    """
+    """`write` gets the answers, and `note` the remarks beside them; None: no user reads them."""
 
     write: Write
     read_line: ReadLine
@@ -70,9 +66,7 @@ class Terminal:
 
 
 class Wrapped:
-    """Writes to a terminal, with lines that end between words. A word appears once it is
-    complete.
-    """
+    """Writes lines that end between words; a word appears once it is complete."""
 
     def __init__(self, write: Write, columns: Callable[[], int]) -> None:
         self._write, self._columns = write, columns
@@ -80,7 +74,6 @@ class Wrapped:
         self._word = ""
 
     def __call__(self, text: str) -> None:
-        """Write a piece of a text that ends with a line."""
         for part in _PARTS.findall(text):
             if not part.isspace():
                 self._word += part
@@ -102,8 +95,6 @@ class Wrapped:
 
 @dataclass(slots=True)
 class Conversation:
-    """Owns the chat messages so far, below the instructions."""
-
     system: str | None = None
     turns: list[dict[str, str]] = field(default_factory=list)
 
@@ -126,8 +117,6 @@ class Conversation:
 
 @dataclass(slots=True)
 class _Facts:
-    """Measurements of an answer, gathered while it streams; times are of a monotonic clock."""
-
     request_id: str | None = None
     endpoint: str | None = None
     usage: dict[str, Any] | None = None
@@ -162,8 +151,8 @@ def chat(options: ChatOptions, terminal: Terminal, fetch: Fetch | None = None) -
     """Answer one prompt, or talk until `read_line` raises EOFError; returns the exit status.
 
     With `fetch`, which downloads a model, a user of the default one is first offered a better one.
-    Ctrl-C stops the answer being written. Raises `FleetError` when the server cannot be reached or
-    refuses; in a conversation with a user only at its beginning.
+    Raises `FleetError` when the server cannot be reached or refuses; in a conversation with a user
+    only at its beginning.
     """
     model = options.model or first_model(options.url)
     talk = _Talk(options, model, terminal)
@@ -214,7 +203,6 @@ class _Talk:
             self.note(f"pointsman: {error}")
 
     def run(self) -> None:
-        """Talk until the user leaves."""
         while True:
             try:
                 text = self._terminal.read_line(_PROMPT).strip()
@@ -258,7 +246,6 @@ class _Talk:
             self.note(text)
 
     def _show(self, text: str) -> None:
-        """Run a command that the user, or a script, has entered."""
         if self._terminal.note is None:
             self._terminal.write(f"{text}\n")
         else:
@@ -324,7 +311,7 @@ class _Talk:
         raise FleetError("the answer broke off: the worker behind it is gone")
 
     def _look_up(self, facts: _Facts) -> None:
-        """Find the worker that answered in the picker's records; a failure only omits its name."""
+        """A failure only omits the worker's name."""
         picker, request_id = self._options.picker, facts.request_id
         if facts.endpoint is not None or picker is None or request_id is None:
             return
@@ -335,7 +322,7 @@ class _Talk:
 
 
 def _content(event: dict[str, Any]) -> str:
-    """The text in one streamed event. Raises `FleetError` for an error event."""
+    """Raises `FleetError` for an error event."""
     if "error" in event:
         raise FleetError(f"the answer broke off: {event['error'].get('message', event['error'])}")
     choices = event.get("choices") or [{}]

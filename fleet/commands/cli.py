@@ -35,9 +35,8 @@ class _Command(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand; returns the exit status. An error that the user can act on is one line on
-    stderr and status 1, or 2 for a wrong command line; output that is not read to its end is status
-    141.
+    """Run a subcommand; returns the exit status. A `FleetError` is one line on stderr and status 1,
+    or 2 for a wrong command line; output that is not read to its end is status 141.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     return status_of(lambda: _run(arguments))
@@ -84,7 +83,6 @@ def _overview() -> str:
 
 
 def parser_of(name: str) -> Parser:
-    """The parser of a subcommand."""
     command = _COMMANDS[name]
     if command.flags_in:
         found: Parser = import_module(command.flags_in).build_parser()
@@ -96,10 +94,6 @@ def parser_of(name: str) -> Parser:
 
 
 def _calls(name: str, module: str, function: str, *others: object) -> Callable[[list[str]], int]:
-    """Create a command that calls a function with its arguments and `others`, once the flags are
-    right and its extra is installed.
-    """
-
     def run(argv: list[str]) -> int:
         parser_of(name).parse_args(argv)
         if extra := _COMMANDS[name].extra:
@@ -119,7 +113,6 @@ def _print_now(line: str) -> None:
 
 
 def _require(name: str, extra: str) -> None:
-    """Raise `FleetError` if packages of an extra that the command needs are not installed."""
     from fleet.extras import require_extra
 
     require_extra(f"pointsman {name}", extra)
@@ -197,9 +190,7 @@ def _up(argv: list[str]) -> int:
 
 
 def _joined(argv: list[str], flag: str) -> list[str]:
-    """With the value of `flag` behind a `=`: argparse takes one that begins with a dash no other
-    way.
-    """
+    """argparse takes a value that begins with a dash only behind a `=`."""
     if flag not in argv[:-1]:
         return argv
     at = argv.index(flag)
@@ -409,7 +400,6 @@ def with_default_model(argv: list[str], is_training: bool = False) -> list[str]:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Progress]:
-    """Show a download: a bar in a terminal, one line elsewhere; nothing without a download."""
     announced = ""
 
     def report(name: str, _done: int, total: int) -> None:

@@ -25,7 +25,6 @@ _ZSH = "#compdef pointsman\nautoload -U +X bashcompinit && bashcompinit\n"
 
 
 def script(shell: str, parsers: Mapping[str, argparse.ArgumentParser]) -> str:
-    """Render the script for bash, zsh or fish, of all commands."""
     return "".join(_fish(parsers)) if shell == "fish" else _bash(parsers, is_zsh=shell == "zsh")
 
 
@@ -62,7 +61,6 @@ def _fish(parsers: Mapping[str, argparse.ArgumentParser]) -> Iterator[str]:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """The flags that help lists, and the subcommands of a command."""
     for action in parser._actions:
         if action.help != argparse.SUPPRESS:
             yield action

@@ -40,11 +40,7 @@ ReadPool = Callable[[bytes, str, str], PoolFile]
 
 
 def config_command(argv: Sequence[str], out: Print, err: Print) -> int:
-    """Run `pointsman config …`; returns the exit status.
-
-    0: the configuration can be used. 1: it has errors. 2: it cannot be read, or the command line
-    cannot be understood (`SystemExit`).
-    """
+    """Return the exit status: 1 if the configuration has errors, 2 if it cannot be read."""
     options = build_parser().parse_args(argv)
     if options.command == "schema":
         out(json.dumps(schema(), indent=2))
@@ -82,7 +78,6 @@ def _show(
 
 
 def schema() -> dict[str, Any]:
-    """Build the JSON Schema of a configuration: for each plugin type its own parameters."""
     types = list(builtin_plugins())
     kinds = [EndpointPickerConfig, *(one.parameters for one in types)]
     template = "#/$defs/{name}"
@@ -142,7 +137,6 @@ def _content(options: argparse.Namespace) -> tuple[bytes, str]:
 
 
 def _reader(options: argparse.Namespace) -> ReadPool | None:
-    """Select the reader of a file that is not a configuration."""
     if options.endpoints_file is not None:
         return read_pool_file
     return read_policies if options.objectives is not None else None

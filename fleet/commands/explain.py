@@ -19,7 +19,7 @@ TIMEOUT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ExplainOptions:
-    """The request and its picker; `request_id` None: the latest request."""
+    """`request_id` None: the latest request."""
 
     url: str
     request_id: str | None = None
@@ -29,8 +29,8 @@ class ExplainOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A record as the picker reported it; `pools` are those that know the request, if a picker of
-    several was asked, that of the record first.
+    """A record as the picker reported it; `pools` are those that know the request, that of the
+    record first, if a picker of several was asked.
     """
 
     content: bytes
@@ -42,10 +42,7 @@ def _fetch(url: str) -> HttpAnswer:
 
 
 def explain(options: ExplainOptions, console: Console, fetch: Fetch = _fetch) -> int:
-    """Print the record; returns the exit status 0.
-
-    Raises `FleetError` when nothing answers, or the request is not known.
-    """
+    """Print the record. Raises `FleetError` when nothing answers, or the request is not known."""
     found = _Search(options, fetch).run()
     if options.as_json:
         console.file.write(msgspec.json.format(found.content, indent=2).decode() + "\n")
@@ -63,15 +60,12 @@ def explain(options: ExplainOptions, console: Console, fetch: Fetch = _fetch) ->
 
 
 class _Search:
-    """Looks for the request at the named address, and in all pools below it."""
-
     def __init__(self, options: ExplainOptions, fetch: Fetch) -> None:
         self._options, self._fetch = options, fetch
         wanted = "last" if options.request_id is None else part_of_path(options.request_id)
         self._path = f"/decisions/{wanted}"
 
     def run(self) -> _Found:
-        """Raises `FleetError` for a request that is not found."""
         url = self._options.url
         answer = self._get(url + self._path)
         if answer.status != 404:
@@ -135,7 +129,6 @@ def _decoded(url: str, content: bytes) -> RecordView:
 
 
 def _said(answer: HttpAnswer, otherwise: str) -> str:
-    """The picker's own words, if the answer has any."""
     try:
         body = json.loads(answer.content)
     except ValueError:

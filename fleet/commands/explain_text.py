@@ -28,9 +28,7 @@ _IN_ASCII = str.maketrans({"×": "x", "→": "->", "µ": "u", "…": "~"})
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The target of the text: times of day are in `zone` (None: the local one), `glyphs` can be
-    shown, and `limit` is the number of candidates (None: all).
-    """
+    """The target of the text: `zone` None is the local one, `limit` None shows all candidates."""
 
     glyphs: Glyphs = _ALL_GLYPHS
     zone: tzinfo | None = None
@@ -43,12 +41,10 @@ class Layout:
         return Text(clean(text, self.glyphs), style)
 
     def line(self, name: str, text: str) -> Text:
-        """Render a line with a name before it."""
         return Text.assemble((f"  {name:<9}", _DIM), self.text(text))
 
 
 def explained(record: RecordView, page: Layout) -> Iterator[RenderableType]:
-    """Render the record, from the outcome to every score."""
     yield from _summary(record, page)
     yield Text("")
     for sentence in record.reasons:
@@ -146,7 +142,6 @@ def _filter(view: FilterView) -> str:
 
 
 def _scores(profile: ProfileView, shown: tuple[CandidateView, ...], page: Layout) -> Table:
-    """Render raw × weight = weighted of each scorer, and the total."""
     table = _table("", "endpoint")
     table.add_column("total", justify="right", no_wrap=True)
     for score in shown[0].scores:
@@ -160,7 +155,6 @@ def _scores(profile: ProfileView, shown: tuple[CandidateView, ...], page: Layout
 
 
 def _loads(shown: tuple[CandidateView, ...], page: Layout) -> Table:
-    """Render the load of each candidate as known at the decision."""
     table = _table("endpoint", "address")
     for name in ("in flight", "waiting", "running", "KV cache", "age"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -195,7 +189,6 @@ def _marked(profile: ProfileView, candidate: CandidateView) -> tuple[str, str]:
 
 
 def _broken(name: str) -> list[str]:
-    """Break a plugin's name after hyphens for narrow lines."""
     lines = [""]
     for part in name.replace("-", "-\n").split("\n"):
         if lines[-1] and len(lines[-1]) + len(part) > _HEADER_WIDTH:

@@ -20,17 +20,14 @@ def source() -> Path:
 
 
 def known() -> list[str]:
-    """The names of the files, such as `envoy/eds.yaml`."""
     root = source()
     paths = (path for folder in FOLDERS for path in (root / folder).iterdir())
     return sorted(str(path.relative_to(root)) for path in paths if path.suffix in _SUFFIXES)
 
 
 def files_command(names: Sequence[str], into: Path, out: Print) -> int:
-    """Write the files that `names` name or contain; without names list all.
-
-    Raises `UsageError` for an unknown name, and `FleetError` for files that cannot be written or
-    already exist; nothing is written then.
+    """Write the files that `names` name or contain; without names list all. Raises `UsageError` for
+    an unknown name, and `FleetError` before anything is written.
     """
     every = known()
     if not names:

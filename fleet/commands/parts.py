@@ -15,8 +15,6 @@ Print = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """The options of `pointsman logs`. `part` None: all parts."""
-
     part: str | None = None
     lines: int = 20
     follow: bool = False
@@ -24,7 +22,7 @@ class LogOptions:
 
 
 def ps_command(environment: Mapping[str, str], out: Print) -> int:
-    """List every fleet with its processes; raises `FleetError` if there is none."""
+    """Raises `FleetError` if there is no fleet."""
     fleets = running_fleets(environment)
     if not fleets:
         raise FleetError("no fleet runs here: `pointsman up` starts one")
@@ -42,7 +40,6 @@ def ps_command(environment: Mapping[str, str], out: Print) -> int:
 
 
 def logs_command(options: LogOptions, environment: Mapping[str, str]) -> int:
-    """Show the end of logs, or follow them, by `tail`; returns its exit status."""
     folder = _folder(the_fleet(environment, options.port))
     logs = sorted(folder.glob("*.log"))
     named = [log for log in logs if options.part in (None, log.stem)]

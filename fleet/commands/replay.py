@@ -34,8 +34,6 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """A table: its title, its columns (all but the first of numbers if `numeric`), its rows."""
-
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -43,10 +41,8 @@ class Rows(msgspec.Struct, frozen=True):
 
 
 def replay_command(argv: Sequence[str], out: Console, err: Print) -> int:
-    """Run `pointsman replay …`; returns the exit status.
-
-    0: all decisions are identical, or another configuration has decided. 1: some differ. 2: the
-    recording, the configuration or the command line (`SystemExit`) cannot be used.
+    """Run `pointsman replay …`; returns the exit status: 0 if all decisions are identical or
+    another configuration has decided, 1 if some differ, 2 if a file cannot be used.
     """
     options = build_parser().parse_args(argv)
     try:
@@ -65,7 +61,7 @@ def replay_command(argv: Sequence[str], out: Console, err: Print) -> int:
 
 
 def replayed(file: Path, config: Path | None, limit: int, experimental: bool) -> Report:
-    """Decide again. Raises `RecordingError` and `ConfigError`."""
+    """Raises `RecordingError` and `ConfigError`."""
     other = None
     if config is not None:
         other = OtherConfig(read_config_file(config, "--config"), str(config), experimental)

@@ -1,8 +1,6 @@
 """`pointsman top`: a running picker, live in a terminal.
 
-It polls the picker once a second and draws the answer; keys sort, filter, pause and explain a
-request. When the picker stops answering, the last picture stays with a line that says so; when it
-answers again, drawing continues.
+When the picker stops answering, the last picture stays, with a line that says so.
 """
 
 import contextlib
@@ -45,11 +43,8 @@ _MAX_KEYS = 64
 
 
 def top(url: str, console: Console, keyboard: TextIO, *, once: bool = False) -> int:
-    """Show the picker until `q` or Ctrl-C; returns the exit status 0.
-
-    If `console` is not a terminal, or with `once`, prints a single picture as plain text. Raises
-    `NoPickerError` when there is nothing to print, and `SeveralPoolsError` when a pool has to be
-    named.
+    """Show the picker until `q` or Ctrl-C. If `console` is not a terminal, or with `once`, print a
+    single picture as plain text. Raises `NoPickerError` and `SeveralPoolsError`.
     """
     views = PickerViews(url)
     if once or not console.is_terminal:
@@ -64,8 +59,6 @@ def top(url: str, console: Console, keyboard: TextIO, *, once: bool = False) -> 
 
 
 class _Screen:
-    """Owns the last answer of the picker, the wishes of the user, and the explained request."""
-
     def __init__(self, url: str, views: PickerViews, console: Console) -> None:
         self._url = url
         self._views = views
@@ -76,7 +69,6 @@ class _Screen:
         self._record: list[RenderableType] | None = None
 
     def run(self, keys: Callable[[float], str]) -> None:
-        """Draw once a second until a key ends it."""
         with Live(console=self._console, screen=True, auto_refresh=False) as live:
             live.update(self._picture(), refresh=True)
             while True:
@@ -91,7 +83,6 @@ class _Screen:
                         live.update(self._picture(), refresh=True)
 
     def _ends_by(self, key: str) -> bool:
-        """Handle a key; True if it ends the program."""
         wishes = self._wishes
         if key.lower() == QUIT and not wishes.is_typing:
             return True
@@ -139,7 +130,7 @@ def _glyphs(console: Console) -> Glyphs:
 
 @contextlib.contextmanager
 def _keys(keyboard: TextIO) -> Iterator[Callable[[float], str]]:
-    """Reads single keys: those pressed within `seconds`, "" for none."""
+    """Read the keys pressed within `seconds`, "" for none."""
     if not keyboard.isatty():
         yield _no_keys
         return

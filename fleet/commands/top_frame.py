@@ -1,11 +1,6 @@
 """One picture of a picker for a terminal: a pure function of the picker's state, the size of the
-terminal, and the wishes of its user.
-
-Theory of operation. Every line is made in exactly the available width, so nothing wraps. The title,
-the pool's rates, the sum of flow control and the keys come first; then endpoints, queues and
-requests share the remaining lines: requests get a few, queues as many as they need up to a limit,
-endpoints all they need, and the rest goes to the requests. A line of its own counts the rows that
-do not fit.
+terminal, and the wishes of its user. Every line is made in exactly the available width, so nothing
+wraps.
 """
 
 from __future__ import annotations
@@ -49,7 +44,6 @@ _TROUBLED_FIRST = {"ejected": 0, "unknown": 0, "on-trial": 1, "suspect": 2}
 
 
 def _known(value: float | None) -> float:
-    """Key for sorting: unknown values are the smallest."""
     return -1 if value is None else value
 
 
@@ -71,8 +65,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The size of the terminal in cells; without a `height` there is room for all."""
-
     width: int
     height: int | None
     glyphs: Glyphs
@@ -80,18 +72,14 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Title:
-    """The facts of the first line: the picker's address, and since when it has not answered."""
-
     url: str
     lost: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """The choices of the user.
-
-    `text` filters the names of endpoints and requests; with `is_typing`, keys extend it. `chosen`
-    is the marked request, or None.
+    """The choices of the user. `text` filters the names of endpoints and requests; with
+    `is_typing`, keys extend it. `chosen` is the marked request.
     """
 
     sort: str = "trouble"
@@ -102,12 +90,10 @@ class Wishes:
     chosen: RecordSummary | None = None
 
     def endpoints(self, seen: Seen) -> list[EndpointView]:
-        """The endpoints that match, in the chosen order."""
         found = [one for one in seen.pool.endpoints if self.text in f"{one.key} {one.address}"]
         return sorted(found, key=SORTS[self.sort], reverse=True)
 
     def requests(self, seen: Seen) -> list[RecordSummary]:
-        """The requests that match, the newest first."""
         return [
             one
             for one in seen.decisions
@@ -149,7 +135,6 @@ class Wishes:
         return replace(self, chosen=requests[place] if requests else None)
 
     def words(self) -> str:
-        """The line of keys."""
         parts = [f"by {self.sort}"]
         if self.text or self.is_typing:
             parts.append(f"with '{self.text}{'_' if self.is_typing else ''}'")
@@ -170,7 +155,6 @@ def _same(one: RecordSummary, other: RecordSummary | None) -> bool:
 
 
 def frame(seen: Seen | None, title: Title, room: Room, wishes: Wishes | None = None) -> list[Text]:
-    """The lines of the picture, within the room. Without `wishes` no user can press keys."""
     lines = [_title(seen, title, room)]
     if seen is not None:
         lines += [_rates(seen, room), _flow_control(seen, room)]
@@ -390,7 +374,6 @@ def _request(one: RecordSummary, room: Room) -> Text:
 
 
 def _outcome(one: RecordSummary) -> str:
-    """A complete answer with an error status is a failure of the client or of the server."""
     if one.status in (None, 200):
         return words(one.reason or one.outcome)
     if one.reason is None and one.outcome == "completed":
@@ -408,7 +391,6 @@ def _fitting(parts: list[tuple[str, str]], room: Room) -> Text:
 
 
 def _cut(rows: list[T], limit: int) -> tuple[list[T], int]:
-    """The rows that fit, with a line that counts the rest; and the number of rows shown."""
     if len(rows) <= limit:
         return rows, 0
     shown = rows[: max(0, limit - 1)]

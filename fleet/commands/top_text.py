@@ -44,8 +44,6 @@ STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """The symbols that the terminal can show."""
-
     full: str = "█"
     empty: str = "░"
     steps: str = "▁▂▃▄▅▆▇█"
@@ -79,7 +77,6 @@ def cell(text: str, width: int, glyphs: Glyphs, *, right: bool = False) -> str:
 
 
 def styled(parts: list[tuple[str, str]]) -> Text:
-    """Build a line of (text, style)."""
     line = Text(no_wrap=True, overflow="crop")
     for text, style in parts:
         line.append(text, style or None)
@@ -103,7 +100,6 @@ def sparkline(values: tuple[float | None, ...], highest: float, width: int, glyp
 
 
 def words(name: str) -> str:
-    """An outcome or a reason in words; others stay unchanged."""
     return _WORDS.get(name, name)
 
 
@@ -112,19 +108,16 @@ def count(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Format a share in [0, 1]."""
     return UNKNOWN if value is None else f"{value * 100:.0f}%"
 
 
 def rate(value: float | None) -> str:
-    """Format a number of events a second."""
     if value is None:
         return UNKNOWN
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def seconds(value: float | None) -> str:
-    """Format a span of time in at most six characters."""
     if value is None:
         return UNKNOWN
     if value == 0:
@@ -137,7 +130,6 @@ def seconds(value: float | None) -> str:
 
 
 def size(num_bytes: int) -> str:
-    """Format a number of bytes in a fitting unit."""
     number, unit = float(num_bytes), "B"
     for bigger in ("kB", "MB", "GB", "TB"):
         if number < 1000:

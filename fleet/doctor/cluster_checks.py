@@ -52,7 +52,6 @@ _SHOWN = 5
 
 
 def _clusters(facts: Facts) -> Iterator[ClusterFacts]:
-    """The cluster, if it answers."""
     if facts.cluster is not None and facts.cluster.problem is None:
         yield facts.cluster
 
@@ -191,7 +190,6 @@ def _policies(cluster: ClusterFacts) -> Iterator[JudgeFinding]:
 
 
 def _port(cluster: ClusterFacts) -> Iterator[JudgeFinding]:
-    """Judge pickers whose flags name their pools."""
     pool = pool_value(cluster)
     reference = None if pool is None else pool.picker
     if reference is None or cluster.service is None:
@@ -210,7 +208,6 @@ def _port(cluster: ClusterFacts) -> Iterator[JudgeFinding]:
 def _served_elsewhere(
     cluster: ClusterFacts, pod: Json, serving: ServedPools, asked: int
 ) -> JudgeFinding | None:
-    """Judge the port at which gateways ask this picker about the pool."""
     picker = at(pod, "metadata", "name")
     own = serving.find(cluster.namespace, cluster.pool_name)
     if own is None:
@@ -231,7 +228,6 @@ def _served_elsewhere(
 
 
 def _port_behind(cluster: ClusterFacts, pod: Json, asked: int) -> int | None:
-    """The port of the Pod that a port of the picker's Service leads to, if there is one."""
     ports = listed(cluster.service, "spec", "ports")
     own = next((one for one in ports if at(one, "port") == asked), None)
     if own is None:
@@ -308,7 +304,7 @@ def _selected(cluster: ClusterFacts) -> Iterator[JudgeFinding]:
 
 
 def _ports(cluster: ClusterFacts) -> Iterator[JudgeFinding]:
-    """Judge Pods that declare some ports and not this one; they need not declare any."""
+    """Pods need not declare any port; only one that declares others is wrong."""
     pool = pool_value(cluster)
     if pool is None:
         return
@@ -385,7 +381,6 @@ def _drain(words: list[str]) -> tuple[str, float | None]:
 
 
 def _names(pods: Sequence[Json], most: int | None = None) -> str:
-    """List the names of at most `most` Pods, and count the rest."""
     names = [str(at(one, "metadata", "name")) for one in pods]
     left = len(names[most:]) if most else 0
     return ", ".join(names[:most]) + (f" and {left} more" if left else "")

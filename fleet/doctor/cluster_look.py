@@ -1,6 +1,4 @@
-"""Facts about a cluster, gathered by the picker's own client. Nothing is written but access
-reviews.
-"""
+"""Facts about a cluster, gathered by the picker's own client. Only access reviews are written."""
 
 import argparse
 import asyncio
@@ -76,11 +74,9 @@ class ClusterFacts:
     """A pool's namespace and its objects, as the API server sent them.
 
     `problem`: the API server was not reached. `unseen` are kinds that could not be read, with the
-    reason; what is missing because of that is not judged. `who` is the account whose rights were
-    checked, `denied` those that are missing, `rights_problem` the reason why they are not known.
-    `served` maps kinds to whether the server has them. `slices` are those of the picker's Service.
-    `lease` is the object that `lease_name` names: that of the election, or None. `now` is in
-    seconds since 1970.
+    reason. `who` is the account whose rights were checked, `denied` those that are missing,
+    `rights_problem` why they are not known. `served` maps kinds to whether the server has them.
+    `lease` is that of the election. `now` is in seconds since 1970.
     """
 
     namespace: str
@@ -102,9 +98,6 @@ class ClusterFacts:
 
 
 def failure_mode(cluster: ClusterFacts | None) -> str | None:
-    """The pool's setting for a picker that does not answer: FailOpen or FailClose; None without a
-    pool.
-    """
     if cluster is None or cluster.pool is None:
         return None
     spec = cluster.pool.get("spec")
@@ -113,7 +106,7 @@ def failure_mode(cluster: ClusterFacts | None) -> str | None:
 
 
 def pool_value(cluster: ClusterFacts) -> Pool | None:
-    """The pool; None when there is none, or it is invalid."""
+    """Read the pool; None when there is none, or it is invalid."""
     return None if cluster.pool is None else read_pool(cluster.pool).value
 
 
@@ -140,7 +133,6 @@ def picker_pods(cluster: ClusterFacts) -> tuple[Json, ...]:
 
 
 def is_ready(pod: Json) -> bool:
-    """Check if a Pod may receive requests."""
     if at(pod, "metadata", "deletionTimestamp") is not None:
         return False
     conditions = listed(pod, "status", "conditions")
@@ -148,9 +140,7 @@ def is_ready(pod: Json) -> bool:
 
 
 def words_of(pod: Json, container: Json) -> list[str]:
-    """A container's command line, as far as the Pod states it; `$(NAME)` stays if the variable has
-    its value from elsewhere.
-    """
+    """The command line as the Pod states it; `$(NAME)` stays if its value is from elsewhere."""
     known = variables_of(pod, container)
     parts = [at(container, key) for key in ("command", "args")]
     words = [str(one) for part in parts if isinstance(part, list) for one in part]
@@ -158,7 +148,6 @@ def words_of(pod: Json, container: Json) -> list[str]:
 
 
 def variables_of(pod: Json, container: Json) -> dict[str, str]:
-    """The container's environment, as far as the Pod states it."""
     found: dict[str, str] = {}
     for one in listed(container, "env"):
         field = at(one, "valueFrom", "fieldRef", "fieldPath")
@@ -171,7 +160,7 @@ def variables_of(pod: Json, container: Json) -> dict[str, str]:
 
 
 def flag_of(pod: Json, name: str) -> str | None:
-    """The value of a flag in any of its containers, "" for a flag without a value."""
+    """Return the value of a flag in any container, "" for a flag without a value."""
     for container in listed(pod, "spec", "containers"):
         found = flag_in(words_of(pod, container), name)
         if found is not None:
@@ -180,7 +169,7 @@ def flag_of(pod: Json, name: str) -> str | None:
 
 
 def flag_in(words: list[str], name: str) -> str | None:
-    """The value of a flag, written `--name=value`, `--name value` or `--name`."""
+    """Return the value of a flag, written `--name=value`, `--name value` or `--name`."""
     for place, word in enumerate(words):
         if word.startswith(f"{name}="):
             return word.partition("=")[2]
@@ -191,15 +180,14 @@ def flag_in(words: list[str], name: str) -> str | None:
 
 
 def is_on(pod: Json, switch: str = _ELECTION) -> bool:
-    """Check if it was started with a switch that is on: by default, that of the election."""
     found = flag_of(pod, switch)
     return found is not None and found.lower() in _ON
 
 
 @dataclass(frozen=True, slots=True)
 class ServedPools:
-    """The pools of one picker, each with its namespace; `port` is the common one, None if it is not
-    known. `namespace` is that of the Lease, and of the EndpointSlices that list replicas.
+    """The pools of one picker, each with its namespace; `port` is the common one. `namespace` is
+    that of the Lease, and of the EndpointSlices that list replicas.
     """
 
     namespace: str
@@ -208,12 +196,10 @@ class ServedPools:
 
     @property
     def lease(self) -> LeaseName | None:
-        """The Lease of an election, named after the first pool."""
         first = next((one.name for one in self.pools if one.endpoints_file is None), None)
         return None if first is None else _lease_name(self.namespace, first)
 
     def find(self, namespace: str, name: str) -> PoolFlags | None:
-        """The pool, or None if it is not served."""
         return next(
             (one for one in self.pools if (one.namespace, one.name) == (namespace, name)), None
         )
@@ -224,7 +210,7 @@ def _lease_name(namespace: str, pool: str) -> LeaseName:
 
 
 def serving_of(pod: Json) -> ServedPools | None:
-    """The pools that a picker's Pod states to serve; None if it states none, or not all."""
+    """Return the pools that a picker's Pod states to serve; None if it states none, or not all."""
     for container in listed(pod, "spec", "containers"):
         words = words_of(pod, container)
         pools = _pools(words)
@@ -242,7 +228,6 @@ def serving_of(pod: Json) -> ServedPools | None:
 
 
 def _pools(words: list[str]) -> tuple[PoolFlags, ...] | None:
-    """The pools that a command line names, or None if it cannot be parsed."""
     try:
         several: list[PoolFlags] = _parser().parse_known_args(words)[0].pools
     except argparse.ArgumentError:
@@ -262,15 +247,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _namespace(pod: Json, container: Json, words: list[str]) -> str:
-    """The namespace of pools without one."""
     given = flag_in(words, "--pool-namespace") or variables_of(pod, container).get("NAMESPACE")
     return given or str(at(pod, "metadata", "namespace") or "default")
 
 
 class ClusterLook:
     """Looks at a pool once. The rights of `user` are checked; None: of the picker's own account, if
-    its Pods are found, else of the account that asks. `now` is in seconds since 1970; the whole
-    look may take `seconds`.
+    its Pods are found, else of the account that asks.
     """
 
     def __init__(
@@ -344,7 +327,6 @@ class ClusterLook:
     async def _list(
         self, resource: ApiResource, selection: Selection | None = None
     ) -> tuple[Json, ...] | None:
-        """List the selected objects; all of the namespace without a selection."""
         selection = selection or Selection(self._namespace)
         listing = await self._seen(resource, self._api.list(resource, selection))
         if listing is None:
@@ -357,7 +339,7 @@ class ClusterLook:
             raise UnreachableError(f"a list of {resource.plural} holds no objects") from error
 
     async def _seen(self, resource: ApiResource, asked: Awaitable[Any]) -> Any:
-        """The answer; None when there is none, and then the reason is stored unless it is a 404."""
+        """Return the answer, or None and store why, unless it is a 404."""
         try:
             return await asked
         except ApiError as error:
@@ -376,9 +358,6 @@ class ClusterLook:
     async def _denied(
         self, rights: tuple[Right, ...], user: str | None
     ) -> tuple[str, tuple[Right, ...], str | None]:
-        """The account whose rights were checked, the missing rights, and why these are not
-        known.
-        """
         try:
             if user is not None:
                 return user, await self._missing(rights, user), None
@@ -413,7 +392,7 @@ class ClusterLook:
 
 
 def lease_of(cluster: ClusterFacts) -> LeaseName | None:
-    """The Lease that the picker's Pods elect by; None without an election."""
+    """Return the Lease that the picker's Pods elect by; None without an election."""
     electing = [one for one in picker_pods(cluster) if is_on(one)]
     if not electing:
         return None
@@ -422,7 +401,7 @@ def lease_of(cluster: ClusterFacts) -> LeaseName | None:
 
 
 def _needed(pools: ApiResource, cluster: ClusterFacts, lease: LeaseName | None) -> Iterator[Right]:
-    """The rights that a picker needs. Kinds that do not exist need none yet."""
+    """Kinds that do not exist need no rights yet."""
     space = cluster.namespace
     yield from (Right(PODS, verb, space) for verb in ("list", "watch"))
     yield from (Right(pools, verb, space, cluster.pool_name) for verb in ("list", "watch"))
@@ -444,7 +423,6 @@ def _needed(pools: ApiResource, cluster: ClusterFacts, lease: LeaseName | None) 
 
 
 def _account(cluster: ClusterFacts) -> str | None:
-    """The account of the picker's Pods at the API server."""
     for pod in picker_pods(cluster):
         name = at(pod, "spec", "serviceAccountName") or "default"
         return f"system:serviceaccount:{cluster.namespace}:{name}"
@@ -452,7 +430,6 @@ def _account(cluster: ClusterFacts) -> str | None:
 
 
 def _groups(user: str) -> list[str]:
-    """The groups that the API server puts a service account in."""
     kind, _, account = user.partition("system:serviceaccount:")
     if kind or not account:
         return ["system:authenticated"]

@@ -34,9 +34,7 @@ CHECKS = tuple(
 
 
 def doctor_command(argv: Sequence[str], environment: Mapping[str, str], out: Print) -> int:
-    """Run the command; returns the exit status: 0 nothing wrong, 1 warnings only, 2 errors, which
-    is also that of a wrong command line (`SystemExit`).
-    """
+    """Returns the exit status: 0 nothing wrong, 1 warnings only, 2 errors."""
     parser = build_parser()
     arguments = parser.parse_args(argv)
     if arguments.pool is None and any(getattr(arguments, name) for name in _OF_A_CLUSTER):
@@ -60,9 +58,7 @@ def doctor_command(argv: Sequence[str], environment: Mapping[str, str], out: Pri
 
 
 def diagnose(facts: Facts, only: Collection[str] = ()) -> tuple[Diagnosis, ...]:
-    """Run the checks and return their findings without repetitions; `only` selects checks by name,
-    empty: all.
-    """
+    """Run the checks (`only`, or all) and return their findings without repetitions."""
     checks = [check for check in CHECKS if not only or check.name in only]
     return tuple(dict.fromkeys(one for check in checks for one in check.diagnose(facts)))
 
@@ -214,7 +210,6 @@ def as_json(found: Sequence[Diagnosis], looked_at: Sequence[str]) -> str:
 
 
 def _printable(text: str) -> str:
-    """Replace control codes, which a terminal would obey."""
     return "".join(one if one.isprintable() else " " for one in text)
 
 

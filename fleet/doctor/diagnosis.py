@@ -1,7 +1,6 @@
 """The facts that checks judge, their findings, and the reader of their texts.
 
-A check is a row of the table and a judge: a function that yields the key of a finding with the
-values that its texts name. Judges do no I/O.
+A judge yields the key of a finding with the values that its texts name.
 """
 
 import re
@@ -25,7 +24,7 @@ _FIELDS = {"why": 2, "fix": 3}
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All observations. Parts that were not requested are None or empty."""
+    """Observations; parts that were not requested are None or empty."""
 
     picker: PickerFacts | None = None
     envoys: tuple[EnvoyFacts, ...] = ()
@@ -36,8 +35,6 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One finding of the check named `check`, in texts; see `table`."""
-
     severity: Severity
     seen: str
     why: str
@@ -46,8 +43,6 @@ class Diagnosis:
 
 
 class JudgeFinding(NamedTuple):
-    """A judge's finding: the key of its texts, and the values in them."""
-
     key: str
     severity: Severity | None  # None: that of the table
     values: Mapping[str, object]
@@ -62,8 +57,6 @@ def found(key: str, severity: Severity | None = None, /, **values: object) -> Ju
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A row of the table with its judge; `texts` are severity, seen, why and fix by key."""
-
     name: str
     about: str
     texts: Mapping[str, list[str]]
@@ -78,7 +71,6 @@ class Check:
 
 
 def read_checks(judges: Mapping[str, Judge]) -> Iterator[Check]:
-    """Combine the rows of the table with the judges of their names."""
     for part in re.split(r"\n(?=\S)", TABLE.strip()):
         head, *lines = part.splitlines()
         name, about = head.split(None, 1)
@@ -116,8 +108,6 @@ def row(
 def each(
     subjects: Callable[[Facts], Iterable[T]], *judges: Callable[[T], Iterable[JudgeFinding]]
 ) -> Judge:
-    """Apply all `judges` to each of the subjects that are found in some facts."""
-
     def judged(facts: Facts) -> Iterator[JudgeFinding]:
         for subject in subjects(facts):
             for judge in judges:

@@ -56,7 +56,6 @@ def _managers(facts: Facts) -> Iterator[Manager]:
 
 
 def _lanes(facts: Facts) -> Iterator[Lane]:
-    """The lanes in which a picker can choose the destination."""
     return (lane for setup in _setups(facts) for lane in setup.picked)
 
 
@@ -120,7 +119,6 @@ def _shorter(value: Any, least: float, default: float) -> str | None:
 
 
 def _queue_timeout(facts: Facts) -> Iterator[JudgeFinding]:
-    """An error if the picker is known to queue requests."""
     is_queueing = facts.picker is not None and facts.picker.queues.is_on
     severity = Severity.ERROR if is_queueing else Severity.WARNING
     for lane in _lanes(facts):
@@ -150,7 +148,6 @@ def _namespaces(lane: Lane) -> Iterator[JudgeFinding]:
 
 
 def _reads_metadata(lane: Lane) -> bool:
-    """Check if the choice has to arrive as dynamic metadata, because no header is read."""
     if lane.policy is None:
         return at(lane.cluster, "original_dst_lb_config", "metadata_key") is not None
     sources = listed(lane.policy, "override_host_sources")
@@ -207,7 +204,6 @@ def _original(cluster: ConfigPart) -> Iterator[JudgeFinding]:
 
 
 def _is_key(key: object) -> bool:
-    """Check for the key of the metadata in which the picker names the endpoint."""
     steps = [at(one, "key") for one in listed(key, "path")]
     return at(key, "key") == DESTINATION_NAMESPACE and steps == [DESTINATION_KEY]
 
@@ -263,7 +259,6 @@ def _buffers(lane: Lane) -> Iterator[JudgeFinding]:
 
 
 def _hosts(envoy: EnvoyFacts) -> Iterator[JudgeFinding]:
-    """Judge the hosts of a running Envoy as it sees them now."""
     for clusters, what, effect in (
         (envoy.setup.pickers, "picker", "requests continue without a decision, or fail"),
         (envoy.setup.pools, "pool", "requests have nowhere to go"),
@@ -287,7 +282,6 @@ def _reached(hosts: tuple[HostSeen, ...], place: str, effect: str) -> Iterator[J
 
 
 def _failure_mode(facts: Facts) -> Iterator[JudgeFinding]:
-    """Compare the filter's behaviour without a picker with the pool's."""
     wanted = failure_mode(facts.cluster)
     for lane in _lanes(facts) if wanted is not None else ():
         is_open = bool(at(lane.processor, "failure_mode_allow"))

@@ -1,8 +1,7 @@
 """Facts about an Envoy, from a file with its bootstrap or a config dump, or from its admin port.
 
-A configuration is read as the ways that requests take through it. It stays plain JSON, because
-gateways add extensions of unknown types. Field names may be spelt as in protobuf or as in JSON;
-both are read.
+A configuration stays plain JSON, because gateways add extensions of unknown types. Field names may
+be spelt as in protobuf or as in JSON.
 """
 
 import re
@@ -42,7 +41,6 @@ class Manager:
 
     @property
     def filters(self) -> list[Json]:
-        """The filters in the order in which requests meet them."""
         return listed(self.config, "http_filters")
 
 
@@ -60,17 +58,14 @@ class Lane:
 
     @property
     def place(self) -> str:
-        """The name of the listener for texts."""
         return f"listener '{self.manager.listener}'"
 
     @property
     def document(self) -> Json:
-        """The parts that rows judge."""
         return {"filter": self.processor, "route": self.route}
 
     @property
     def body_mode(self) -> str:
-        """The mode in which the picker gets the bodies of requests."""
         return str(at(self.processor, "processing_mode", "request_body_mode") or "NONE")
 
     def strips(self, name: str) -> bool:
@@ -85,31 +80,27 @@ class Lane:
 
     @property
     def picker_name(self) -> str:
-        """The name of the processor's cluster."""
         return str(at(self.processor, "grpc_service", "envoy_grpc", "cluster_name") or "")
 
     @property
     def policy(self) -> Json | None:
-        """The settings of `override_host`; None for another policy."""
+        """Return the settings of `override_host`; None for another policy."""
         return override_host(self.cluster)
 
 
 @dataclass(frozen=True)
 class EnvoySetup:
-    """All judged parts of a configuration."""
-
     managers: tuple[Manager, ...] = ()
     clusters: Mapping[str, Json] = field(default_factory=dict)
     version: Version | None = None
 
     @cached_property
     def lanes(self) -> tuple[Lane, ...]:
-        """Every way through a processor."""
         return tuple(one for manager in self.managers for one in self._lanes_of(manager))
 
     @cached_property
     def picked(self) -> tuple[Lane, ...]:
-        """The lanes whose destination a picker can choose; all lanes if there are none."""
+        """Select the lanes whose destination a picker can choose, or all if there are none."""
         pickable = tuple(
             one
             for one in self.lanes
@@ -123,7 +114,6 @@ class EnvoySetup:
 
     @cached_property
     def pickers(self) -> tuple[ConfigPart, ...]:
-        """The clusters of pickers, as far as they are in the document."""
         return _clusters(one.picker for one in self.picked if one.picker)
 
     def _lanes_of(self, manager: Manager) -> Iterator[Lane]:
@@ -139,7 +129,6 @@ class EnvoySetup:
 
 
 def _clusters(found: Iterable[Json]) -> tuple[ConfigPart, ...]:
-    """Each cluster once, by name."""
     by_name = {at(one, "name"): one for one in found}
     return tuple(ConfigPart(f"cluster '{name}'", one) for name, one in by_name.items())
 
@@ -170,17 +159,13 @@ def _matches(pattern: str, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class HostSeen:
-    """An endpoint of a cluster, as Envoy sees it; `ailments` are Envoy's words."""
-
     address: str
     ailments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class EnvoyFacts:
-    """One Envoy. `hosts` are those of each cluster, known only of a running one; `problem` is the
-    reason why there are no facts.
-    """
+    """One Envoy. `hosts` are known only of a running one; `problem` is why there are no facts."""
 
     source: str
     setup: EnvoySetup = field(default_factory=EnvoySetup)
@@ -189,12 +174,10 @@ class EnvoyFacts:
 
 
 def is_original_destination(cluster: Json) -> bool:
-    """Check if it connects to an address from the request."""
     return bool(at(cluster, "type") == "ORIGINAL_DST")
 
 
 def override_host(cluster: Json) -> Json | None:
-    """The settings of that policy; None for another one."""
     for policy in listed(cluster, "load_balancing_policy", "policies"):
         config = at(policy, "typed_extension_config", "typed_config")
         if isinstance(config, dict) and type_of(config).endswith(OVERRIDE_HOST):
@@ -226,7 +209,6 @@ def read_setup(document: Any, version: Version | None = None) -> EnvoySetup:
 
 
 def _built(bootstrap: Any) -> Version | None:
-    """The version of the Envoy that a dump is of."""
     given = at(bootstrap, "node", "user_agent_build_version", "version")
     if not isinstance(given, dict):
         return None
@@ -260,7 +242,7 @@ def _routes(table: Json) -> Iterator[Json]:
 
 
 def _effective(one: Json, route: Json) -> Json | None:
-    """A processor's settings on a route; None if the route disables it."""
+    """Return a processor's settings on a route; None if the route disables it."""
     base, name = at(one, "typed_config"), str(at(one, "name"))
     own = at(route, "typed_per_filter_config", name)
     own = at(route, "host", "typed_per_filter_config", name) if own is None else own
@@ -301,7 +283,6 @@ def _spelt_as_in_protobuf(key: str) -> str:
 
 
 def read_envoy_file(path: Path) -> EnvoyFacts:
-    """Read a bootstrap in YAML or JSON, or an answer of `/config_dump`."""
     source = str(path)
     try:
         document = _parsed(path.read_bytes())

@@ -22,19 +22,16 @@ def at(value: Any, *path: str) -> Any:
 
 
 def listed(value: Any, *path: str) -> list[Json]:
-    """The mappings of the list there; empty if there is none."""
     found = at(value, *path)
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def mapped(value: Any, *path: str) -> Json:
-    """The mapping there; empty if there is none."""
     found = at(value, *path)
     return found if isinstance(found, dict) else {}
 
 
 def texts(value: Any, *path: str) -> list[str]:
-    """The strings of the list there; empty if there is none."""
     found = at(value, *path)
     return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
 
@@ -50,7 +47,7 @@ def seconds(value: Any) -> float | None:
 
 
 def number(value: Any) -> int | None:
-    """A number, also one that JSON has in quotes because it may be large."""
+    """Read a number, also one that JSON has in quotes because it may be large."""
     try:
         return None if value is None or isinstance(value, bool) else int(value)
     except (TypeError, ValueError):
@@ -58,6 +55,5 @@ def number(value: Any) -> int | None:
 
 
 def type_of(value: Any) -> str:
-    """The name of the type of `typed_config`, or of the mapping itself."""
     config = at(value, "typed_config")
     return str(at(value if config is None else config, "@type") or "")

@@ -41,7 +41,6 @@ _SHOWN = 5
 
 
 def _pickers(facts: Facts) -> Iterator[PickerFacts]:
-    """The picker, if it answers."""
     if facts.picker is not None and facts.picker.problem is None:
         yield facts.picker
 
@@ -196,9 +195,7 @@ def _peers(facts: Facts) -> Iterator[JudgeFinding]:
 
 
 def _named(picker: PickerFacts) -> int:
-    """Count the other replicas that its command line names one by one. It may name itself, too, or
-    one of them twice, which only calls show.
-    """
+    """Count the other replicas of its command line, which may name itself, or one twice."""
     text = flag_in(list(picker.words), "--peers") or ""
     named = len({one.strip() for one in text.split(",") if one.strip()})
     if picker.peer_calls.get("known"):
@@ -207,7 +204,6 @@ def _named(picker: PickerFacts) -> int:
 
 
 def _replicas(cluster: ClusterFacts | None) -> int:
-    """Count the other ready replicas of the cluster that exchange state of the pool."""
     if cluster is None:
         return 0
     pool = cluster.namespace, cluster.pool_name

@@ -43,9 +43,9 @@ class PickerFacts:
     """One picker. `problem` is the reason why nothing else is known.
 
     `readiness` is the text of `/readyz`; `ahead_seconds` is the difference of its clock to this
-    one's; `metrics` are the sums of the judged series, by name. `files` are the number of its open
-    files and their limit, `words` its command line, both known only of a picker on this machine.
-    `peer_calls` counts its calls to replicas by their result.
+    one's; `metrics` are the sums of the judged series, by name. `files` (open files and their
+    limit) and `words` (its command line) are known only of a picker on this machine. `peer_calls`
+    counts its calls to replicas by their result.
     """
 
     url: str
@@ -66,9 +66,9 @@ class PickerFacts:
 class WorkerFacts:
     """One worker, as it answers the doctor.
 
-    `problem`: why it does not answer. `metrics_names` are the names of all its series, None when
-    `/metrics` is not a metrics page; `metrics_kind` is the type of that page. `expected` are the
-    names by which the picker reads its load. `models` None: `/v1/models` is not such a list.
+    `metrics_names` are the names of all its series, None when `/metrics` is no metrics page;
+    `metrics_kind` is the type of that page. `expected` are the names by which the picker reads its
+    load. `models` None: `/v1/models` is not such a list.
     """
 
     address: str
@@ -83,8 +83,6 @@ class WorkerFacts:
 
 @dataclass(frozen=True, slots=True)
 class CertificateFacts:
-    """The certificate of a TLS port; `days_left` is negative after its end."""
-
     address: str
     problem: str | None = None
     days_left: float | None = None
@@ -181,7 +179,6 @@ async def ask_workers(picker: PickerFacts) -> tuple[WorkerFacts, ...]:
 
 
 def expected_names(labels: Mapping[str, str]) -> tuple[str, ...]:
-    """The series by which the picker reads the load of an endpoint with these labels."""
     series = EngineTable().of(labels)
     return tuple(name for name in series.names if name != PROCESS_START)
 
@@ -207,7 +204,7 @@ async def ask_worker(address: str, expected: Sequence[str] = ()) -> WorkerFacts:
 
 
 def _names(page: WebPage) -> frozenset[str] | None:
-    """Names of series; None for other pages, such as HTML."""
+    """Return the names of series; None for other pages, such as HTML."""
     if page.status != 200 or (page.kind and page.kind not in _METRICS_KINDS):
         return None
     lines = page.text.splitlines()

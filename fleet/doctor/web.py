@@ -18,14 +18,11 @@ NO_JSON: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _PORTS = {"http": 80, "https": 443}
 
 
-class NoPageError(Exception):
-    """No server answers, or not with HTTP, or it takes too long."""
+class NoPageError(Exception): ...
 
 
 @dataclass(frozen=True, slots=True)
 class WebPage:
-    """An answer of any status."""
-
     status: int
     content: bytes
     kind: str  # of the content, without parameters
@@ -37,12 +34,12 @@ class WebPage:
 
 
 class PageClient:
-    """Asks one server, each time on a connection of its own."""
+    """Asks one server, `http://HOST:PORT`, `HOST:PORT` or `unix:///PATH`, each time on a connection
+    of its own. A page has to arrive completely within the timeout. Certificates are not verified
+    here: a check of its own judges them.
+    """
 
     def __init__(self, url: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        """`url`: http://HOST:PORT, HOST:PORT or unix:///PATH. A page has to arrive completely
-        within the timeout. Certificates are not verified here: a check of its own judges them.
-        """
         self.url = url if "://" in url else f"http://{url}"
         self.url = self.url.rstrip("/")
         self._seconds = timeout_seconds
@@ -65,8 +62,8 @@ class PageClient:
 
 
 def _place(url: str) -> tuple[Address, str, str, ssl.SSLContext | None]:
-    """The address to connect to, the prefix of paths, the Host header, and TLS. Raises `ValueError`
-    for an invalid address.
+    """Return the address to connect to, the prefix of paths, the Host header, and TLS. Raises
+    `ValueError` for an invalid address.
     """
     parts = urlsplit(url)
     if parts.scheme == "unix":

@@ -19,8 +19,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """An endpoint as Envoy sees it; `active` requests are in flight there."""
-
     is_healthy: bool
     active: int
 
@@ -59,14 +57,14 @@ class _Clusters(msgspec.Struct, frozen=True):
 
 
 async def stats(admin: Address, names: Iterable[str]) -> dict[str, int]:
-    """Counters and gauges by name; unknown names are left out. Raises `NoReplyError`."""
+    """Return counters and gauges by name; unknown names are left out. Raises `NoReplyError`."""
     page = f"/stats?format=json&filter=^({'|'.join(names)})$"
     found = _decoded(await probe.request(admin, page), _Stats)
     return {one.name: int(one.value) for one in found.stats if one.name}
 
 
 async def hosts(admin: Address, cluster: str) -> dict[SocketAddress, Host]:
-    """The endpoints of a cluster. Raises `NoReplyError`."""
+    """List the endpoints of a cluster. Raises `NoReplyError`."""
     found = _decoded(await probe.request(admin, "/clusters?format=json"), _Clusters)
     return {
         SocketAddress(
@@ -86,10 +84,7 @@ def _seen(host: _Host) -> Host:
 
 
 async def drain(admin: Address) -> None:
-    """Accept no new connection, and end each existing one with its next answer.
-
-    Raises `NoReplyError`.
-    """
+    """End each connection with its next answer, and accept none. Raises `NoReplyError`."""
     await probe.request(admin, "/healthcheck/fail", "POST")
     await probe.request(admin, "/drain_listeners", "POST")
 

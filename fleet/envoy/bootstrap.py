@@ -1,7 +1,5 @@
-"""Envoy's bootstrap document, built from settings by way of Envoy's own message types.
-
-A misspelt field is an error when the message is built, not when a proxy starts; Envoy's `--mode
-validate` checks the rest.
+"""Envoy's bootstrap document, built from settings by way of Envoy's own message types: a misspelt
+field is an error when the message is built, not when a proxy starts.
 """
 
 import json
@@ -93,7 +91,6 @@ def to_yaml(message: Message, heading: str = "") -> str:
 
 
 def to_json(message: Message) -> str:
-    """Write `message` as JSON with Envoy's own field names."""
     document = json_format.MessageToDict(message, preserving_proto_field_name=True)
     return json.dumps(_in_order(document), indent=1)
 

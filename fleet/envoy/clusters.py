@@ -1,5 +1,5 @@
 """The destinations of requests: the pool of workers and the picker, with their health checks, and
-the sources from which Envoy learns of them: a picker, or a file.
+the sources from which Envoy learns of them.
 """
 
 from collections.abc import Sequence
@@ -51,9 +51,7 @@ def assignment(
     endpoints: Sequence[SocketAddress],
     health: Sequence[SocketAddress | None] | None = None,
 ) -> endpoint_pb2.ClusterLoadAssignment:
-    """The endpoints of `cluster` in one locality; `health` is the address for health checks if it
-    differs.
-    """
+    """List the endpoints of `cluster`; `health` is the address for health checks if it differs."""
     members = [
         endpoint_components_pb2.LbEndpoint(
             endpoint=endpoint_components_pb2.Endpoint(
@@ -70,7 +68,6 @@ def assignment(
 
 
 def pool_clusters(config: BootstrapConfig) -> list[cluster_pb2.Cluster]:
-    """The workers of each pool, reached by the mechanism that `config` names."""
     if not config.pools:
         return [_pool_cluster(config, POOL)]
     return [_pool_cluster(_of_pool(config, name), name) for name in config.pools]
@@ -137,7 +134,6 @@ def _go_where_the_metadata_says(cluster: cluster_pb2.Cluster, config: BootstrapC
 
 
 def _override_host() -> override_host_pb2.OverrideHost:
-    """The picked endpoints in the picker's order, then the one with the fewest open requests."""
     key = metadata_pb2.MetadataKey(
         key=DESTINATION_NAMESPACE,
         path=[metadata_pb2.MetadataKey.PathSegment(key=DESTINATION_KEY)],
@@ -155,8 +151,8 @@ def _override_host() -> override_host_pb2.OverrideHost:
 
 
 def picker_cluster(config: BootstrapConfig) -> cluster_pb2.Cluster:
-    """The picker. One failed stream, or one failed health check, takes it out of use: a request
-    whose body is already on its way to a dead picker cannot be saved, the next one can.
+    """Build the picker's cluster. One failed stream, or one failed health check, takes it out of
+    use: a request whose body is on its way to a dead picker cannot be saved, the next one can.
     """
     http2 = protocol_pb2.Http2ProtocolOptions(max_concurrent_streams=uint32(2**20))
     asked = health_check_pb2.HealthCheck.GrpcHealthCheck(service_name=EXT_PROC_SERVICE)
@@ -187,7 +183,6 @@ def picker_cluster(config: BootstrapConfig) -> cluster_pb2.Cluster:
 
 
 def _health_check(failures: int, **asked: Message) -> health_check_pb2.HealthCheck:
-    """Check every endpoint once a second; `failures` in a row take it out of use."""
     return health_check_pb2.HealthCheck(
         timeout=seconds(2.0),
         interval=seconds(1.0),
@@ -202,7 +197,6 @@ def _health_check(failures: int, **asked: Message) -> health_check_pb2.HealthChe
 
 
 def _speaking(idle_seconds: float | None = None, **protocol: Message) -> dict[str, any_pb2.Any]:
-    """The protocol of a cluster's connections, and the idle time after which they are closed."""
     options = http_protocol_options_pb2.HttpProtocolOptions(explicit_http_config=protocol)
     if idle_seconds is not None:
         options.common_http_protocol_options.idle_timeout.CopyFrom(seconds(idle_seconds))
@@ -210,14 +204,12 @@ def _speaking(idle_seconds: float | None = None, **protocol: Message) -> dict[st
 
 
 def follow_a_file(cluster: cluster_pb2.Cluster, path: str) -> None:
-    """Take the endpoints of `cluster` from a file, whenever it is replaced."""
     source = config_source_pb2.PathConfigSource(path=path)
     _discovered(cluster).path_config_source.CopyFrom(source)
 
 
 def ask_the_picker(cluster: cluster_pb2.Cluster, discovery: EndpointDiscovery) -> None:
     """Take the endpoints of `cluster` from a picker. While it does not answer, the last ones stay.
-
     A picker that returns is found within two seconds; Envoy's default is half a minute.
     """
     back_off = backoff_pb2.BackoffStrategy(base_interval=seconds(0.25), max_interval=seconds(2.0))
@@ -237,11 +229,9 @@ def ask_the_picker(cluster: cluster_pb2.Cluster, discovery: EndpointDiscovery) -
 
 
 def _discovered(cluster: cluster_pb2.Cluster) -> config_source_pb2.ConfigSource:
-    """A source for the endpoints of `cluster`, to be filled in.
-
-    Endpoints that leave the pool are removed at once. By default Envoy would use them until they
-    fail health checks, which a terminating pod passes, for requests that the picker does not
-    decide.
+    """A source for the endpoints of `cluster`, to be filled in. Endpoints that leave are removed at
+    once: by default Envoy would use them until they fail health checks, which a terminating pod
+    passes.
     """
     cluster.type = cluster_pb2.Cluster.EDS
     cluster.ignore_health_on_host_removal = True
@@ -251,9 +241,8 @@ def _discovered(cluster: cluster_pb2.Cluster) -> config_source_pb2.ConfigSource:
 
 
 def discovery_cluster(discovery: EndpointDiscovery) -> cluster_pb2.Cluster:
-    """The picker as the source of endpoints.
-
-    It has no health checks, since there is no other one to ask; pings detect that it hangs.
+    """The picker as the source of endpoints. It has no health checks, since there is no other one
+    to ask; pings detect that it hangs.
     """
     keepalive = protocol_pb2.KeepaliveSettings(interval=seconds(5.0), timeout=seconds(2.0))
     return cluster_pb2.Cluster(

@@ -47,7 +47,6 @@ _ENDPOINT_NAME = " endpoint=%UPSTREAM_METADATA(pointsman:name)%"  # as the picke
 
 
 def listener(config: BootstrapConfig) -> listener_pb2.Listener:
-    """Build the listener of `config.listen`, with its single filter chain."""
     chain = listener_components_pb2.FilterChain(
         filters=[
             listener_components_pb2.Filter(
@@ -154,9 +153,7 @@ def _routes(config: BootstrapConfig) -> route_pb2.RouteConfiguration:
 
 
 def _pool_route(config: BootstrapConfig, name: str) -> route_components_pb2.Route:
-    """Route to one of several pools, whose name the picker gets. The picker sees the path before
-    the rewrite.
-    """
+    """The picker sees the path before the rewrite."""
     named = base_pb2.HeaderValue(key=POOL_METADATA, value=name)
     overrides = ext_proc_pb2.ExtProcOverrides(grpc_initial_metadata=[named])
     route = _route(config, name, f"/{name}/")
@@ -178,7 +175,7 @@ def _chosen_route(config: BootstrapConfig, name: str) -> route_components_pb2.Ro
 
 
 def _undecided() -> route_components_pb2.Route:
-    """Route of requests that the picker has yet to read, and of those that it could not."""
+    """Route requests that the picker has yet to read, and those that it could not."""
     return route_components_pb2.Route(
         name="by-model",
         match=route_components_pb2.RouteMatch(prefix="/"),
@@ -189,7 +186,7 @@ def _undecided() -> route_components_pb2.Route:
 
 
 def _nowhere(pools: Sequence[str]) -> route_components_pb2.Route:
-    """Route of requests for no pool, which the picker does not see."""
+    """Answer requests for no pool, which the picker does not see."""
     known = ", ".join(f"/{name}/" for name in pools)
     route = route_components_pb2.Route(
         name="nowhere",
@@ -204,7 +201,6 @@ def _nowhere(pools: Sequence[str]) -> route_components_pb2.Route:
 
 
 def _welcome(text: str) -> route_components_pb2.Route:
-    """Route of a browser that opens `/`."""
     route = route_components_pb2.Route(
         name="welcome",
         match=route_components_pb2.RouteMatch(path="/"),
@@ -240,9 +236,8 @@ def _route(config: BootstrapConfig, cluster: str, prefix: str) -> route_componen
 
 def _retry_policy(config: BootstrapConfig) -> route_components_pb2.RetryPolicy:
     """Retry elsewhere when an endpoint cannot be reached, disconnects before it answered, or
-    answers that it cannot serve now (503: it drains, its queue is full, its engine has died).
-
-    Nothing else is retried once response headers have arrived: tokens are never sent twice.
+    answers 503 (it drains, its queue is full, its engine has died). Once response headers have
+    arrived nothing is retried: tokens are never sent twice.
     """
     policy = route_components_pb2.RetryPolicy
     return policy(

@@ -16,14 +16,11 @@ POLL_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ProbeReply:
-    """Status and body of an answer."""
-
     status: int
     body: bytes
 
 
-class NoReplyError(Exception):
-    """No server listens, or it does not speak HTTP, or it takes too long."""
+class NoReplyError(Exception): ...
 
 
 async def request(
@@ -87,7 +84,6 @@ async def until(
     path: str,
     accept: Callable[[ProbeReply], bool] = lambda reply: reply.status == 200,
 ) -> ProbeReply:
-    """Repeat a request until its answer is acceptable; the caller limits the time."""
     last: list[ProbeReply] = []
 
     async def is_accepted() -> bool:

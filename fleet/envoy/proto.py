@@ -10,14 +10,12 @@ from fleet.envoy.settings import Address, SocketAddress
 
 
 def packed(message: Message) -> any_pb2.Any:
-    """`message` as a `google.protobuf.Any`, the form every extension point takes."""
     wrapped = any_pb2.Any()
     wrapped.Pack(message)
     return wrapped
 
 
 def extension(name: str, message: Message) -> extension_pb2.TypedExtensionConfig:
-    """A named extension configured by `message`."""
     return extension_pb2.TypedExtensionConfig(name=name, typed_config=packed(message))
 
 
@@ -28,12 +26,10 @@ def seconds(value: float) -> duration_pb2.Duration:
 
 
 def uint32(value: int) -> wrappers_pb2.UInt32Value:
-    """An optional unsigned integer that is set."""
     return wrappers_pb2.UInt32Value(value=value)
 
 
 def boolean(value: bool) -> wrappers_pb2.BoolValue:
-    """An optional boolean that is set."""
     return wrappers_pb2.BoolValue(value=value)
 
 

@@ -30,8 +30,6 @@ CONTROL_PREFIXES = ("x-gateway-", "x-llm-d-", "x-slo-")
 
 
 class Mechanism(Enum):
-    """The mechanism by which Envoy turns the picker's answer into an upstream connection."""
-
     OVERRIDE_HOST = "override-host"
     ORIGINAL_DST = "original-dst"
 
@@ -45,7 +43,6 @@ class SocketAddress:
 
     @property
     def url(self) -> str:
-        """The URL of an HTTP server at this address."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 
@@ -62,10 +59,8 @@ Address = SocketAddress | PipeAddress
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of one client at the proxy; bytes, seconds, counts.
-
-    `request_buffer_bytes` bounds the part of a body that is held for a retry: a larger request is
-    served but never retried. `max_heap_bytes` is the point past which new requests are refused.
+    """The limits of one client. `request_buffer_bytes` bounds the part of a body that is held for a
+    retry: a larger request is never retried. Past `max_heap_bytes` new requests are refused.
     """
 
     request_buffer_bytes: int = 4 * 1024 * 1024
@@ -84,11 +79,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class EndpointDiscovery:
-    """The address at which a picker reports its endpoints (`--xds-port`), and its name for the
-    pool.
-
-    `is_delta` chooses the incremental variant of the protocol.
-    """
+    """A picker that reports its endpoints (`--xds-port`), and its name for the pool."""
 
     picker: SocketAddress
     pool_name: str = "default"
@@ -99,27 +90,20 @@ class EndpointDiscovery:
 class BootstrapConfig:
     """Everything a generated bootstrap depends on.
 
-    `endpoints` are the pool's workers. `endpoints_file`, when set, names a file holding an EDS
-    `DiscoveryResponse` (see `bootstrap.endpoints_document`) which Envoy re-reads when it is
-    replaced by a rename; `endpoints` is then ignored. With `discovery` Envoy asks a picker for the
-    endpoints, and both are ignored. Nothing of this matters to `ORIGINAL_DST`, which goes wherever
-    the picker says. `pools`, when set, are the names of several pools that the picker serves (its
-    `--pool`): requests below `/NAME/` are for that one, with the rest as their path, and others are
-    answered with 404, or with `route_by_model` go to the pool that the picker chooses by their
-    model (its flag of that name). Their endpoints come by `discovery`, under the same names, or do
-    not matter.
-    `pickers_file`, when set, names such a file for the picker (see
-    `bootstrap.pickers_document`); `picker` and `picker_health` are then ignored. `picker_health` is
-    where the picker answers gRPC health checks; None: at the address of the picker itself.
-    `trust_control_headers` lets clients set objective, fairness and latency-target headers; headers
-    that choose an endpoint are always stripped.
-    `buffer_request_body` gives the picker each body in one message and keeps it in Envoy until the
-    answer (up to `Limits.request_buffer_bytes`; more is a 413). Then the loss of a picker fails no
-    request and cuts no stream, which full-duplex streaming cannot promise; the picker has to
-    understand this mode.
-    `welcome` is the text at `/`; None: a worker answers there, as everywhere else.
-    `message_timeout_seconds` bounds each of the picker's answers; None is the mode's default, see
-    `effective_message_timeout_seconds`.
+    `endpoints_file` names a file holding an EDS `DiscoveryResponse` (see
+    `bootstrap.endpoints_document`) which Envoy re-reads when it is replaced by a rename;
+    `endpoints` is then ignored. With `discovery` Envoy asks a picker instead, and `ORIGINAL_DST`
+    goes wherever the picker says. `pools` are the names of several pools (the picker's `--pool`):
+    requests below `/NAME/` are for that one, with the rest as their path, and others are answered
+    with 404, or with `route_by_model` go to the pool that the picker chooses by their model.
+
+    `pickers_file` names such a file for the picker; `picker` and `picker_health` (where gRPC health
+    checks are answered, if not at `picker`) are then ignored. `trust_control_headers` lets clients
+    set objective, fairness and latency-target headers; headers that choose an endpoint are always
+    stripped. `buffer_request_body` gives the picker each body in one message and keeps it in Envoy
+    until the answer (up to `Limits.request_buffer_bytes`; more is a 413): then the loss of a picker
+    fails no request and cuts no stream, which full-duplex streaming cannot promise. `welcome` is
+    the text at `/`; None: a worker answers there.
     """
 
     listen: SocketAddress
@@ -144,7 +128,6 @@ class BootstrapConfig:
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:
-        """Raises `ValueError` for several pools whose endpoints have no source."""
         has_source = self.discovery is not None or self.mechanism is Mechanism.ORIGINAL_DST
         if self.pools and not has_source:
             raise ValueError("several pools need endpoint discovery, or original-dst")
@@ -153,15 +136,13 @@ class BootstrapConfig:
 
     @property
     def effective_message_timeout_seconds(self) -> float:
-        """The longest time that one answer of the picker may take before Envoy continues without
-        it.
+        """Return how long one answer of the picker may take before Envoy continues without it.
 
-        With buffered bodies it is 1 s: an answer takes milliseconds, and each request sent to a
-        picker that hangs waits this long, until the health check has detected it. Shorter would
-        send requests past a picker that is merely busy. In full duplex it is 10 s, to no great
-        effect: Envoy applies no timeout while a request body is streamed both ways (measured), so a
-        picker that hangs is taken out of use by its health check alone, and requests it already
-        holds wait for `Limits.request_timeout_seconds`.
+        With buffered bodies it is 1 s: each request sent to a picker that hangs waits this long,
+        until the health check has detected it. Shorter would send requests past a picker that is
+        merely busy. In full duplex it is 10 s, to no great effect: Envoy applies no timeout while a
+        request body is streamed both ways (measured), so a picker that hangs is taken out of use by
+        its health check alone.
         """
         if self.message_timeout_seconds is not None:
             return self.message_timeout_seconds

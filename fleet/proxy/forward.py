@@ -70,21 +70,18 @@ async def serve(
 
 
 def error_answer(error: RequestError) -> web.Response:
-    """Write an error in the form that a worker uses."""
     return web.Response(
         status=error.status, body=error_body(error), content_type="application/json"
     )
 
 
 def unavailable(message: str) -> RequestError:
-    """Create the error for a request that no server behind the proxy answers."""
     return RequestError(message, status=503, type="ServiceUnavailableError")
 
 
 async def begun(
     request: web.Request, source: aiohttp.ClientResponse, *dropped: str
 ) -> web.StreamResponse:
-    """Start an answer with the status and headers of `source`, without the headers `dropped`."""
     headers = forwarded_headers(source.headers.items(), *dropped)
     response = web.StreamResponse(status=source.status, reason=source.reason, headers=headers)
     response.content_length = source.content_length

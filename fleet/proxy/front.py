@@ -1,7 +1,5 @@
 """`pointsman front`: streams that outlive their workers, in front of a gateway.
 
-Theory of operation
--------------------
 When a stream is requested with the field `resume`, a worker of this project follows each write with
 a comment that has the ids of the tokens written. The front passes bytes on up to such a comment and
 holds the rest: so the client has the text of exactly the tokens that are known here. The last
@@ -10,15 +8,12 @@ that, the front drops the held bytes and sends the request again with those toke
 picker chooses a live worker, which continues after them (`worker.api.generate.resumption`).
 
 A stream is broken when its connection is, when it ends without `[DONE]`, is silent for too long, or
-ends in an error event with the code 503: the engine died, or the worker shuts down. Any other error
-is the worker's answer, and so is a refusal before the stream begins. A gateway's reply that it
-found no worker (502, 503 or 504 that is not JSON, or that Envoy or the picker has signed) is not.
+ends in an error event with the code 503. Any other error is the worker's answer, and so is a
+refusal before the stream begins. A gateway's reply that it found no worker (502, 503 or 504 that is
+not JSON, or that Envoy or the picker has signed) is not.
 
 Answers that are not streamed are held whole, and requested again when they break. Everything else
-is passed on as it arrives: other paths, streams of other APIs and of other servers, bodies that are
-compressed or longer than `MAX_HELD_BYTES`, several answers at once (`n`).
-
-The front stores nothing beyond a request, so any number of fronts can run.
+is passed on as it arrives. The front stores nothing beyond a request, so any number can run.
 """
 
 import asyncio
@@ -92,16 +87,12 @@ async def _serve(options: FrontOptions) -> int:
 
 
 class _Asked(msgspec.Struct):
-    """The fields of a body that decide how it is answered."""
-
     stream: bool | None = None
     resume: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class Front:
-    """Handles requests; stores nothing about them. Owns whether it drains: then a stream that
-    breaks ends, because workers may be ending too.
-    """
+    """Owns whether it drains: then broken streams end, because workers may be ending too."""
 
     def __init__(self, options: FrontOptions, session: aiohttp.ClientSession) -> None:
         self.options = options
@@ -109,11 +100,9 @@ class Front:
         self.is_draining = False
 
     def drain(self) -> None:
-        """Resume no more streams."""
         self.is_draining = True
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Handle one request, from its client to the end of the answer."""
         headers = forwarded_headers(request.headers.items())
         url = f"{self.options.gateway.rstrip('/')}{request.rel_url}"
         if not _is_held(request):
@@ -144,7 +133,7 @@ def _is_held(request: web.Request) -> bool:
 
 
 class _BrokenError(Exception):
-    """The answer broke off. `is_refusal`: no worker has failed with the request."""
+    """`is_refusal`: no worker has failed with the request."""
 
     def __init__(self, reason: str, *, is_refusal: bool = False) -> None:
         super().__init__(reason)
@@ -155,14 +144,11 @@ class _RefusedError(Exception):
     """A worker refuses to continue the answer, and so would any other."""
 
 
-class _ClientGoneError(Exception):
-    """The client has disconnected."""
+class _ClientGoneError(Exception): ...
 
 
 class Marks:
-    """A stream with marks. Owns the held bytes, and the tokens of the bytes passed on; they are
-    None until the first mark.
-    """
+    """Owns a stream's held bytes, and the tokens passed on: None until the first mark."""
 
     def __init__(self) -> None:
         self.held = bytearray()
@@ -170,9 +156,8 @@ class Marks:
         self.is_complete = False
 
     def take(self, chunk: bytes) -> bytes:
-        """Return the bytes that can be passed on with this chunk: all up to the last mark, or to
-        the end, and other comments behind that. Raises `msgspec.MsgspecError` when a mark cannot be
-        read.
+        """Return the bytes that can be passed on: all up to the last mark, or to the end, and other
+        comments behind that. Raises `msgspec.MsgspecError` when a mark cannot be read.
         """
         held = self.held
         held += chunk
@@ -197,7 +182,6 @@ class Marks:
         return bytes(passed)
 
     def has_final_error(self) -> bool:
-        """Check if the held bytes end with an error that is the worker's answer."""
         last = bytes(self.held).rstrip(b"\n").rsplit(b"\n\n", 1)[-1]
         try:
             event = msgspec.json.decode(last.removeprefix(b"data: "), type=_ErrorEvent)
@@ -215,14 +199,13 @@ class _ErrorEvent(msgspec.Struct):
 
 
 class _Client:
-    """The receiver of the answer. Owns the response. Writing raises `_ClientGoneError`."""
+    """The receiver of the answer. Writing raises `_ClientGoneError`."""
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
         self.response: web.StreamResponse | None = None
 
     async def write(self, source: aiohttp.ClientResponse, text: bytes) -> None:
-        """Write a part of the answer, which begins as `source` does."""
         response = self.response
         try:
             if response is None:
@@ -232,7 +215,6 @@ class _Client:
             raise _ClientGoneError from error
 
     async def end(self) -> None:
-        """End the answer regularly."""
         assert self.response is not None  # noqa: S101 (the caller's promise)
         try:
             await self.response.write_eof()
@@ -247,7 +229,7 @@ class _Client:
 
 class _Course:
     """One request, from worker to worker. Owns the number of failures since the last token, and the
-    state that the worker of a stream with marks has sent (`_state`).
+    state that the worker of a stream with marks has sent.
     """
 
     def __init__(
@@ -266,7 +248,6 @@ class _Course:
         self._give_up_at = 0.0
 
     async def run(self) -> web.StreamResponse:
-        """Try workers until one has answered."""
         num_tokens = 0
         while True:
             try:
@@ -300,7 +281,6 @@ class _Course:
         return 0 if self._marks is None else len(self._marks.token_ids or ())
 
     def _may_try_again(self, reason: _BrokenError) -> bool:
-        """Decide if another worker may be tried after a failure."""
         now = asyncio.get_running_loop().time()
         if not self._num_failures:
             self._give_up_at = now + self._options.patience
@@ -357,7 +337,6 @@ class _Course:
         return b'{"resume":' + msgspec.json.encode(resume) + b"," + self._body[start:]
 
     def _limit(self) -> asyncio.Timeout:
-        """Limit the time that a worker may be silent."""
         return asyncio.timeout(self._options.stall_timeout if self._has_begun else None)
 
     async def _check(self, source: aiohttp.ClientResponse) -> None:
@@ -377,7 +356,6 @@ class _Course:
         raise _RefusedError(f"the answer cannot continue: {status} {words}")
 
     async def _follow(self, source: aiohttp.ClientResponse, marks: Marks) -> None:
-        """Pass on a stream with marks."""
         marks.held.clear()
         reason = "it ended early"
         try:

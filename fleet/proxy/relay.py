@@ -12,15 +12,12 @@ _PAUSE_SECONDS = 0.5  # while the system has no descriptor for another connectio
 
 
 class Relay:
-    """Forwards connections to `target`, whatever protocol they carry. Owns the listening socket
-    from its construction to the end of `run`.
-
-    A new `target` receives the connections that are opened from then on; existing connections stay
-    until either side closes them. While `target` refuses connections, so does the relay.
+    """Forwards connections to `target`, whatever protocol they carry. A new `target` receives the
+    connections that are opened from then on. While `target` refuses connections, so does the relay.
     """
 
     def __init__(self, address: SocketAddress, target: SocketAddress) -> None:
-        """Listen. Raises `FleetError` when another server does."""
+        """Raises `FleetError` when another server listens there."""
         self.target = target
         try:
             self._socket = socket.create_server((address.host, address.port))
@@ -43,7 +40,6 @@ class Relay:
                     group.create_task(self._carry(client), name="relay")
 
     async def _carry(self, client: socket.socket) -> None:
-        """Forward one connection until the server has closed it or either side has disconnected."""
         target, loop = self.target, asyncio.get_running_loop()
         with client, socket.socket() as server, contextlib.suppress(OSError):
             server.setblocking(False)
@@ -55,7 +51,6 @@ class Relay:
 
 
 async def _pump(source: socket.socket, sink: socket.socket) -> None:
-    """Copy until `source` ends or `sink` is closed."""
     loop = asyncio.get_running_loop()
     with contextlib.suppress(OSError):
         while data := await loop.sock_recv(source, _PIECE_BYTES):

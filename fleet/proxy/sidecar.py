@@ -1,7 +1,5 @@
 """`pointsman sidecar`: both legs of a disaggregated request, in front of a decode worker.
 
-Theory of operation
--------------------
 A request whose header `x-prefiller-host-port` names a prefill worker is sent there and to the
 decode worker, whose answer is streamed to the client.
 
@@ -10,9 +8,8 @@ decode worker, whose answer is streamed to the client.
 - `sglang`: the same body to both at once. It names a room at the prefill worker's bootstrap server,
   where the decode worker waits for the KV.
 
-Everything else is passed on unchanged, without the header. The sidecar stores nothing. When a
-client disconnects, the running leg ends; but SGLang's prefill worker is not interrupted, because
-the decode worker may be reading from its room.
+When a client disconnects, the running leg ends; but SGLang's prefill worker is not interrupted,
+because the decode worker may be reading from its room.
 """
 
 from __future__ import annotations
@@ -47,7 +44,7 @@ _ROOMS_AT_ONCE = 1000  # started in the same nanosecond
 
 @dataclass(frozen=True, slots=True)
 class SidecarOptions:
-    """The values of the flags. `prefiller_networks` None: private ones."""
+    """`prefiller_networks` None: private ones."""
 
     host: str
     port: int
@@ -60,7 +57,6 @@ class SidecarOptions:
 
 
 def sidecar_command(argv: Sequence[str]) -> int:
-    """Serve until SIGTERM or SIGINT. Raises `FleetError` when the port cannot be listened on."""
     options = SidecarOptions(**vars(build_parser().parse_args(argv)))
     return asyncio.run(_serve(options))
 
@@ -73,8 +69,6 @@ async def _serve(options: SidecarOptions) -> int:
 
 
 class Sidecar:
-    """Handles requests. Owns the prefills that run beside their decodes."""
-
     def __init__(self, options: SidecarOptions, session: aiohttp.ClientSession) -> None:
         self._options = options
         self._session = session
@@ -95,7 +89,6 @@ class Sidecar:
                 await asyncio.gather(*sidecar._prefills, return_exceptions=True)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Handle one request, from its client to the end of the answer."""
         named = request.headers.get(PREFILLER_HEADER)
         headers = forwarded_headers(request.headers.items(), PREFILLER_HEADER, "content-encoding")
         has_two_legs = request.method == "POST" and request.path in PATHS
@@ -120,7 +113,6 @@ class Sidecar:
     def _begin_prefill(
         self, prefiller: str, request: web.Request, headers: Headers, body: bytes
     ) -> bytes:
-        """Send the first leg, and return the body of both."""
         asked = decoded(body)
         if asked is None:
             return body

@@ -1,8 +1,8 @@
 """Orders to a running fleet, and `pointsman restart`, which sends them.
 
 Orders arrive through a unix socket in the fleet's folder, one JSON document a line. The client
-sends one `Order`; the fleet answers with any number of `OrderProgress`, then one `OrderOutcome`,
-and closes the connection. An order that has begun continues when its client disconnects.
+sends one `Order`; the fleet answers with any number of `OrderProgress`, then one `OrderOutcome`. An
+order that has begun continues when its client disconnects.
 """
 
 import asyncio
@@ -26,16 +26,12 @@ Say = Callable[[str], None]
 
 
 class FleetPart(Enum):
-    """A part of the fleet that can be restarted separately."""
-
     PICKER = "picker"
     ENVOY = "envoy"
     WORKERS = "workers"
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The parts to restart, in that order."""
-
     restart: tuple[FleetPart, ...]
 
 
@@ -114,10 +110,8 @@ async def _listening(
 
 
 def give(order: Order, path: str, say: Say) -> int:
-    """Have the fleet at `path` execute `order`; `say` gets its lines. Returns the number of
-    requests that were cut.
-
-    Raises `FleetError` with the reason when the order fails or is only partly done.
+    """Have the fleet at `path` execute `order`; returns the number of requests that were cut.
+    Raises `FleetError` when the order fails or is only partly done.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         try:
@@ -148,10 +142,7 @@ def _read(lines: Iterable[bytes], say: Say) -> OrderOutcome:
 def restart_command(
     argv: Sequence[str], environment: Mapping[str, str], say: Callable[[str], None]
 ) -> int:
-    """Return the exit status: 0 once all parts are back, 3 if requests were cut meanwhile.
-
-    Raises `FleetError` when a part fails to return, or when no fleet runs.
-    """
+    """Return 0 once all parts are back, 3 if requests were cut meanwhile. Raises `FleetError`."""
     arguments = build_parser().parse_args(argv)
     fleet = the_fleet(environment, arguments.port)
     parts = tuple(FleetPart) if arguments.part == ALL else (FleetPart(arguments.part),)

@@ -51,7 +51,6 @@ def place(num_workers: int, gpus: Sequence[Gpu], each: int = 1) -> list[GpuPlace
 
 
 def described(placements: Sequence[GpuPlacement]) -> list[str]:
-    """Describe each GPU in use in one line: its workers and their share of its memory."""
     lines = []
     for gpu in dict.fromkeys(gpu for placement in placements for gpu in placement.gpus):
         mine = [i for i, placement in enumerate(placements) if gpu in placement.gpus]
@@ -63,10 +62,7 @@ def described(placements: Sequence[GpuPlacement]) -> list[str]:
 
 
 def choose(wanted: str, gpus: Sequence[Gpu]) -> list[Gpu]:
-    """Select the GPUs that `--devices` names: "all", "cpu" (none), or numbers such as "0,2".
-
-    Raises `UsageError` for a number that no GPU here has, or one given twice.
-    """
+    """Select the GPUs of `--devices`: "all", "cpu" or numbers, "0,2". Raises `UsageError`."""
     if wanted in ("all", "cpu"):
         return list(gpus) if wanted == "all" else []
     by_index = {str(gpu.index): gpu for gpu in gpus}
@@ -84,11 +80,8 @@ def choose(wanted: str, gpus: Sequence[Gpu]) -> list[Gpu]:
 
 
 def find(environment: Mapping[str, str], query: Callable[[], str] | None = None) -> list[Gpu]:
-    """Find the GPUs that CUDA would see: those of `nvidia-smi` except the ones that
-    CUDA_VISIBLE_DEVICES hides. Its numbers are those of `nvidia-smi`, which CUDA uses with
-    CUDA_DEVICE_ORDER=PCI_BUS_ID.
-
-    Returns None on a machine without that program, or if it fails. Tests replace it by `query`.
+    """Find the GPUs of `nvidia-smi` except those that CUDA_VISIBLE_DEVICES hides, numbered as CUDA
+    does with CUDA_DEVICE_ORDER=PCI_BUS_ID. None on a machine without that program, or if it fails.
     """
     try:
         text = (query or _ask)()

@@ -61,13 +61,10 @@ _MEMORY_SHARE = 0.5
 class FleetOptions:
     """The options of `pointsman up`.
 
-    `model` is an argument of `models.resolve_model`; None is the default model. `config` is the
-    picker's configuration file, `record` the file for its decisions. `objectives` are YAML
-    documents, see `preflight.read_objectives`. `worker_args` are appended to every worker's command
-    line. `buffer_request_body` and `trust_control_headers` are those of `BootstrapConfig`,
-    `allow_experimental_plugins` and `decision_header` are the picker's flags. `devices` is an
-    argument of `devices.choose`. The first `prefill` of the `workers` only run prompts for the
-    others; with 0, every worker does both. With `front`, clients connect to `pointsman front`.
+    `model` is an argument of `models.resolve_model`, `devices` one of `devices.choose`.
+    `objectives` are YAML documents, see `preflight.read_objectives`. The first `prefill` of the
+    `workers` only run prompts for the others; with 0, every worker does both. With `front`, clients
+    connect to `pointsman front`.
     """
 
     workers: int = 2
@@ -95,15 +92,13 @@ class FleetOptions:
 
     @property
     def num_ports(self) -> int:
-        """The number of ports besides the public one."""
         num_sidecars = self.workers - self.prefill if self.prefill else 0
         return 1 + PORTS_OF_A_PICKER + self.workers + num_sidecars + self.front
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The resources of this machine that the fleet uses: a private folder, free ports, cores, GPUs,
-    the proxy.
+    """The resources of this machine that the fleet uses.
 
     `hot_restart_id` is a number by which one Envoy of this fleet finds the next, of at most 27
     bits; None if the machine has no shared memory for that. `decoder_ports` are those of decode
@@ -136,8 +131,6 @@ class WorkerPlan:
 
 @dataclass(frozen=True, slots=True)
 class PickerPlan:
-    """One picker and its addresses; `record` is the file it writes decisions to, if any."""
-
     program: Program
     ext_proc: SocketAddress
     health: SocketAddress
@@ -146,15 +139,13 @@ class PickerPlan:
 
     @property
     def ports(self) -> tuple[int, int, int]:
-        """The ports in the order of `Site.picker_ports`."""
         return self.ext_proc.port, self.health.port, self.http.port
 
 
 @dataclass(frozen=True, slots=True)
 class EnvoyPlan:
-    """One Envoy, the program `again` that replaces it after a crash, and its bootstrap.
-
-    `number` counts the Envoys of a fleet from 1, `epoch` the hot restarts between them.
+    """One Envoy, the program `again` that replaces it after a crash, and its bootstrap. `number`
+    counts the Envoys of a fleet from 1, `epoch` the hot restarts between them.
     """
 
     program: Program
@@ -168,11 +159,6 @@ class EnvoyPlan:
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """The programs of a fleet, their files by path, and their addresses.
-
-    `model` is None for the simulator, which runs without one.
-    """
-
     options: FleetOptions
     site: Site
     model: Path | None
@@ -183,7 +169,6 @@ class FleetPlan:
 
     @property
     def placements(self) -> list[GpuPlacement]:
-        """The GPUs of each worker; empty for workers on the CPU."""
         return place(self.options.workers, self.site.gpus, self._gpus_each)
 
     @property
@@ -204,23 +189,19 @@ class FleetPlan:
 
     @property
     def ingress(self) -> SocketAddress:
-        """The address that clients connect to."""
         return SocketAddress(self.options.host, self.options.port)
 
     @property
     def dashboard(self) -> SocketAddress:
-        """The address of the picker's HTTP port, which outlives a restart."""
         return SocketAddress(_LOOPBACK, self.site.dashboard_port)
 
     @property
     def gateway(self) -> SocketAddress:
-        """The address that Envoy listens on."""
         port = self.site.gateway_port
         return self.ingress if port is None else SocketAddress(_LOOPBACK, port)
 
     @property
     def front(self) -> Program | None:
-        """The program in front of Envoy, if there is one."""
         if self.site.gateway_port is None:
             return None
         argv = [*_python("fleet.commands.cli"), "front", "--host", self.options.host]
@@ -231,22 +212,20 @@ class FleetPlan:
 
     @property
     def endpoints_path(self) -> Path:
-        """The file of endpoints that the picker follows: see `endpoints_yaml`."""
         return self.site.folder / "endpoints.yaml"
 
     @property
     def pool_path(self) -> Path:
-        """The file of endpoints that Envoy follows: the workers it may send requests to."""
+        """The workers that Envoy may send requests to."""
         return self.site.folder / "pool.json"
 
     @property
     def pickers_path(self) -> Path:
-        """The file of endpoints that Envoy follows: the pickers it may ask."""
+        """The pickers that Envoy may ask."""
         return self.site.folder / "pickers.json"
 
     @property
     def roles(self) -> dict[str, str]:
-        """The role of each worker by name; empty if every worker does everything."""
         options = self.options
         if not options.prefill:
             return {}
@@ -257,24 +236,21 @@ class FleetPlan:
 
     @property
     def disaggregated_path(self) -> Path | None:
-        """The picker's configuration file if it is `DISAGGREGATED_CONFIG`."""
         if not self.options.prefill or self.options.config is not None:
             return None
         return self.site.folder / "disaggregated.yaml"
 
     @property
     def control_path(self) -> Path:
-        """The socket through which the fleet accepts orders."""
         return self.site.folder / "control.sock"
 
     @property
     def hot_restart_memory(self) -> Path | None:
-        """The shared memory of the fleet's Envoys, which none of them removes."""
+        """None of the fleet's Envoys removes this shared memory."""
         number = self.site.hot_restart_id
         return None if number is None else Path(f"/dev/shm/envoy_shared_memory_{10 * number}")
 
     def hot_restart_socket(self, epoch: int) -> Path | None:
-        """The socket on which the Envoy of that epoch accepts the next one."""
         if self.site.hot_restart_id is None:
             return None
         number = 10 * self.site.hot_restart_id + epoch % _ENVOYS_AT_ONCE
@@ -285,8 +261,8 @@ class FleetPlan:
         return self.site.folder / "hot"
 
     def worker(self, index: int, port: int, beside: WorkerPlan | None = None) -> WorkerPlan:
-        """Plan the worker of that index, counted from 0, on `port`. A replacement of `beside`,
-        which still runs, uses other GPUs; raises `FleetError` if there are none.
+        """Plan the worker of that index, counted from 0. A replacement of `beside`, which still
+        runs, uses other GPUs; raises `FleetError` if there are none.
         """
         options, site = self.options, self.site
         threads = max(1, site.cores // max(1, options.workers))
@@ -350,7 +326,7 @@ class FleetPlan:
     def picker(
         self, ports: tuple[int, int, int] | None = None, record: Path | None = None
     ) -> PickerPlan:
-        """Plan a picker on `ports` that records into `record`; None: like the first one."""
+        """Plan a picker that records into `record`; None: like the first one."""
         options, site = self.options, self.site
         ports = site.picker_ports if ports is None else ports
         record = options.record if record is None else record
@@ -403,7 +379,6 @@ class FleetPlan:
 
     @property
     def _welcome(self) -> str:
-        """Write the text at `/`: the addresses of API, dashboard and metrics."""
         rows = {
             "models": "/v1/models",
             "OpenAI API": "/v1/chat/completions and others, see /openapi.json",
@@ -421,7 +396,6 @@ class FleetPlan:
         return Program("envoy", tuple(argv), site.folder / "envoy.log")
 
     def _hot_restart(self, epoch: int) -> list[str]:
-        """Build the flags by which an Envoy takes over the port from its predecessor."""
         number, drain = self.site.hot_restart_id, max(1, math.ceil(self.options.drain_seconds))
         if number is None:
             return ["--disable-hot-restart"]
@@ -442,7 +416,6 @@ class FleetPlan:
 def endpoints_yaml(
     addresses: Mapping[str, SocketAddress], objectives: str = "", roles: Mapping[str, str] = _NONE
 ) -> str:
-    """Write the file that names the picker's endpoints and the objectives of requests."""
     entries: list[dict[str, object]] = []
     for name, address in addresses.items():
         entry = {"name": name, "address": address.host, "port": str(address.port)}
@@ -453,7 +426,6 @@ def endpoints_yaml(
 
 
 def _transfers(decodes: bool) -> str:
-    """Choose any free port for KV transfers: each request carries the port."""
     role = "kv_consumer" if decodes else "kv_producer"
     return json.dumps({"kv_connector": "TcpConnector", "kv_role": role, "kv_port": 0})
 
@@ -463,8 +435,6 @@ def worker_name(index: int) -> str:
 
 
 def _python(module: str) -> tuple[str, ...]:
-    """Build the command that runs the package of the module `….__main__`. The parameter is the
-    whole name, because a build finds and changes names of modules (`scripts/one_package.py`).
-    """
+    """The parameter is the whole name, because `scripts/one_package.py` changes module names."""
     # -P: do not import a folder of the current directory that has the name of one of our packages.
     return (sys.executable, "-P", "-m", module.removesuffix(".__main__"))

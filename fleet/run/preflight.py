@@ -1,6 +1,4 @@
-"""Checks before `pointsman up` starts or downloads anything: every flag of its own, and the flags
-for picker and workers, read by those programs' own parsers.
-"""
+"""Checks before `pointsman up` starts or downloads anything."""
 
 import ipaddress
 import os
@@ -73,9 +71,7 @@ def check_options(options: FleetOptions) -> list[devices.Gpu]:
 
 
 def read_objectives(path: Path, say: Callable[[str], None], *, clients_may_name: bool) -> str:
-    """Read the documents of a file, which are appended to the fleet's endpoints.
-
-    `say` gets remarks for the user, such as that clients may not name objectives. Raises
+    """Read the documents of a file, which are appended to the fleet's endpoints. Raises
     `FleetError` when the file cannot be read or any part of it would be skipped.
     """
     from picker.config.pool_file import read_policies  # noqa: PLC0415 (slow, as in _check_config)
@@ -122,12 +118,10 @@ def check_programs(layout: FleetPlan) -> None:
 
 
 def _flags(argv: Sequence[str]) -> list[str]:
-    """The arguments after `python -P -m MODULE`."""
     return list(argv[argv.index("-m") + 2 :])
 
 
 def _worker_parser() -> Parser:
-    """The worker\'s parser, with errors that name --worker-args: other flags have been checked."""
     parser = worker_flags.build_parser()
     parser.prog = "pointsman up: --worker-args"
     return parser

@@ -20,19 +20,14 @@ class Listener:
 
 
 def connections(pid: int, port: int) -> int:
-    """Count the connections of process `pid` with the local port `port`, including idle ones.
-
-    Returns 0 for a process that has ended.
-    """
+    """Count the connections of a process with that local port; 0 once it has ended."""
     opened = _open_files(_PROC / str(pid))
     at_port = _sockets(str(pid), port)
     return sum(name in opened for name, state in at_port if state != _LISTENING)
 
 
 def listener_at(port: int) -> Listener | None:
-    """Find the process that listens on a TCP port here; None if there is none or it belongs to
-    another user.
-    """
+    """Find the process that listens on a TCP port; None if it belongs to another user."""
     wanted = {name for name, state in _sockets("self", port) if state == _LISTENING}
     for folder in _PROC.glob("[0-9]*") if wanted else ():
         with contextlib.suppress(OSError):  # ended, or of another user
@@ -57,7 +52,6 @@ def writers(folder: Path) -> Iterator[tuple[Path, int, int]]:
 
 
 def _open_files(process: Path) -> list[str]:
-    """Describe each open descriptor; empty for a process that has ended."""
     found: list[str] = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(process / "fd"):
@@ -67,9 +61,6 @@ def _open_files(process: Path) -> list[str]:
 
 
 def _sockets(process: str, port: int) -> Iterator[tuple[str, str]]:
-    """List name and state of all TCP sockets with that local port, in any process of its network
-    namespace.
-    """
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             for line in (_PROC / process / "net" / table).read_text().splitlines()[1:]:
@@ -79,7 +70,6 @@ def _sockets(process: str, port: int) -> Iterator[tuple[str, str]]:
 
 
 def _limit(text: str) -> int | None:
-    """The soft limit; None if there is none."""
     for line in text.splitlines():
         if line.startswith(_LIMIT):
             word = line.removeprefix(_LIMIT).split()[0]

@@ -23,9 +23,7 @@ _TAIL_LINES = 8
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A command to run. `environment` is added to that of this process; `log_path` gets everything
-    it prints.
-    """
+    """`environment` is added to that of this process; `log_path` gets all output."""
 
     name: str
     argv: tuple[str, ...]
@@ -35,12 +33,9 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class RestartDelay:
-    """The delay before the next start, which grows while starts keep failing."""
-
     delay_seconds: float = FIRST_DELAY_SECONDS
 
     def after(self, lived_seconds: float) -> RestartDelay:
-        """Return the delay after a life of `lived_seconds`."""
         if lived_seconds >= CALM_SECONDS:
             return RestartDelay()
         return RestartDelay(min(2 * self.delay_seconds, LONGEST_DELAY_SECONDS))
@@ -51,10 +46,8 @@ _REAPER = (sys.executable, "-I", "-S", reaper.__file__)
 
 
 class Reaper:
-    """Owns the process that ends our children if this one is killed.
-
-    `turn` is held while a child starts: one at a time, so that the event loop handles signals
-    between two of many starts.
+    """Owns the process that ends our children if this one is killed. `turn` is held while a child
+    starts: one at a time, so that the event loop handles signals between two of many starts.
     """
 
     def __init__(self) -> None:
@@ -69,9 +62,8 @@ class Reaper:
         )
 
     async def start(self, program: Program) -> asyncio.subprocess.Process:
-        """Start a program in a process group of its own that does not outlive this process: until
-        the group is adopted it only runs the reaper's script, which ends with this process by
-        itself. Raises `FleetError` when the system has no room for another process.
+        """Start a program in a process group of its own. Until the group is adopted it only runs
+        the reaper's script, which ends with this process by itself. Raises `FleetError`.
         """
         try:
             with program.log_path.open("ab") as log:
@@ -92,11 +84,9 @@ class Reaper:
         return process
 
     def adopt(self, group: int) -> None:
-        """Have the process group `group` ended if this process dies."""
         self._write(f"+{group}\n")
 
     def release(self, group: int) -> None:
-        """Forget a process group that has ended."""
         self._write(f"-{group}\n")
 
     def remove(self, path: Path) -> None:
@@ -119,9 +109,7 @@ class Reaper:
 
 
 class Child:
-    """Owns one running program and its restarts.
-
-    `is_ready` returns once the program serves. `run` returns after `stop`; it raises `FleetError`
+    """Owns one running program and its restarts. `run` returns after `stop`; it raises `FleetError`
     when the program ends before it was ready for the first time. `again` is the program to run
     after a death if it is not the same one.
     """
@@ -152,11 +140,10 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """The process id, which is also its process group; None while it is not running."""
+        """Return the process id, which is also its process group; None while it is not running."""
         return None if self._process is None else self._process.pid
 
     async def run(self) -> None:
-        """Start the program, and restart it after every death, until `stop`."""
         backoff, asked_for = RestartDelay(), False
         loop = asyncio.get_running_loop()
         try:
@@ -176,9 +163,6 @@ class Child:
             self.settled.set()
 
     async def _died(self, status: int, pause: float) -> None:
-        """Report a death, and wait until the next start is due; raises `FleetError` instead if the
-        program was never ready.
-        """
         ended = describe_exit(status)
         if not self.ready.is_set():
             text = f"{self.program.name} {ended} while starting{self.last_words()}"
@@ -228,21 +212,18 @@ class Child:
         self.settled.set()
 
     def retire(self) -> None:
-        """Do not restart it any more, whenever it ends."""
         self._stopping.set()
         self._no_pause.set()
 
     def ask_to_end(self) -> None:
-        """Ask the program to end after its current work, without waiting for it."""
         self.retire()
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
 
     async def stop(self, drain_seconds: float, grace_seconds: float = 0.0) -> None:
-        """End the program; `run` returns then.
-
-        After `drain_seconds` it is asked to hurry, after `grace_seconds` more it is killed.
+        """End the program; `run` returns then. After `drain_seconds` it is asked to hurry, after
+        `grace_seconds` more it is killed.
         """
         self.retire()
         await self._end(drain_seconds, grace_seconds)
@@ -277,13 +258,11 @@ class Child:
         await process.wait()
 
     def kill(self) -> None:
-        """Kill the program and everything it started, now."""
         self.retire()
         if self._process is not None:
             reaper.signal_group(self._process.pid, signal.SIGKILL)
 
     def last_words(self) -> str:
-        """The end of its log, for an error message."""
         with contextlib.suppress(OSError):
             lines = self.program.log_path.read_text("utf-8", "replace").splitlines()
             tail = "\n".join(f"  | {line}" for line in lines[-_TAIL_LINES:])

@@ -2,13 +2,11 @@
 
 It runs as a script with only the standard library, so that it is small and starts fast. It reads
 lines `+GROUP`, `-GROUP` and `/PATH` from its standard input, which only the fleet holds open. At
-the end of input, for whatever reason, every process group still on the list is terminated, and
-killed if it does not end; then files are removed, and folders too unless a line `.` said that the
-fleet ends regularly and removes them itself.
+the end of input every process group still on the list is terminated, and killed if it does not end;
+then files are removed, and folders too unless a line `.` said that the fleet removes them itself.
 
 With a command line as its arguments the script is the first moment of a process of that fleet: it
-becomes the program once its group is on the list. If the fleet is killed in between, the process
-ends by itself instead of starting the program.
+becomes the program once its group is on the list, or ends if the fleet is killed in between.
 """
 
 import os
@@ -52,7 +50,7 @@ def read_input() -> tuple[set[int], list[str], list[str]]:
 
 def begin(argv: list[str]) -> int:
     """Become the program `argv` as soon as standard input has a byte, which the fleet writes when
-    the reaper knows of this process. Returns at the end of input instead: the fleet has ended.
+    the reaper knows of this process. Returns at the end of input instead.
     """
     if not os.read(0, 1):
         return 1
@@ -68,7 +66,6 @@ def begin(argv: list[str]) -> int:
 
 
 def end() -> int:
-    """Wait for the end of input, then end and remove everything on the list."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups, files, folders = read_input()

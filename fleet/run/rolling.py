@@ -1,19 +1,16 @@
 """Restarts of a fleet's parts that cost no request.
 
-Theory of operation. A new process serves, and every sender of requests has found it healthy, before
-the old one is taken out. The old one is taken out by all senders, and has finished its requests,
-before it is ended.
+A new process serves, and every sender of requests has found it healthy, before the old one is taken
+out. The old one is taken out by all senders, and has finished its requests, before it is ended.
 
 - Picker: a new one starts beside the old one, on ports of its own. Envoy gets the addresses of
   both, and once it finds the new one healthy, only that of the new one. The old one drains, ends.
 - Worker, one after the other: first the picker stops picking it; then it becomes idle, or its time
   runs out; then Envoy removes it, so that requests without a pick do not reach it either. It ends,
   starts again at its port, and returns: first to Envoy, which has to find it healthy, then to the
-  picker, which has to read its metrics. With a single worker, the replacement starts first, on a
-  port of its own.
+  picker, which has to read its metrics. With a single worker, the replacement starts first.
 - Envoy: the next one takes the listening socket over from the old one (Envoy's hot restart), so
-  that no incoming connection is lost. The old one ends its connections with their next answer, and
-  itself when none is left or its time runs out.
+  that no incoming connection is lost. The old one ends its connections with their next answer.
 """
 
 import asyncio
@@ -59,13 +56,11 @@ class Scene:
 
     @property
     def limit_seconds(self) -> float:
-        """The longest time that a part may take to arrive."""
         return self.plan.options.startup_seconds
 
     async def until(self, condition: Callable[[], Awaitable[bool]], complaint: str) -> None:
-        """Wait for a condition, which may raise `NoReplyError` for "not yet".
-
-        Raises `FleetError` with the complaint when it is not met in time.
+        """Wait for a condition, which may raise `NoReplyError` for "not yet". Raises `FleetError`
+        with the complaint when it is not met in time.
         """
         try:
             async with asyncio.timeout(self.limit_seconds):
@@ -74,25 +69,20 @@ class Scene:
             raise FleetError(f"{complaint} within {self.limit_seconds:g} s") from error
 
     async def envoy_uses(self, cluster: str, address: SocketAddress) -> bool:
-        """Check if Envoy has found an endpoint healthy."""
         found = await admin.hosts(self.members.envoy.plan.admin, cluster)
         return address in found and found[address].is_healthy
 
     async def envoy_forgot(self, cluster: str, address: SocketAddress) -> bool:
-        """Check if Envoy sends no new requests to an endpoint."""
         return address not in await admin.hosts(self.members.envoy.plan.admin, cluster)
 
     async def active(self, cluster: str, address: SocketAddress) -> int:
-        """Count the requests that Envoy has in flight at an endpoint."""
         found = await admin.hosts(self.members.envoy.plan.admin, cluster)
         return found[address].active if address in found else 0
 
     async def picker_forgot(self, address: SocketAddress) -> bool:
-        """Check if the picker no longer picks a worker."""
         return _shown(address) not in await _known(self.members.picker)
 
     async def picker_uses(self, address: SocketAddress) -> bool:
-        """Check if the picker has read a worker's metrics."""
         return (await _known(self.members.picker)).get(_shown(address), False)
 
     async def knows_as_much(self, new: Picker, old: Picker) -> bool:
@@ -108,7 +98,7 @@ class Scene:
 
 
 async def _known(picker: Picker) -> dict[str, bool]:
-    """For each endpoint of the picker's pool, whether its metrics have been read."""
+    """Map each endpoint of the picker's pool to whether its metrics have been read."""
     reply = await probe.request(picker.plan.http, "/endpoints")
     try:
         found = msgspec.json.decode(reply.body, type=EndpointsView)
@@ -131,9 +121,7 @@ class PickerRestart:
         self._spare: tuple[int, int, int] | None = None
 
     async def run(self, say: Say) -> None:
-        """Replace the picker. Raises `FleetError` when the new one fails to start; the old one then
-        stays.
-        """
+        """Raises `FleetError` when the new one fails to start; the old one then stays."""
         scene, old = self._scene, self._scene.members.picker
         plan = scene.plan.picker(self._ports(), self._record(old))
         new = scene.members.new_picker(plan)
@@ -153,7 +141,6 @@ class PickerRestart:
         say(f"picker: restarted{_whereabouts(new)}")
 
     async def _introduce(self, new: Picker, old: Picker) -> None:
-        """Add the new picker beside the old one until Envoy finds it healthy."""
         scene = self._scene
         try:
             await scene.until(
@@ -229,7 +216,6 @@ class WorkerRestart:
         say(f"{name}: restarted at {address.host}:{address.port}")
 
     async def _replace_the_only_one(self, say: Say) -> None:
-        """Start the replacement before the old worker ends."""
         scene, old = self._scene, self._scene.members.workers[0]
         (port,) = free_ports(_HOST, 1, scene.plan.options.port + 1)
         new = scene.members.new_worker(scene.plan.worker(0, port, beside=old.plan))
@@ -321,9 +307,7 @@ class EnvoyRestart:
         self._address_of_the_gone: socket.socket | None = None
 
     async def run(self, say: Say) -> None:
-        """Replace Envoy. Raises `FleetError` when the new one fails to start; the old one then
-        stays.
-        """
+        """Raises `FleetError` when the new one fails to start; the old one then stays."""
         scene, old = self._scene, self._scene.members.envoy
         if scene.plan.site.hot_restart_id is None:
             raise FleetError("Envoy hands over through shared memory, and /dev/shm is not writable")
@@ -346,7 +330,6 @@ class EnvoyRestart:
         say(f"envoy: restarted{lost}; settings in {plan.bootstrap_path}")
 
     async def _until_deserted(self, old: Envoy, say: Say) -> int:
-        """Wait, up to a limit, until the old Envoy has no connections; returns how many remain."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._scene.plan.options.drain_seconds
         port, is_reported = self._scene.plan.ingress.port, False
@@ -376,10 +359,8 @@ class EnvoyRestart:
         return max(0, int(at_workers) - max(sum(before), sum(after)))
 
     def _answer_for(self, gone: Envoy) -> None:
-        """Receive the messages to an Envoy that has ended.
-
-        Its successor will send it an order to end, once, and aborts if no socket receives it
-        (measured); it waits ten seconds for one.
+        """Receive the messages to an Envoy that has ended. Its successor sends it an order to end,
+        once, and aborts if no socket receives it (measured); it waits ten seconds for one.
         """
         path = self._scene.plan.hot_restart_socket(_epoch(gone))
         if self._address_of_the_gone is not None:
@@ -398,7 +379,6 @@ class EnvoyRestart:
 
 
 def _epoch(envoy: Envoy) -> int:
-    """The number of hot restarts before this process."""
     return 0 if envoy.child.deaths else envoy.plan.epoch
 
 
@@ -414,10 +394,9 @@ class RollingRestart:
         self._busy: str | None = None
 
     async def obey(self, order: Order, say: Say) -> int:
-        """Restart the parts of `order`, in its order; returns the number of requests that were cut.
-
-        Raises `FleetError` for the first part that fails to return, and leaves the others alone;
-        also at once while another restart is in progress.
+        """Restart the parts of `order`; returns the number of requests that were cut. Raises
+        `FleetError` for the first part that fails to return, and while another restart is in
+        progress.
         """
         if self._busy is not None:
             raise FleetError(f"a restart of {self._busy} is under way; wait until it is done")
@@ -438,7 +417,6 @@ class RollingRestart:
             self._busy = None
 
     async def _counts(self) -> Mapping[str, int]:
-        """The counters of Envoy."""
         try:
             return await admin.stats(self._scene.members.envoy.plan.admin, _COUNTED)
         except probe.NoReplyError:

@@ -1,8 +1,7 @@
 """The fleet that a command is about: the one on this machine, unless another is named.
 
-`pointsman up` takes free ports, so while it runs it holds a small file with the addresses of its
-picker and of its control socket. The file is locked: a file without a lock belongs to a fleet that
-has ended, in whatever way.
+`pointsman up` takes free ports, so while it runs it holds a small locked file with the addresses of
+its picker and of its control socket: a file without a lock belongs to a fleet that has ended.
 """
 
 import contextlib
@@ -21,9 +20,7 @@ _PATTERN = "fleet-*.json"
 
 
 class RunningFleet(msgspec.Struct, frozen=True):
-    """The content of the file. `port` is Envoy's, `url` the address for clients, `control` the
-    socket for orders (see `control`).
-    """
+    """`port` is Envoy's, `url` the address for clients, `control` the socket for orders."""
 
     pid: int
     picker: str
@@ -33,10 +30,8 @@ class RunningFleet(msgspec.Struct, frozen=True):
 
 
 def picker_url(named: str | None, environment: Mapping[str, str]) -> str:
-    """Find the picker's HTTP port, as a URL without a slash at the end.
-
-    It is the one that was `named`, else that of the fleet started last on this machine, else the
-    default of `pointsman picker`.
+    """Find the picker's HTTP port: the one that was `named`, else that of the fleet started last on
+    this machine, else the default of `pointsman picker`.
     """
     if named:
         url = named if "://" in named else f"http://{named}"
@@ -66,7 +61,6 @@ def which_of_several(named: str | None, environment: Mapping[str, str]) -> str |
 
 
 def running_fleets(environment: Mapping[str, str]) -> list[RunningFleet]:
-    """All fleets that run here, the one started last first."""
     found: list[tuple[int, RunningFleet]] = []
     for path in _folder(environment).glob(_PATTERN):
         with contextlib.suppress(OSError, msgspec.MsgspecError):
@@ -80,9 +74,7 @@ def running_fleets(environment: Mapping[str, str]) -> list[RunningFleet]:
 
 
 def the_fleet(environment: Mapping[str, str], port: int | None) -> RunningFleet:
-    """Find the fleet that runs here, of several the one whose Envoy has the `port`. Raises
-    `FleetError` if there is none, or if several are possible.
-    """
+    """Find the fleet that runs here, of several the one at `port`. Raises `FleetError`."""
     found = [fleet for fleet in running_fleets(environment) if port in (None, fleet.port)]
     if not found:
         where = "" if port is None else f" on port {port}"
@@ -95,9 +87,8 @@ def the_fleet(environment: Mapping[str, str], port: int | None) -> RunningFleet:
 
 @contextlib.contextmanager
 def shown(fleet: RunningFleet, environment: Mapping[str, str]) -> Iterator[None]:
-    """Hold the file of a fleet while the block runs.
-
-    If the folder cannot be written, commands only lose the default of `--picker`.
+    """Hold the file of a fleet while the block runs. If the folder cannot be written, commands only
+    lose the default of `--picker`.
     """
     path = _folder(environment) / f"fleet-{os.getpid()}.json"
     with contextlib.ExitStack() as stack:
@@ -122,7 +113,6 @@ def _folder(environment: Mapping[str, str]) -> Path:
 
 
 def _is_held(descriptor: int) -> bool:
-    """Check if another process holds a lock on the file."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,9 +1,7 @@
 """`pointsman up`: Envoy, a picker and workers on this machine, until Ctrl-C.
 
-Order of events: check for obstacles; start everything except Envoy, which waits for the picker;
-wait until each part answers and a request gets through Envoy; supervise and accept orders (see
-`control`); drain; stop. Envoy stops last, so that clients that remain after the drain get an
-answer. No process outlives this one, however it ends (see `reaper`).
+Envoy starts last, when the picker serves, and stops last, so that clients that remain after the
+drain get an answer. No process outlives this one, however it ends (see `reaper`).
 """
 
 import asyncio
@@ -49,11 +47,8 @@ def up(
     say: Say,
     progress: models.Progress | None = None,
 ) -> int:
-    """Run a fleet until SIGINT or SIGTERM; returns the exit status 0.
-
-    `preflight.check_options` has checked the options and chosen the GPUs. `say` gets every line for
-    the user, `progress` the state of a download. Raises `FleetError` when the fleet cannot start;
-    no process remains then.
+    """Run a fleet until SIGINT or SIGTERM. `say` gets every line for the user, `progress` the state
+    of a download. Raises `FleetError` when the fleet cannot start; no process remains then.
     """
     is_torch = options.engine == "torch"
     model = None
@@ -119,7 +114,6 @@ def _site(options: FleetOptions, folder: Path, gpus: Sequence[Gpu]) -> Site:
 
 
 def _first_reason(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The `FleetError` somewhere in `group`, else its first leaf."""
     ours = group.subgroup(FleetError)
     inner: BaseException = ours if ours is not None else group
     while isinstance(inner, BaseExceptionGroup):
@@ -190,7 +184,6 @@ class _Fleet:
         require_supported(await asyncio.to_thread(envoy_version, self._plan.site.envoy))
 
     async def _start(self) -> None:
-        """Wait for every part, and report each; returns early at a signal."""
         options = self._options
         workers = _counted(options.workers, "worker")
         if options.prefill:
@@ -253,7 +246,6 @@ class _Fleet:
         self._invite(model)
 
     def _invite(self, model: str) -> None:
-        """Print what the user can do with the fleet now."""
         plan, better = self._plan, models.better_than(self._plan.model)
         if better is not None:
             size = f"{better.size_bytes / 1e6:.0f} MB"
@@ -341,9 +333,7 @@ class _Fleet:
         await self._until_idle(limit, reports=True)
 
     async def _until_idle(self, limit_seconds: float, *, reports: bool = False) -> None:
-        """Wait until Envoy has no request or has ended, or the time is up; with `reports`, print
-        what it waits for.
-        """
+        """Wait until Envoy has no request or has ended, or the time is up."""
         loop = asyncio.get_running_loop()
         begun = reported = loop.time()
 
@@ -365,7 +355,6 @@ class _Fleet:
                 self._say(f"  time is up: {late} will end with an error")
 
     async def _active(self) -> int:
-        """The number of requests that Envoy has; 0 once it has ended."""
         try:
             found = await admin.stats(self._members.envoy.plan.admin, [admin.ACTIVE])
         except probe.NoReplyError:
@@ -381,7 +370,6 @@ async def _stop_all(children: Iterable[Child]) -> None:
 
 
 async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Do `work` until it is done or `event` is set, whichever is first."""
     async with asyncio.TaskGroup() as group:
         working = group.create_task(work, name="work")
         waiting = group.create_task(event.wait(), name="interrupt")
@@ -399,7 +387,7 @@ def _row(what: str, text: str) -> str:
 
 
 def _first_call(url: str, model: str) -> str:
-    """A prompt that the default model answers correctly (docs/models.md has the share)."""
+    """The prompt is one that the default model answers correctly (docs/models.md has the share)."""
     body = {
         "model": model,
         "stream": True,

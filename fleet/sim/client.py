@@ -48,8 +48,6 @@ def _ring(seed: int) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A prompt as token ids, and the number of tokens to generate."""
-
     prompt: list[int]
     output_tokens: int
 
@@ -70,15 +68,13 @@ class TokenForm:
 
 
 class VirtualClient:
-    """Sends requests to a fleet's picker, with an objective or without."""
-
     def __init__(self, fleet: VirtualFleet, objective: str = "") -> None:
         self._fleet = fleet
         self._headers = {OBJECTIVE[0]: objective} if objective else {}
         self.in_flight = 0
 
     async def ask(self, body: Ask, outcome: Record, /) -> None:
-        """Like the bench's `Client.ask`."""
+        """Answer like the bench's `Client.ask`."""
         loop = asyncio.get_running_loop()
         outcome.sent = loop.time()
         self.in_flight += 1

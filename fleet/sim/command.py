@@ -39,9 +39,8 @@ Out = Callable[[str], None]
 
 
 def simulate_command(argv: Sequence[str], out: Out, note: Out) -> int:
-    """Run `pointsman simulate …`; returns the exit status. `note` gets a line for each simulation
-    that has ended, if there are several, and for each event that was too late to happen. Raises
-    `FleetError`.
+    """Returns the exit status. `note` gets a line for each simulation that has ended, if there are
+    several, and for each event that was too late to happen. Raises `FleetError`.
     """
     settings = read_settings(argv)
     ends: list[float] = []
@@ -69,7 +68,6 @@ def simulate_command(argv: Sequence[str], out: Out, note: Out) -> int:
 
 
 def _too_late(events: Sequence[Event], ends: Sequence[float]) -> Iterator[str]:
-    """Report each event after the last answer of some simulations; their `ends` are in seconds."""
     for event in events:
         before = [end for end in ends if end < event.at_seconds]
         if before:
@@ -124,7 +122,6 @@ def _one_data_set(
 
 
 def _head(settings: SimulateSettings, argv: Sequence[str], begun: datetime) -> RunFacts:
-    """The head of the page, whose plots and tables are of the first seed."""
     facts = {"Model": f"simulated worker {settings.worker}", "Seed": str(settings.seed)}
     if settings.seeds > 1:
         facts["Seed"] += f", the first of {settings.seeds} (the text has the mean of all)"
@@ -133,8 +130,6 @@ def _head(settings: SimulateSettings, argv: Sequence[str], begun: datetime) -> R
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One policy under one load of one tenant, with each seed."""
-
     policy: str
     load: str
     by_seed: Sequence[Summary]
@@ -145,7 +140,6 @@ class _Row:
 
 
 def _plain(rows: Sequence[_Row], first: int) -> list[dict[str, object]]:
-    """Convert to JSON: a summary of each seed, of which `first` is the first."""
     return [
         {"seed": seed, **asdict(one)} for row in rows for seed, one in enumerate(row.by_seed, first)
     ]
@@ -170,7 +164,6 @@ Results = Callable[[Sequence[_Job]], Iterator[_Done]]
 
 
 def _simulated(job: _Job) -> _Ended:
-    """Run the simulations of a job. Raises `UsageError`."""
     try:
         stages = simulate(job.simulation, job.tenants, job.draws)
     except ConfigError as error:
@@ -187,8 +180,6 @@ def _simulated(job: _Job) -> _Ended:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Every load with every policy and every seed; `tenants` are those of a scenario."""
-
     settings: SimulateSettings
     policies: Sequence[Policy]
     sessions: Callable[[int], Sessions]  # by seed
@@ -196,7 +187,7 @@ class _Run:
     tenants: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
     def jobs(self, workers: int | None = None) -> Iterator[_Job]:
-        """Jobs in the order of loads, of policies for each, and of seeds. Raises `UsageError`."""
+        """List jobs by loads, then policies, then seeds. Raises `UsageError`."""
         settings = self.settings
         seeds = range(settings.seed, settings.seed + settings.seeds)
         sessions = {seed: self.sessions(seed) for seed in seeds}
@@ -211,7 +202,6 @@ class _Run:
                     yield _Job(title, name, simulation, tenants, draws, settings.objective, keeps)
 
     def rows(self, results: Iterator[_Done]) -> tuple[list[_Row], list[Stage]]:
-        """The rows from the results of its jobs. Stages are those of the first seed."""
         rows, stages = list[_Row](), list[Stage]()
         for load in self.loads:
             for name, _ in self.policies:
@@ -274,7 +264,6 @@ def _thin(stage: Stage) -> None:
 
 
 def _lines(rows: Sequence[_Row], settings: SimulateSettings) -> Iterator[str]:
-    """A table of several stages, or the full report of a single one."""
     if len(rows) == settings.seeds == 1:
         yield from lines_of(rows[0].by_seed[0], settings.objective)
         return
@@ -295,13 +284,11 @@ def _failures(rows: Sequence[_Row]) -> Iterator[str]:
 
 
 def _find(run: _Run, results: Results, out: Out) -> int:
-    """The least number of workers for each policy; status 1 if one has none."""
     found = [_least(replace(run, policies=[one]), results, out) for one in run.policies]
     return 0 if all(found) else 1
 
 
 def _least(run: _Run, results: Results, out: Out) -> bool:
-    """Double the workers until the objectives hold, and then bisect the range."""
     [(name, _)] = run.policies
     tried = dict[int, list[str]]()
 
@@ -326,7 +313,6 @@ def _least(run: _Run, results: Results, out: Out) -> bool:
 
 
 def _scenarios(settings: SimulateSettings, argv: Sequence[str], results: Results, out: Out) -> int:
-    """Run published benchmarks; other flags of the command line apply to all."""
     names = settings.scenario or ()
     if names == ("all",):
         names = (*SCENARIOS, *ELSEWHERE)
@@ -390,8 +376,8 @@ def _run_of(name: str, argv: Sequence[str]) -> _Run:
 
 
 def _verdict(found: Mapping[str, Sequence[_Row]]) -> Iterator[str]:
-    """The greatest distance of each policy to the best of a load: in points of goodput, and by the
-    mean time of a whole answer.
+    """Find the greatest distance of each policy to the best of a load: in points of goodput, and by
+    the mean time of a whole answer.
     """
     lost = dict[str, list[tuple[float, float, str]]]()
     for scenario, rows in found.items():
@@ -415,5 +401,4 @@ def _verdict(found: Mapping[str, Sequence[_Row]]) -> Iterator[str]:
 
 
 def _mean_seconds(row: _Row) -> float:
-    """The mean time of a whole answer."""
     return fmean(inf if one.e2e is None else one.e2e.mean for one in row.by_seed)

@@ -1,7 +1,5 @@
 """A worker that costs some events for each request, while the exact one costs some for each token.
 
-Theory of operation
--------------------
 The linear latency model gives all steps that run the same sequences the same length. So steps are
 taken in jumps: to the next end of an answer, to the step that finds no free block, or, if a request
 arrives meanwhile, to the end of the current step. A log has the length of every step; the gaps of
@@ -9,10 +7,9 @@ an answer are a slice of it. A step that runs a part of a prompt is a jump of on
 
 Admission is that of the scheduler: by arrival, up to the limits of sequences and of tokens in a
 step, with room for the whole prompt, and a prompt waits while another one computes its next block.
-The prefix cache names blocks by a chain of hashes and evicts the least recently used. Inexact are:
-sequences use half a block more than their tokens need, on average; a prompt becomes a hit as a
-whole, after its last chunk; when blocks run out, the last admitted sequence is preempted; a request
-that waits for KV of another worker enters the queue when the KV has arrived.
+Inexact are: sequences use half a block more than their tokens need, on average; a prompt becomes a
+hit as a whole, after its last chunk; when blocks run out, the last admitted sequence is preempted;
+a request that waits for KV of another worker enters the queue when the KV has arrived.
 """
 
 from __future__ import annotations
@@ -83,11 +80,9 @@ class BlockCache:
 
     @property
     def references(self) -> int:
-        """The number of references that sequences hold on blocks."""
         return sum(self._references.values())
 
     def match(self, hashes: Sequence[int], limit: int) -> int:
-        """The number of leading blocks that are cached, `limit` at most."""
         count = 0
         for name in hashes[:limit]:
             if name not in self._references and name not in self._free:
@@ -121,14 +116,12 @@ class BlockCache:
                 self._free.move_to_end(name)
 
     def evict(self, keep: float) -> None:
-        """Evict unreferenced blocks down to this number."""
         while len(self._free) > max(0.0, keep):
             name, _ = self._free.popitem(last=False)
             if self._publish is not None:
                 self._events.append(BlockRemoved(_digest(name)))
 
     def stored(self, tokens: Sequence[int], hashes: Sequence[int], since: int, size: int) -> None:
-        """Make blocks from number `since` hits from now on; subscribers are notified."""
         if self._publish is None or since >= len(hashes):
             return
         names = [0, *hashes]
@@ -143,7 +136,6 @@ class BlockCache:
         self._events.append(BlocksStored(run, run[0].parent if since else None))
 
     def flush(self) -> None:
-        """Publish the changes so far."""
         if self._publish is not None and self._events:
             events, self._events = self._events, []
             self._publish(events)
@@ -223,7 +215,6 @@ class FastWorker:
 
     @property
     def stats(self) -> EngineStats:
-        """The values that a scrape would read now."""
         used = self.cache.num_referenced + self._private
         if self._timer is not None and self._length:
             used += (self._now() - self._begun) / self._length * len(self._decoding) / self._size
@@ -233,12 +224,10 @@ class FastWorker:
 
     @property
     def num_requests(self) -> int:
-        """The number of requests that have not ended."""
         waiting = len(self._waiting) + len(self._fetching)
         return waiting + len(self._prefilling) + len(self._decoding)
 
-    async def run(self) -> None:
-        """Wait: the worker runs by timers."""
+    async def run(self) -> None: ...
 
     async def serve(
         self,
@@ -263,7 +252,6 @@ class FastWorker:
         return await done
 
     def _wait(self, one: _Sequence) -> None:
-        """Put a request into the queue."""
         self._number += 1
         one.number = self._number
         self._waiting.append(one)
@@ -305,7 +293,6 @@ class FastWorker:
         return None if offer is None else offer.source
 
     def die(self) -> None:
-        """Fail all requests, also future ones."""
         self.is_dead = True
         if self._timer is not None:
             self._timer.cancel()
@@ -321,9 +308,7 @@ class FastWorker:
         self._prefilling, self._decoding = [], []
 
     def check_integrity(self) -> None:
-        """Raises `AssertionError` if counters differ from recounted values; call it between
-        steps.
-        """
+        """Raises `AssertionError` if counters are wrong; call it between steps."""
         begun = [*self._prefilling, *(one for *_, one in self._decoding)]
         if self.cache.references != sum(one.held for one in begun):
             raise AssertionError("references to blocks do not add up")
@@ -334,7 +319,6 @@ class FastWorker:
     # Steps
 
     def _begin(self) -> None:
-        """Schedule the next step, or all equal steps in a row."""
         self._make_room()
         is_scheduled = self._overlaps and (self._decoding or self._prefilling)
         until = self._seen if is_scheduled else self._number
@@ -361,7 +345,6 @@ class FastWorker:
         self._set_timer()
 
     def _shorten(self) -> None:
-        """End the jump with the current step."""
         passed = int((self._now() - self._begun) / self._length) + 1 if self._length else 1
         if passed < self._steps and self._timer is not None:
             self._steps = passed
@@ -373,7 +356,6 @@ class FastWorker:
         self._timer = asyncio.get_running_loop().call_at(at, self._end)
 
     def _end(self) -> None:
-        """Apply the results of the steps."""
         steps, now = self._steps, self._now()
         self._step += steps
         self._log.extend(array("d", [self._length]) * steps)
@@ -394,9 +376,7 @@ class FastWorker:
         self._begin()
 
     def _first(self, one: _Sequence, now: float) -> None:
-        """Give a request whose prompt is computed its first token, or the next after a
-        preemption.
-        """
+        """Give a request its first token, or the next after a preemption."""
         fresh = one.hashes[one.held :]
         self._computing.difference_update(fresh)
         self.cache.stored(one.prompt, one.hashes, one.held, self._size)
@@ -432,7 +412,6 @@ class FastWorker:
             one.done.set_result(Answered(one.num_cached or 0, answer, one.gaps, offer))
 
     def _leave(self, one: _Sequence) -> None:
-        """Stop decoding a request: count its tokens so far, and free its blocks."""
         since = self._step if one.since is None else one.since
         first = since - self._logged
         one.gaps.extend(self._log[first : self._step - self._logged])
@@ -448,7 +427,6 @@ class FastWorker:
     # Admission
 
     def _make_room(self) -> None:
-        """Preempt while one more step has too few blocks."""
         while len(self._decoding) > 1:
             needed = len(self._decoding) / self._size
             if self.cache.num_referenced + self._private + needed <= self._capacity:
@@ -461,7 +439,6 @@ class FastWorker:
         self.cache.evict(self._capacity - self.cache.num_referenced - self._private)
 
     def _schedule(self, until: int) -> list[tuple[_Sequence, int]]:
-        """Schedule parts of prompts for the next step, of requests up to this number."""
         budget = self._limits.max_num_batched_tokens - len(self._decoding)
         chunks: list[tuple[_Sequence, int]] = []
         for one in self._prefilling:

@@ -61,8 +61,6 @@ Numbers = NDArray[np.float64]
 
 
 class _Stage(msgspec.Struct):
-    """The fields of a stage that the fit reads; others are ignored."""
-
     requests: int
     completed_rate: float
     prompt_tokens: int
@@ -88,7 +86,6 @@ def read_run(path: Path) -> _Run:
 
 
 def load_of(settings: dict[str, Any]) -> LoadSettings:
-    """The flags of load and data of a run. Raises `UsageError`."""
     parser = Parser(prog="the run's settings", add_help=False)
     add_flags(parser, LOAD, LOAD_DIALECT)
     known = {row.dest for row in rows(LOAD) if row.group != "results"}
@@ -135,7 +132,7 @@ def guess(stages: Sequence[_Stage], workers: int) -> WorkerSpeed:
 
 
 def _means(one: _Stage, workers: int) -> tuple[float, ...] | None:
-    """Gap, TTFT, decoding sequences, uncached tokens of a request, requests a second."""
+    """Return gap, TTFT, decoding sequences, uncached tokens of a request, requests a second."""
     if one.ttft is None or one.itl is None or one.e2e is None or not one.requests:
         return None
     if not (one.itl.mean > 0 and one.ttft.mean > 0):
@@ -147,7 +144,6 @@ def _means(one: _Stage, workers: int) -> tuple[float, ...] | None:
 
 
 def require_variation(run: _Run, speed: WorkerSpeed, workers: int) -> None:
-    """Raise `FleetError` if the run does not separate two of the worker's numbers."""
     rows = [row for one in run.stages if (row := _means(one, workers)) is not None]
     decoding = [row[2] for row in rows]
     if max(decoding) < _MIN_SPREAD * min(decoding):
@@ -170,9 +166,6 @@ def require_variation(run: _Run, speed: WorkerSpeed, workers: int) -> None:
 
 
 def require_prompt_time(run: _Run, speed: WorkerSpeed) -> None:
-    """Raise `FleetError` for a fit in which the cost of prompts is too small to have been
-    measured.
-    """
     parts = [
         (one.prompt_tokens - one.cached_tokens)
         / one.requests
@@ -190,10 +183,11 @@ def require_prompt_time(run: _Run, speed: WorkerSpeed) -> None:
 
 
 class Refinement:
-    """Owns the measured stages, and repeats their load with other workers."""
+    """Owns the measured stages, and repeats their load with other workers. Raises `UsageError` for
+    a run whose settings do not produce its stages.
+    """
 
     def __init__(self, run: _Run, workers: int) -> None:
-        """Raises `UsageError` for a run whose settings do not produce its stages."""
         self._settings = load_of(run.settings)
         self._sessions, self._loads = sessions_of(self._settings), list(loads_of(self._settings))
         if len(self._loads) != len(run.stages):
@@ -202,7 +196,6 @@ class Refinement:
         self._stages = run.stages
 
     def simulated(self, speed: WorkerSpeed) -> list[Summary]:
-        """Simulate the same requests at the same times."""
         every = []
         worker = settings_of(speed, WorkerLimits())
         simulation = Simulation(self._workers, worker, None, True, self._settings.seed)
@@ -225,13 +218,11 @@ class Refinement:
         return found
 
     def template_tokens(self, every: Sequence[Summary]) -> int:
-        """The tokens by which a measured prompt exceeds a simulated one."""
         theirs = sum(one.prompt_tokens for one in self._stages)
         ours = sum(one.prompt_tokens for one in every)
         return max(0, round((theirs - ours) / max(1, sum(one.requests for one in every))))
 
     def refined(self, speed: WorkerSpeed) -> WorkerSpeed:
-        """Find the nearest worker from this one on."""
         tokens = self.template_tokens(self.simulated(speed))
         speed = msgspec.structs.replace(speed, template_tokens=tokens)
         first = min(one.ttft.p50 for one in self._stages if one.ttft is not None)
@@ -298,7 +289,7 @@ def nearest(residuals: Callable[[Numbers], Numbers], begun: Numbers, least: Numb
 
 
 def fit_command(argv: Sequence[str], out: Callable[[str], None]) -> int:
-    """Run `pointsman fit RUN FILE`. Raises `FleetError`, and writes nothing then."""
+    """Raises `FleetError`, and writes nothing then."""
     flags = build_parser().parse_args(argv)
     run = read_run(flags.run)
     refuse_unwritable(flags.out)

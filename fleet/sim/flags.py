@@ -108,7 +108,6 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _duration(text: str) -> float:
-    """Seconds, as the worker's flags of these names read them."""
     try:
         return float(BY_NAME["kv-cache-transfer-latency"].parse(text))
     except ConfigError as error:
@@ -129,8 +128,6 @@ def _event(text: str) -> Event:
 
 @dataclass(frozen=True, slots=True)
 class SimulateSettings(LoadSettings):
-    """The flags as they were read; see `flags`."""
-
     workers: int | None
     prefill: int | None
     decode: int | None
@@ -151,7 +148,6 @@ class SimulateSettings(LoadSettings):
 
     @property
     def num_workers(self) -> int:
-        """The number of workers at the beginning."""
         if self.prefill is not None and self.decode is not None:
             return self.prefill + self.decode
         return self.workers or DEFAULT_WORKERS
@@ -192,8 +188,8 @@ class SimulateSettings(LoadSettings):
 
 
 def read_settings(argv: Sequence[str]) -> SimulateSettings:
-    """Parse a command line. Raises `UsageError` for flags that contradict each other; with
-    `--scenario`, whose flags complete the line, only for those that no scenario has.
+    """Raises `UsageError` for flags that contradict each other; with `--scenario`, whose flags
+    complete the line, only for those that no scenario has.
     """
     settings = SimulateSettings(**vars(build_parser().parse_args(argv)))
     if settings.scenario is None:

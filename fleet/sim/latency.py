@@ -47,7 +47,7 @@ _KV_TOKENS, _MAX_NUM_SEQS, _MAX_BATCHED_TOKENS = 262_144, 256, 8192
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """Values that replace those of the preset or file; None: the preset's or file's value."""
+    """Values that replace those of the preset or file, unless they are None."""
 
     kv_tokens: int | None = None
     max_num_seqs: int | None = None
@@ -55,7 +55,7 @@ class WorkerLimits:
 
 
 def worker_settings(name: str, asked: WorkerLimits, records_events: bool) -> WorkerSettings:
-    """Build a worker from the name of a preset or of a file. Raises `UsageError`."""
+    """Build a worker from a preset or a file. Raises `UsageError`."""
     speed = OWN_PRESETS.get(name)
     if speed is None and name not in PRESETS:
         speed = _read(name)
@@ -68,7 +68,6 @@ def worker_settings(name: str, asked: WorkerLimits, records_events: bool) -> Wor
 def settings_of(
     speed: WorkerSpeed, asked: WorkerLimits, records_events: bool = False
 ) -> WorkerSettings:
-    """Build a worker of the latency model `linear`."""
     sim = SimConfig(
         step_overhead_seconds=speed.step_overhead_seconds,
         prefill_tokens_per_second=speed.prefill_tokens_per_second,

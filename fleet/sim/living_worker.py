@@ -1,6 +1,4 @@
-"""A worker on the clock of the event loop: in virtual time nothing waits, and events happen in the
-order in which they would. It is the production scheduler and cache on the simulator's executor.
-"""
+"""The production scheduler and cache on the simulator's executor and the event loop's clock."""
 
 from __future__ import annotations
 
@@ -38,14 +36,13 @@ class WorkerSettings:
     overhead_seconds: float = 0.0
 
 
-class WorkerGoneError(Exception):
-    """A worker died before it had answered, or is dead already."""
+class WorkerGoneError(Exception): ...
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A worker's answer to a prompt; `gaps` are the seconds between two tokens, `exported` is the
-    location of the prompt's KV, if its export was requested.
+    """A worker's answer; `gaps` are the seconds between two tokens, `exported` is the location of
+    the prompt's KV, if its export was requested.
     """
 
     num_cached: int
@@ -88,16 +85,13 @@ class LivingWorker:
 
     @property
     def stats(self) -> EngineStats:
-        """The values that a scrape would read now."""
         return self._scheduler.stats()
 
     @property
     def num_requests(self) -> int:
-        """The number of requests that have not ended."""
         return len(self._listeners)
 
     async def run(self) -> None:
-        """Serve requests until cancelled."""
         while True:
             if not self._core.has_work or self._core.is_compiling:
                 self._wakened.clear()
@@ -120,7 +114,7 @@ class LivingWorker:
         kv_source: KvSource | None = None,
         keeps_kv: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Serve a request; yields its outputs up to its end. Closing the generator early aborts it.
+        """Yield the outputs of a request up to its end. Closing the generator early aborts it.
         Raises `WorkerGoneError`.
         """
         if self.is_dead:
@@ -183,7 +177,6 @@ class LivingWorker:
         return Answered(cached, token_ids, gaps, exported)
 
     def die(self) -> None:
-        """Fail all requests, also future ones."""
         self.is_dead = True
         if self._kv is not None:
             self._kv.close()

@@ -25,9 +25,8 @@ class _Worker:
 
 
 class Processes(Generic[J, R]):
-    """Owns processes that run `function`, up to `count` of them; a context manager that ends them.
-
-    They start with the first jobs that are more than one. Function, jobs and results are pickled.
+    """Owns up to `count` processes that run `function`; a context manager that ends them. They
+    start with the first jobs that are more than one. Function, jobs and results are pickled.
     """
 
     def __init__(self, function: Callable[[J], R], count: int) -> None:
@@ -43,9 +42,8 @@ class Processes(Generic[J, R]):
         self._stack.close()
 
     def results(self, jobs: Sequence[J], ended: Callable[[J], None]) -> Iterator[R]:
-        """Yield results in the order of the jobs, each as soon as all before it are there; `ended`
-        is called as each ends. Raises the `FleetError` of the function, and `FleetError` when a
-        process dies.
+        """Yield results in the order of the jobs; `ended` is called as each ends. Raises the
+        `FleetError` of the function, and `FleetError` when a process dies.
         """
         if min(self._count, len(jobs)) <= 1:
             for job in jobs:
@@ -100,12 +98,10 @@ class Processes(Generic[J, R]):
 
 
 def cores() -> int:
-    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def _serve(pipe: Connection, function: Callable[[object], object]) -> None:
-    """Run one job after the other, until the other end is closed, or its process is killed."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:

@@ -1,6 +1,4 @@
-"""The parts of a recording of `picker --record` that a simulation uses. The requests are read by
-`fleet.bench.traces`.
-"""
+"""The parts of a recording of `picker --record` that a simulation uses besides its requests."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -23,8 +23,8 @@ _AWARE = ("default", "precise", "predicted", "cache_aware", "dynamo")
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`flags` are those of the command. `requests` draws a trace that is sent at its own times;
-    `tenants` have a priority and a share of the rate each, by objective.
+    """`requests` draws a trace that is sent at its own times; `tenants` have a priority and a share
+    of the rate each, by objective.
     """
 
     title: str

@@ -1,8 +1,4 @@
-"""A fleet in virtual time: a picker and its workers, made of the production cores.
-
-The picker has its director, configuration and view of the pool, as in production; only the wires
-are left out.
-"""
+"""A fleet in virtual time, made of the production cores without their wires."""
 
 from __future__ import annotations
 
@@ -62,9 +58,8 @@ T = TypeVar("T", bound="VirtualPicker")
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """Everything that is simulated except the load. `config` None is the picker's built-in
-    configuration; `objectives` gives names priorities. The first `prefill` workers only run prompts
-    for the others; with 0, every worker does both.
+    """Everything that is simulated except the load. `config` None is the built-in one. The first
+    `prefill` workers only run prompts for the others; with 0, every worker does both.
     """
 
     workers: int = 4
@@ -79,9 +74,7 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True)
 class ServedPrompt:
-    """The answer to one prompt: the endpoint that served it, how many tokens were cached, seconds
-    from its arrival to the first token and to the last, its tokens, and the seconds between them.
-    """
+    """The answer to one prompt, in seconds from its arrival."""
 
     endpoint: str
     num_prompt: int
@@ -95,8 +88,6 @@ class ServedPrompt:
 
 @dataclass(slots=True)
 class _Member:
-    """A worker and its task; `is_listed` while the pool contains it."""
-
     endpoint: Endpoint
     worker: LivingWorker | FastWorker
     task: asyncio.Task[None]
@@ -104,8 +95,6 @@ class _Member:
 
 
 class Priorities:
-    """An `ObjectiveSource` of fixed names."""
-
     def __init__(self, priorities: Mapping[str, int]) -> None:
         self._priorities = priorities
 
@@ -114,8 +103,6 @@ class Priorities:
 
 
 class VirtualPicker:
-    """One picker. Owns its view of the pool."""
-
     def __init__(self, simulation: Simulation, rng: Random) -> None:
         config = simulation.config
         loaded = default_config() if config is None else load_config(config.encode(), "simulation")
@@ -144,14 +131,11 @@ class VirtualPicker:
 
 
 class VirtualFleet:
-    """Owns the workers and the picker; an asynchronous context manager in which they live.
-
-    `pickers` is a list because a test bench runs several that exchange their state.
-    """
+    """An asynchronous context manager in which workers and picker live. Raises `ConfigError`."""
 
     def __init__(self, simulation: Simulation) -> None:
-        """Raises `ConfigError` for a configuration that cannot be used."""
         self.simulation = simulation
+        # A list, because a test bench runs several that exchange their state.
         self.pickers: list[VirtualPicker] = []
         self._rng = Random(simulation.seed)
         self._encoder = EventEncoder(simulation.worker.cache.block_size)
@@ -175,11 +159,9 @@ class VirtualFleet:
 
     @property
     def size(self) -> int:
-        """The number of workers ever added, which is also the number of the newest one."""
         return len(self._members)
 
     def add(self, count: int) -> None:
-        """Add workers with empty caches."""
         if self._group is None:
             raise AssertionError("a fleet is entered first")
         for _ in range(count):
@@ -220,7 +202,6 @@ class VirtualFleet:
         self._pool_changed()
 
     def slow(self, number: int, factor: float) -> None:
-        """Multiply the duration of a worker's steps by `factor` from now on."""
         self._member(number).worker.slowness = factor
 
     async def ask(
@@ -230,10 +211,9 @@ class VirtualFleet:
         headers: Mapping[str, str] = _NO_HEADERS,
         picker: int = 0,
     ) -> ServedPrompt:
-        """Serve one request, with these headers besides its path and id, up to its last token.
-
-        Raises `RefusedError` when the picker refuses it or no KV cache has room for it, and
-        `WorkerGoneError` when its worker dies, or all endpoints that the picker names are dead.
+        """Serve one request up to its last token. Raises `RefusedError` when the picker refuses it
+        or no KV cache has room for it, and `WorkerGoneError` when its worker dies, or all endpoints
+        that the picker names are dead.
         """
         room = self.simulation.worker.cache.num_blocks * self.simulation.worker.cache.block_size
         if len(prompt) + num_output > room:
@@ -298,7 +278,6 @@ class VirtualFleet:
         return answered.exported
 
     def _connected(self, destination: str) -> str:
-        """The first of the addresses whose worker lives."""
         for address in destination.split(","):
             if not self._members[address.strip()].worker.is_dead:
                 return address.strip()
@@ -362,7 +341,6 @@ class VirtualFleet:
 def _served(
     address: str, num_prompt: int, times: Sequence[float], answered: Answered
 ) -> ServedPrompt:
-    """Combine the parts; `times` are those of the arrival and of the first token."""
     arrived, first = times[0], times[-1]
     cached, token_ids, gaps = answered.num_cached, answered.token_ids, answered.gaps
     took = now() - arrived
@@ -372,5 +350,4 @@ def _served(
 
 
 def now() -> float:
-    """The virtual time in seconds."""
     return asyncio.get_running_loop().time()

@@ -87,9 +87,7 @@ class VirtualKv:
         return KvOffer(KvSource("", 0, self._name, name, num_tokens), blocks, until)
 
     def pull(self, source: KvSource, digest: bytes, start: int) -> VirtualPull:
-        """See `KvConnector`. A transfer fails at the next turn of the loop, when its source dies,
-        or when its time is up.
-        """
+        """A transfer fails at the next turn of the loop, with its source, or in due time."""
         pull = VirtualPull(self._arrived)
         peer = self._peers.get(source.engine_id or "")
         held = None if peer is None else peer._given(source.transfer_id, digest)
@@ -128,7 +126,6 @@ class VirtualKv:
         pass
 
     def close(self) -> None:
-        """Drop the KV of a dead worker, and end transfers from it."""
         self._peers.pop(self._name, None)
         giving, self._giving = self._giving, []
         for pull in giving:

@@ -9,16 +9,14 @@ T = TypeVar("T")
 
 
 class _Jumping(selectors.DefaultSelector):
-    """A selector that waits for nothing: without ready events, the time is that of the next
-    timer.
-    """
+    """Waits for nothing: without ready events, the time is that of the next timer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now_seconds = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return the ready events. Raises `RuntimeError` on a deadlock, when no timer is left."""
+        """Raises `RuntimeError` on a deadlock, when no timer is left."""
         ready = super().select(0)
         if not ready:
             if timeout is None:
@@ -28,16 +26,13 @@ class _Jumping(selectors.DefaultSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """A loop whose time begins at 0. Real sockets and threads are not waited for, so no task may
-    wait for them.
-    """
+    """A loop whose time begins at 0. No task may wait for real sockets and threads."""
 
     def __init__(self) -> None:
         self._jumping = _Jumping()
         super().__init__(self._jumping)
 
     def time(self) -> float:
-        """Virtual seconds since the beginning."""
         return self._jumping.now_seconds
 
     def work(self, seconds: float) -> None:
