@@ -54,9 +54,8 @@ class BurstPrefixCacheParameters(Parameters, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class BurstRequest:
-    """A request by its chained block hashes, and the endpoints that may serve it.
-
-    `endpoints` are keys with their requests in flight; never empty.
+    """A request by its chained block hashes, with the requests in flight of the endpoints that may
+    serve it.
     """
 
     blocks: tuple[int, ...]
@@ -73,7 +72,7 @@ class BurstRules:
 
 
 def assign(requests: Sequence[BurstRequest], rules: BurstRules) -> list[str]:
-    """The endpoint of each request, in the order given."""
+    """Return the endpoint of each request, in the order given."""
     groups: dict[object, list[int]] = {}
     for index, request in enumerate(requests):
         groups.setdefault(_alike(request, index, rules), []).append(index)
@@ -87,8 +86,6 @@ def assign(requests: Sequence[BurstRequest], rules: BurstRules) -> list[str]:
 
 
 class _Load:
-    """The requests assigned to each endpoint so far. Owned by one `assign`."""
-
     def __init__(self) -> None:
         self.weight: dict[str, int] = {}
         self.count: dict[str, int] = {}
@@ -98,7 +95,9 @@ class _Load:
         self.count[key] = self.count.get(key, 0) + count
 
     def least(self, endpoints: Sequence[tuple[str, int]], limit: int | None) -> tuple[str, int]:
-        """The next endpoint, and the number of requests that it has room for; -1: any number."""
+        """Return the next endpoint and the number of requests that it has room for; -1 is any
+        number.
+        """
         open_ones = [one for one in endpoints if limit is None or self.count.get(one[0], 0) < limit]
         candidates = open_ones or endpoints
         key, _ = min(candidates, key=lambda one: (self.weight.get(one[0], 0), one[1]))
@@ -108,7 +107,6 @@ class _Load:
 
 
 def _alike(request: BurstRequest, index: int, rules: BurstRules) -> object:
-    """The key of a request's group."""
     shared = max(1, rules.colocate_blocks)
     if len(request.blocks) < shared:
         return index  # too short to share anything
@@ -140,7 +138,7 @@ def _place(
 
 
 class _Burst:
-    """The requests of one window, until it ends. Owned by the producer."""
+    """The requests of one window."""
 
     def __init__(self, ends_at_seconds: float) -> None:
         self.ends_at_seconds = ends_at_seconds
@@ -149,7 +147,7 @@ class _Burst:
         self._next = 0
 
     def join(self, request: BurstRequest) -> int:
-        """Add a request; its number."""
+        """Add a request; return its number."""
         number, self._next = self._next, self._next + 1
         self.members[number] = request
         return number
@@ -158,7 +156,7 @@ class _Burst:
         self.members.pop(number, None)
 
     def endpoint_of(self, number: int, rules: BurstRules) -> str:
-        """The endpoint of a request. The first call ends the window."""
+        """Return the endpoint of a request. The first call ends the window."""
         if self.assigned is None:
             endpoints = assign(tuple(self.members.values()), rules)
             self.assigned = dict(zip(self.members, endpoints, strict=True))
@@ -166,14 +164,11 @@ class _Burst:
 
 
 class BurstPrefixCacheProducer:
-    """Owns the open window."""
-
     consumes = (TOKENIZED_PROMPT,)
 
     def __init__(
         self, name: str, parameters: BurstPrefixCacheParameters, clock: Clock, hash_seed: int = 0
     ) -> None:
-        """Raises `ValueError` for impossible numbers."""
         _check(parameters)
         self._block_size = parameters.block_size_tokens
         tokens = parameters.max_prefix_tokens_to_match
@@ -195,10 +190,6 @@ class BurstPrefixCacheProducer:
     async def look_up(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
-        """Wait for the end of the window and write the match info.
-
-        A request without prompts, or with one candidate, does not wait.
-        """
         if not request.prompts or not candidates:
             return request
         blocks = self._blocks(request)
@@ -224,7 +215,6 @@ class BurstPrefixCacheProducer:
         return burst.endpoint_of(number, self._rules)
 
     def _joined(self) -> _Burst:
-        """The open window if it has room, else a new one."""
         burst, now = self._open, self._clock.now()
         is_full = burst is not None and len(burst.members) == self._max_batch
         if burst is None or is_full or burst.ends_at_seconds <= now:
@@ -232,7 +222,6 @@ class BurstPrefixCacheProducer:
         return burst
 
     def _blocks(self, request: InferenceRequest) -> tuple[int, ...]:
-        """The hashes of all prompts, concatenated."""
         model, salt = request.target_model, request.body.cache_salt
         sizes = (self._block_size, self._max_blocks, self._seed)
         prompts = prompt_hashes(request.prompts, model, salt, *sizes)

@@ -36,12 +36,9 @@ class ContextLengthAwareParameters(Parameters, frozen=True):
 
 
 class ContextLengthAware:
-    """Filters and scores by the label's range. Stateless."""
-
     consumes = (TOKENIZED_PROMPT,)
 
     def __init__(self, parameters: ContextLengthAwareParameters) -> None:
-        """Raises `ValueError` for an empty label."""
         if not parameters.label:
             raise ValueError("label must not be empty")
         self._label = parameters.label

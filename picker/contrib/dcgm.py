@@ -37,10 +37,7 @@ class DcgmDataSource(PageParameters, frozen=True, kw_only=True):
 
 
 class DcgmExtractor(Parameters, frozen=True):
-    """Reads the load of the busiest GPU."""
-
     def extract(self, scrape: Scrape) -> Extraction:
-        """Raises `ExtractError` when the page has no sample of this endpoint."""
         names = _pod_names(scrape.endpoint)
         shares = [
             sample.value / 100
@@ -56,7 +53,6 @@ class DcgmExtractor(Parameters, frozen=True):
 
 
 def _pod_names(endpoint: Endpoint) -> tuple[str, ...]:
-    """The possible names of its pod; an endpoint of a rank is called `<pod>-rank-<rank>`."""
     return ("", endpoint.name, endpoint.name.removesuffix(f"-rank-{endpoint.rank_index}"))
 
 

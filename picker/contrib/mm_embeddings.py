@@ -55,8 +55,6 @@ class MmEmbeddingsCacheParameters(Parameters, frozen=True):
 
 
 class MmEmbeddingsCacheProducer:
-    """Owns the memory of the items that each endpoint encoded."""
-
     consumes = (TOKENIZED_PROMPT,)
 
     def __init__(self, name: str, parameters: MmEmbeddingsCacheParameters) -> None:
@@ -66,7 +64,7 @@ class MmEmbeddingsCacheProducer:
         self.produces = (self._key,)
 
     def remembered(self, key: str) -> tuple[str, ...]:
-        """The items that endpoint `key` got, least recent first."""
+        """Return the items that endpoint `key` got, least recent first."""
         return tuple(self._encoded.get(key, ()))
 
     def produce(
@@ -90,7 +88,6 @@ class MmEmbeddingsCacheProducer:
     def pre_request(
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
     ) -> None:
-        """Remember the items for every endpoint that the primary profile picked."""
         items = _items(request)
         profile = result.profiles.get(result.primary_profile)
         if not items or profile is None:
@@ -107,7 +104,6 @@ class MmEmbeddingsCacheProducer:
         self._encoded.pop(key, None)
 
     def meter(self, point: str, labels: tuple[str, str], metrics: PickerMetrics) -> Meter | None:
-        """The meter of items and hits, when a request leaves."""
         name, plugin_type = labels
         if point != "PreRequest":
             return None
@@ -115,7 +111,7 @@ class MmEmbeddingsCacheProducer:
 
 
 def _items(request: InferenceRequest) -> dict[str, str]:
-    """The request's items, by the text that is remembered, with their modalities."""
+    """Return the request's items, by the text that is remembered, with their modalities."""
     return {_bounded(item): kind for item, kind in distinct_items(request.features).items()}
 
 
@@ -156,8 +152,6 @@ class MmEmbeddingsCacheScorerParameters(Parameters, frozen=True):
 
 
 class MmEmbeddingsCacheScorer:
-    """Scores by the share of encoded items. Stateless."""
-
     def __init__(self, parameters: MmEmbeddingsCacheScorerParameters) -> None:
         self._key = encoder_matches_key(parameters.producer_name)
         self.consumes = (self._key,)

@@ -95,15 +95,11 @@ class MulticlusterMetricsParameters(Parameters, frozen=True):
 
 
 class MulticlusterMetricsExtractor:
-    """Reads pages of pickers."""
-
     def __init__(self, parameters: MulticlusterMetricsParameters) -> None:
-        """Raises `ValueError` for specs that cannot be read."""
         self._queue = _series("queueSizeMetric", parameters.queue_size_metric)
         self._usage = _series("kvCacheUtilizationMetric", parameters.kv_cache_utilization_metric)
 
     def extract(self, scrape: Scrape) -> Extraction:
-        """Extract both numbers. Raises `ExtractError` when the page has neither."""
         found: dict[str, float] = {}
         problems: list[str] = []
         for attribute, series, limit in (
@@ -142,8 +138,6 @@ class MulticlusterPrefixCacheParameters(PrefixCacheParameters, frozen=True):
 
 
 class MulticlusterQueueScorer:
-    """Scores pools by relative queue length. Stateless."""
-
     def score(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
@@ -151,8 +145,6 @@ class MulticlusterQueueScorer:
 
 
 class MulticlusterKvCacheUtilizationScorer:
-    """Scores pools by free KV cache. Stateless."""
-
     def score(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
@@ -161,8 +153,8 @@ class MulticlusterKvCacheUtilizationScorer:
 
 
 def _reported(candidates: Candidates, attribute: str) -> list[float | None]:
-    """The number that each pool reports, the mean of the others where a pool reports only the other
-    number, None for a pool that reports neither.
+    """Return the number that each pool reports, the mean of the others where a pool reports only
+    the other number, and None for a pool that reports neither.
     """
     other = KV_CACHE_UTILIZATION if attribute == QUEUE_SIZE else QUEUE_SIZE
     found = [attribute_number(one, attribute, EXTRACTOR) for one in candidates]

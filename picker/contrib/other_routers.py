@@ -95,8 +95,6 @@ class CacheAwareParameters(Parameters, frozen=True):
 
 
 class CacheAwareScorer:
-    """Scores by match, or by load if it is uneven. Stateless."""
-
     def __init__(self, parameters: CacheAwareParameters) -> None:
         self._parameters = parameters
         self._key = match_info_key(parameters.prefix_match_info_producer_name)
@@ -147,8 +145,6 @@ class ConsistentHashingParameters(Parameters, frozen=True):
 
 
 class ConsistentHashingScorer:
-    """Scores by the rank of an endpoint for the request's key. Stateless."""
-
     consumes = (TOKENIZED_PROMPT,)
 
     def __init__(self, parameters: ConsistentHashingParameters) -> None:
@@ -179,7 +175,7 @@ class ConsistentHashingScorer:
         return xxhash.xxh3_64_intdigest(scope.encode(errors="surrogatepass") + beginning)
 
     def _order(self, key: int, candidates: Candidates) -> list[int]:
-        """The candidates' indexes, best first."""
+        """Return the candidates' indexes, best first."""
         total = sum(candidate.inflight_requests for candidate in candidates)
         bound = math.ceil(self._factor * (total + 1) / len(candidates))
         unknown = unknown_among_known(candidates)
@@ -205,8 +201,6 @@ class DynamoCostParameters(Parameters, frozen=True):
 
 
 class DynamoCostScorer:
-    """Scores by the work that an endpoint would have. Stateless."""
-
     def __init__(self, parameters: DynamoCostParameters) -> None:
         self._parameters = parameters
         self._match_key = match_info_key(parameters.prefix_match_info_producer_name)
@@ -240,7 +234,9 @@ class DynamoCostScorer:
         load: InFlightLoad,
         least: int,
     ) -> float:
-        """The cost in blocks, without those in use; `least` is the least p of all candidates."""
+        """Return the cost in blocks, without those in use; `least` is the least p of all
+        candidates.
+        """
         size, parameters = match.block_size_tokens, self._parameters
         own, blocks = load.tokens(candidate.key), -(-num_tokens // match.block_size_tokens)
         excess = (own - least) / size / blocks
@@ -255,7 +251,7 @@ class DynamoCostScorer:
 
 
 def _kv_tokens(candidate: Candidate) -> float | None:
-    """Tokens that fit into the KV blocks in use; None without a report."""
+    """Return the tokens that fit into the KV blocks in use; None without a report."""
     metrics = candidate.metrics or candidate.last_metrics
     if metrics is None or not metrics.num_kv_blocks or not metrics.block_size_tokens:
         return None

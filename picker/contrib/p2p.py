@@ -47,15 +47,11 @@ class _Peer:
 
 @dataclass(frozen=True, slots=True)
 class _Peers:
-    """The peers of a request, from `produce` to `pre_request`."""
-
     peers: tuple[_Peer, ...]
     block_size_tokens: int
 
 
 class P2pSourceProducer:
-    """Names a peer to copy from. Stateless."""
-
     def __init__(self, name: str, parameters: P2pSourceParameters) -> None:
         self._parameters = parameters
         self._match_key = match_info_key(parameters.prefix_match_info_producer_name)
@@ -66,7 +62,6 @@ class P2pSourceProducer:
     def produce(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
-        """Note the peers; none where no tiers are known."""
         info = attributes.get(self._match_key)
         if info is None or not info.tier_blocks:
             return request
@@ -87,7 +82,7 @@ class P2pSourceProducer:
     def pre_request(
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
     ) -> Mapping[str, str] | None:
-        """The header, when a peer has enough more than the computing endpoint."""
+        """Return the header, if a peer has enough more than the computing endpoint."""
         known = attributes.get(self._peers_key)
         found = first_picked(result.profiles, self._parameters.prefill_profile_name)
         found = found or first_picked(result.profiles, result.primary_profile)

@@ -66,7 +66,6 @@ class ProgramAwareFairnessParameters(Parameters, frozen=True):
 
     @property
     def without_effect(self) -> Mapping[str, str]:
-        """Parameters of the other strategy."""
         other = "las" if self.counts_turns else "turnPriority"
         names = (name for name in self.__struct_encode_fields__ if name.startswith(other))
         return dict.fromkeys(names, f"strategy is {self.strategy}")
@@ -85,10 +84,10 @@ class _Program:
 
 
 class ProgramLedger:
-    """Owns the accounts of programs, over all bands.
+    """Accounts of programs, over all bands.
 
-    Fading is by scale: every program's service has halved equally often since the ledger's
-    beginning, so later service is scaled up instead.
+    Every program's service has halved equally often since the ledger's beginning, so later service
+    is scaled up instead.
     """
 
     def __init__(self, parameters: ProgramAwareFairnessParameters) -> None:
@@ -100,12 +99,11 @@ class ProgramLedger:
         self.changes = 0  # of services, so that bands know when to compare again
 
     def service(self, program: str) -> float:
-        """The recent service, on the scale of this ledger."""
         known = self._programs.get(program)
         return 0.0 if known is None else known.service
 
     def turn(self, program: str, arrived_at_seconds: float) -> int:
-        """The turn of a waiting request that arrived at that time."""
+        """Return the turn of a waiting request that arrived at that time."""
         known = self._programs.get(program)
         if known is None or program == DEFAULT_FAIRNESS_ID:
             return 1
@@ -120,7 +118,6 @@ class ProgramLedger:
         return known.dispatched + 1
 
     def shares(self) -> Mapping[str, ProgramShare]:
-        """All programs, with their service as of the last completion."""
         scale = 0.5**self._last_halvings
         return {
             name: ProgramShare(one.service * scale, one.waited_seconds / max(1, one.dispatched))
@@ -136,7 +133,6 @@ class ProgramLedger:
         self._sweep(now_seconds)
 
     def completed(self, item: QueuedRequest, usage: Usage | None, now_seconds: float) -> None:
-        """A request ended; `usage` is that of its response."""
         known = self._programs.get(item.flow)
         if known is not None:
             known.in_flight = max(0, known.in_flight - 1)
@@ -189,8 +185,6 @@ class ProgramLedger:
 
 
 class ProgramAwareBand:
-    """Owns the waiting flows of one band, with the arrival of their heads."""
-
     def __init__(self, parameters: ProgramAwareFairnessParameters, ledger: ProgramLedger) -> None:
         self._parameters = parameters
         self._ledger = ledger
@@ -206,7 +200,9 @@ class ProgramAwareBand:
             self._since[flow] = head.enqueued_at_seconds
 
     def select(self, now_seconds: float) -> str | None:
-        """The flow of the greatest score. All waits grow alike, so time alone changes no order."""
+        """Return the flow of the greatest score. All waits grow alike, so time alone changes no
+        order.
+        """
         if self._chosen_at != self._ledger.changes:
             self._chosen, self._chosen_at = self._best(), self._ledger.changes
         return self._chosen
@@ -218,11 +214,9 @@ class ProgramAwareBand:
         self._ledger.completed(item, usage, now_seconds)
 
     def weight(self, flow: str) -> float:
-        """Equal shares of a full queue."""
         return 1.0
 
-    def forget(self, flow: str) -> None:
-        """The ledger forgets programs in its sweeps."""
+    def forget(self, flow: str) -> None: ...
 
     def _best(self) -> str | None:
         if not self._since:
@@ -239,7 +233,6 @@ class ProgramAwareBand:
         return chosen
 
     def _depth(self, flow: str) -> tuple[float, float, str]:
-        """The sort key of a session; all waits grow alike, so the current time does not matter."""
         since = self._since[flow]
         turn = self._ledger.turn(flow, since)
         return (self._parameters.turn_priority_time_weight * since - turn, since, flow)
@@ -253,15 +246,13 @@ class ProgramAwareBand:
 
 
 def _norms(values: Sequence[float]) -> Sequence[float]:
-    """The position of each between the least and the greatest."""
+    """Return the position of each between the least and the greatest."""
     least = min(values)
     span = max(values) - least
     return [(one - least) / span for one in values] if span else [EVEN] * len(values)
 
 
 class ProgramAwareFairness:
-    """Orders by the configured strategy. Owns the ledger that its bands share."""
-
     def __init__(self, parameters: ProgramAwareFairnessParameters) -> None:
         self._parameters = parameters
         self._ledger = ProgramLedger(parameters)

@@ -47,12 +47,7 @@ class RequestAttributeReporterParameters(Parameters, frozen=True):
 
 
 class RequestAttributeReporter:
-    """Reports one number. Stateless."""
-
     def __init__(self, parameters: RequestAttributeReporterParameters) -> None:
-        """Raises `ValueError` unless there is one attribute with a name and valid expressions, and
-        without the library.
-        """
         if len(parameters.attributes) != 1:
             raise ValueError(
                 f"attributes needs exactly one entry, got {len(parameters.attributes)}"
@@ -85,8 +80,7 @@ class RequestAttributeReporter:
         return {self._namespace: {self._name: value}}
 
 
-class ExpressionError(PickerError):
-    """Evaluation gave no value."""
+class ExpressionError(PickerError): ...
 
 
 class _Program(Protocol):
@@ -98,11 +92,7 @@ class _Library(Protocol):
 
 
 class UsageExpression:
-    """A compiled expression over `usage`. Immutable.
-
-    `usage` has prompt_tokens, completion_tokens and total_tokens, and prompt_tokens_details with
-    cached_tokens where the response has it.
-    """
+    """A compiled expression over `usage`, with the fields of OpenAI's usage."""
 
     def __init__(self, source: str, kind: type, *, where: str) -> None:
         """Raises `ValueError` that begins with `where` without the library, for invalid text, and
@@ -146,7 +136,7 @@ def _context(usage: Usage) -> dict[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """The library's message in one line; for a missing field it is only the name."""
+    """The library's message for a missing field is only its name."""
     text = " ".join(str(error).split())
     return f"usage has no {text}" if isinstance(error, KeyError) else text
 

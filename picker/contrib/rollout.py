@@ -85,10 +85,7 @@ class RolloutScreenerParameters(Parameters, frozen=True):
 
 
 class DisaggregatedSetRolloutScreener:
-    """Keeps the endpoints of one revision. Stateless."""
-
     def __init__(self, parameters: RolloutScreenerParameters) -> None:
-        """Raises `ValueError` that names the wrong parameter."""
         self._scope = _scope(parameters.scope)
         self._selectors = tuple(
             _selector(selector, f"headerSelectors[{index}]")
@@ -105,7 +102,6 @@ class DisaggregatedSetRolloutScreener:
             )
 
     def screen(self, request: InferenceRequest, candidates: Candidates, rng: Random) -> Candidates:
-        """The endpoints of one revision; none when no revision is complete."""
         wanted = [
             (selector.label_key, request.headers[selector.header_name])
             for selector in self._asked(request)
@@ -125,7 +121,7 @@ class DisaggregatedSetRolloutScreener:
         return [one for one in passed if self._revision(one) == chosen]
 
     def response_head(self, flight: Flight, head: ResponseHead) -> Mapping[str, str] | None:
-        """The labels of the endpoint that the request was sent to, as far as it has them."""
+        """Return the labels of the endpoint that the request was sent to, as far as it has them."""
         labels = flight.result.endpoints[0].labels
         return {
             selector.header_name: labels[selector.label_key]
@@ -135,11 +131,9 @@ class DisaggregatedSetRolloutScreener:
 
     @property
     def gating_mode(self) -> str:
-        """`sum`, `max-role` or `disabled`."""
         return self._mode
 
     def revision_shares(self, candidates: Candidates) -> Mapping[str, float]:
-        """The probability of each complete revision, for requests without a strict header."""
         weights = {} if self._mode == "disabled" else self._weights(candidates)
         total = sum(weights.values())
         return {revision: weight / total for revision, weight in weights.items() if total}
@@ -147,7 +141,6 @@ class DisaggregatedSetRolloutScreener:
     def unmatched_selectors(
         self, request: InferenceRequest, candidates: Candidates
     ) -> Sequence[str]:
-        """The strict selectors that select none of the candidates by themselves."""
         return [
             selector.name
             for selector in self._asked(request)
@@ -158,7 +151,7 @@ class DisaggregatedSetRolloutScreener:
         ]
 
     def _asked(self, request: InferenceRequest) -> list[HeaderSelector]:
-        """The strict selectors whose header the request has."""
+        """Return the strict selectors whose header the request has."""
         return [
             selector
             for selector in self._selectors
@@ -169,7 +162,6 @@ class DisaggregatedSetRolloutScreener:
         return candidate.endpoint.labels.get(self._revision_label, "")
 
     def _weights(self, candidates: Candidates) -> dict[str, int]:
-        """The weight of each complete revision."""
         counts: dict[str, Counter[str]] = {}
         for candidate in candidates:
             revision = self._revision(candidate)
@@ -202,7 +194,6 @@ def _scope(scope: RolloutScope) -> LabelSelector:
 
 
 def _selector(selector: HeaderSelector, where: str) -> HeaderSelector:
-    """The selector with its header in lower case."""
     for word, value in (
         ("name", selector.name),
         ("headerName", selector.header_name),
@@ -225,10 +216,7 @@ class HeaderLabelAffinityParameters(Parameters, frozen=True):
 
 
 class HeaderLabelAffinityScorer:
-    """Scores by one header and one label. Stateless."""
-
     def __init__(self, parameters: HeaderLabelAffinityParameters) -> None:
-        """Raises `ValueError` for an empty name."""
         if not parameters.header_name.strip():
             raise ValueError("headerName must not be empty")
         if not parameters.label_key.strip():

@@ -106,17 +106,14 @@ class InFlightLoad:
     default_uncached_tokens: int = 0
 
     def requests(self, key: str) -> int:
-        """Requests under way at endpoint `key`."""
         load = self.by_endpoint.get(key)
         return 0 if load is None else load.requests
 
     def tokens(self, key: str) -> int:
-        """Tokens under way at endpoint `key`."""
         load = self.by_endpoint.get(key)
         return 0 if load is None else load.tokens
 
     def uncached(self, key: str) -> int:
-        """Tokens that this request would add to endpoint `key`."""
         return self.uncached_tokens.get(key, self.default_uncached_tokens)
 
 
@@ -161,29 +158,24 @@ class Topology:
 
 
 def inflight_load_key(producer: str = "inflight-load-producer") -> DataKey[InFlightLoad]:
-    """Return the key of the load that the instance `producer` writes."""
     return DataKey(INFLIGHT_LOAD, producer)
 
 
 def latency_predictions_key(
     producer: str = "predicted-latency-producer",
 ) -> DataKey[Mapping[str, LatencyPrediction]]:
-    """Return the key of the predictions by endpoint key."""
     return DataKey(LATENCY_PREDICTIONS, producer)
 
 
 def encoder_matches_key(producer: str = "mm-embeddings-cache-producer") -> DataKey[EncoderMatch]:
-    """Return the key of the multi-modal matches."""
     return DataKey(ENCODER_MATCHES, producer)
 
 
 def session_id_key(producer: str = "session-id-producer") -> DataKey[str]:
-    """Return the key of the session of a request."""
     return DataKey(SESSION_ID, producer)
 
 
 def agent_identity_key(producer: str = "agent-identity") -> DataKey[str]:
-    """Return the key of the agent session that a request names."""
     return DataKey(AGENT_IDENTITY, producer)
 
 

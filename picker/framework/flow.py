@@ -21,9 +21,10 @@ Rank: TypeAlias = tuple[float, ...]
 class QueuedRequest(msgspec.Struct, frozen=True):
     """A request in a queue, or admitted from it.
 
-    `sequence` counts arrivals and is unique. `size_bytes` is the size of its body, `held_bytes` the
-    memory that it takes while it waits, `tokens` an estimate of the cost of serving it.
-    `ttl_seconds` bounds its wait while the pool has endpoints (None: no bound).
+    `sequence` counts arrivals. `size_bytes` is the size of its body, `held_bytes` the memory that
+    it
+    takes while it waits, `tokens` an estimate of the cost of serving it. `ttl_seconds` bounds its
+    wait while the pool has endpoints (None: no bound).
     """
 
     request: InferenceRequest
@@ -55,16 +56,16 @@ class BandFairness(Protocol):
         """Set the next request of `flow`; None: its queue is empty."""
 
     def select(self, now_seconds: float) -> str | None:
-        """Return the flow whose head is dispatched next; None if all queues are empty. A second
-        call returns the same.
+        """Return the flow whose head is dispatched next, however often it is called; None if all
+        queues are empty.
         """
 
     def dispatched(self, item: QueuedRequest, now_seconds: float) -> None:
         """Note that `item` was admitted; called before the `head_changed` that follows."""
 
     def completed(self, item: QueuedRequest, usage: Usage | None, now_seconds: float) -> None:
-        """Note that an admitted request is over, with the usage in its response, if any. Its flow
-        may be unknown: bands are created and dropped.
+        """Note that an admitted request is over. Its flow may be unknown: bands are created and
+        dropped.
         """
 
     def forget(self, flow: str) -> None:
@@ -73,8 +74,8 @@ class BandFairness(Protocol):
 
 @runtime_checkable
 class SharesCapacity(Protocol):
-    """A band's fairness that also shares a full queue: the flow that holds the most for its weight
-    makes room for one that holds less.
+    """A band's fairness by which the flow that holds the most of a full queue for its weight makes
+    room for one that holds less.
     """
 
     def weight(self, flow: str) -> float:
@@ -83,19 +84,16 @@ class SharesCapacity(Protocol):
 
 @runtime_checkable
 class KeepsHeadroom(Protocol):
-    """A band's fairness that reserves the last places in the pool for flows with little load, so
-    that they need not wait until another request ends.
-    """
+    """A band's fairness that reserves the last places in the pool for flows with little load."""
 
     def headroom(self, place: float, now_seconds: float) -> float:
         """Return a part of the band's ceiling, 0 to 1; one more request takes about `place` of it.
-        That close to the ceiling `select_within_share` is called instead of `select`.
+        That close to the ceiling `select_within_share` is called, not `select`.
         """
 
     def select_within_share(self, now_seconds: float) -> str | None:
-        """Return the flow whose head is dispatched next; None: no request of the band may go until
-        there is more room, or a request arrives or leaves. Time may change the answer as well, so
-        it is called periodically.
+        """Return the flow whose head is dispatched next; None: no request of the band may go now.
+        Called periodically, because time may change the answer.
         """
 
 
@@ -108,9 +106,7 @@ class FairnessPolicy(Protocol):
 
 
 class ProgramShare(msgspec.Struct, frozen=True):
-    """The share of a pool that one program (fairness id) received: the service that counts for it
-    now, and the waits of its requests.
-    """
+    """The service that counts for a program (fairness id) now, and the waits of its requests."""
 
     attained_tokens: float
     average_wait_seconds: float

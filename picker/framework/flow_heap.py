@@ -13,9 +13,8 @@ _FEW = 16
 
 
 class FlowHeap(Generic[K]):
-    """Owns its flows and their keys. Equal keys are ordered by flow.
-
-    Every operation takes amortised O(log n).
+    """Flows with their keys; equal keys are ordered by flow. Every operation takes amortised O(log
+    n).
     """
 
     def __init__(self) -> None:
@@ -29,11 +28,9 @@ class FlowHeap(Generic[K]):
         return flow in self._keys
 
     def key(self, flow: str) -> K | None:
-        """Return the key of `flow`; None if it is absent."""
         return self._keys.get(flow)
 
     def put(self, flow: str, key: K) -> None:
-        """Insert `flow` with `key`, or move it there."""
         if self._keys.get(flow) == key:
             return
         self._keys[flow] = key
@@ -43,7 +40,6 @@ class FlowHeap(Generic[K]):
             heapify(self._heap)
 
     def remove(self, flow: str) -> None:
-        """Remove `flow` if it is present."""
         self._keys.pop(flow, None)
 
     def first(self) -> str | None:

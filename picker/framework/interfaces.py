@@ -55,8 +55,8 @@ class DataProducer(Protocol):
 class AsyncDataProducer(Protocol):
     """A data producer that asks another server, through `Services`. Runs in order with the others.
 
-    A failure, or an answer that takes longer than `timeout_seconds`, ends the production of
-    findings, never the request.
+    A failure or an answer after `timeout_seconds` ends the production of findings, never the
+    request.
     """
 
     timeout_seconds: float
@@ -80,7 +80,7 @@ class Screener(Protocol):
     """Narrows the candidates of all profiles, before producers run."""
 
     def screen(self, request: InferenceRequest, candidates: Candidates, rng: Random) -> Candidates:
-        """Return the candidates that may serve. Every screener sees all; the results are
+        """Return the candidates that may serve. All screeners see all candidates; the results are
         intersected.
         """
 
@@ -124,9 +124,7 @@ class UsesPlugins(Protocol):
         """The names of plugins by the parameters that name them."""
 
     def connect(self, plugins: Mapping[str, object]) -> None:
-        """Receive the named plugins, by name; called once, when all plugins exist. Raises
-        `ValueError` for one of the wrong kind.
-        """
+        """Receive the named plugins, once all exist. Raises `ValueError` for a wrong one."""
 
 
 @runtime_checkable
@@ -219,7 +217,7 @@ class ProfileHandler(Protocol):
         results: Mapping[str, ProfileResult | None],
         attributes: Attributes,
     ) -> Sequence[str]:
-        """Name the profiles to run next; empty when done. `results` has None for a profile that
+        """Name the profiles to run next; none when done. `results` has None for a profile that
         refused.
         """
 
@@ -236,9 +234,8 @@ class PreRequest(Protocol):
     def pre_request(
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
     ) -> Mapping[str, str] | None:
-        """Record the decision (a prefix index learns here); return headers for the request, if any.
-
-        Raises `RefusedError` to refuse the request after all.
+        """Record the decision; return headers for the request, if any. Raises `RefusedError` to
+        refuse it after all.
         """
 
 
@@ -269,7 +266,7 @@ class ResponseProgressHook(Protocol):
 @runtime_checkable
 class RequestEndHook(Protocol):
     """Called exactly once, at the end of each request that `PreRequest` hooks were called with,
-    even if one of those hooks refused it.
+    even if one of them refused it.
     """
 
     def request_ended(
@@ -282,15 +279,14 @@ class RequestEndHook(Protocol):
 class BackgroundFlush(Protocol):
     """Sends data to another server in batches, outside of requests.
 
-    The picker awaits `flush` every `flush_interval_seconds`, one call at a time, and once more
-    before it ends.
+    The picker awaits `flush` every `flush_interval_seconds`, one call at a time, and at its end.
     """
 
     flush_interval_seconds: float
 
     async def flush(self, now_seconds: float, unix_seconds: float) -> None:
-        """Send the batch. `now_seconds` is on the clock of the hooks, `unix_seconds` the time of
-        day at the same moment. Handles all failures of the other server.
+        """Send the batch; handle all failures of the other server. `now_seconds` is on the clock of
+        the hooks, `unix_seconds` the time of day at the same moment.
         """
 
 
@@ -304,10 +300,9 @@ class EndpointObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KvEventFeed:
-    """The subscription of a consumer of KV events.
+    """The topics that a consumer of KV events subscribes to, those that begin with `topic_prefix`.
 
-    Either the engines connect to `bind_address` (a ZMQ address), or, if that is None, the picker
-    connects to each endpoint. It includes only topics that begin with `topic_prefix`.
+    The engines connect to `bind_address` (a ZMQ address), or the picker connects to each endpoint.
     """
 
     bind_address: str | None = None
@@ -332,10 +327,7 @@ class SkippedKvEvent:
 
 @runtime_checkable
 class KvEventConsumer(Protocol):
-    """Consumes the KV events of engines, which `kvevents` receives.
-
-    Calls for one endpoint are in the order of its engine's events.
-    """
+    """Consumes the KV events of engines, for each endpoint in the order of its engine's events."""
 
     @property
     def kv_event_feed(self) -> KvEventFeed:
@@ -345,9 +337,8 @@ class KvEventConsumer(Protocol):
         """Return the addresses to connect to for this endpoint; None: skip it."""
 
     def kv_events(self, key: str, topic: str, payload: bytes) -> Sequence[SkippedKvEvent]:
-        """Process a message from endpoint `key`; return the events that were skipped.
-
-        Raises `PickerError` for a malformed message, and then has processed none of it.
+        """Process a message from endpoint `key`; return the events that were skipped. Raises
+        `PickerError` for a malformed message, and then has processed none of it.
         """
 
     def kv_events_lost(self, key: str) -> None:
@@ -360,9 +351,7 @@ class NamesProfiles(Protocol):
 
     @property
     def required_profiles(self) -> Mapping[str, str]:
-        """The profiles that a configuration must define, because no request is scheduled without
-        them.
-        """
+        """Return the profiles that a configuration must define, because each request needs them."""
 
     @property
     def optional_profiles(self) -> Mapping[str, str]:

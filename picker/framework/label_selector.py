@@ -45,8 +45,6 @@ class LabelRequirement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class LabelSelectorParameters(Parameters, frozen=True):
-    """A label selector in a configuration."""
-
     match_labels: dict[str, str] = msgspec.field(default_factory=dict)
     match_expressions: tuple[LabelRequirement, ...] = ()
 
@@ -72,21 +70,16 @@ class _Requirement:
 
 
 class LabelSelector:
-    """A checked selector. Immutable."""
-
     __slots__ = ("_requirements",)
 
     def __init__(self, parameters: LabelSelectorParameters) -> None:
-        """Raises `ValueError` that names the entry for an invalid key or value, for values that the
-        operator does not take, and for missing ones.
-        """
+        """Raises `ValueError` that names the entry for an invalid key, value or number of them."""
         self._requirements = tuple(_compiled(parameters))
 
     @classmethod
     def parse(cls, text: str) -> LabelSelector:
-        """Parse the text form, e.g. `app=llm,tier!=test,role in (a,b),!gone,there,gpus>4`.
-
-        Raises `ValueError` for a malformed selector.
+        """Parse the text form, e.g. `app=llm,tier!=test,role in (a,b),!gone,there,gpus>4`. Raises
+        `ValueError`.
         """
         parts = [part.strip() for part in _COMMA_OUTSIDE_SET.split(text)] if text.strip() else []
         selector = cls.__new__(cls)
@@ -94,7 +87,6 @@ class LabelSelector:
         return selector
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """True if every requirement holds."""
         return all(requirement.holds(labels) for requirement in self._requirements)
 
 

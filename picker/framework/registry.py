@@ -77,9 +77,6 @@ class PluginType:
         default_for: tuple[str, ...] = (),
         deprecated_aliases: tuple[str, ...] = (),
     ) -> None:
-        """`name` is the type in a configuration. `parameters` defaults to the annotation of the
-        constructor's argument.
-        """
         if isinstance(constructor, type) and issubclass(constructor, Parameters):
             parameters, constructor = constructor, _itself
         taken = inspect.signature(constructor, eval_str=True).parameters
@@ -101,8 +98,6 @@ def _itself(parameters: object) -> object:
 
 
 class Registry:
-    """Name → plugin type. Immutable."""
-
     def __init__(self, types: Iterable[PluginType]) -> None:
         table: dict[str, PluginType] = {}
         for row in types:
@@ -131,9 +126,8 @@ class Registry:
             raise ConfigError(self._unknown(type_name)) from None
 
     def default_producer(self, data_type: str, name: str = "") -> PluginType | None:
-        """Return the producer type that is created automatically for `data_type`, if any.
-
-        Of several, it is the one called `name`.
+        """Return the producer type that is created automatically for `data_type`, if any; of
+        several, that called `name`.
         """
         rows = [row for row in self if data_type in row.default_for]
         return next((row for row in rows if row.name == name), rows[0] if rows else None)

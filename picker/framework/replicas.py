@@ -29,9 +29,7 @@ class SharesPlacements(Protocol):
         """The current seed of its hashes."""
 
     def use_hash_seed(self, seed: int) -> None:
-        """Hash with another seed, and drop all earlier hashes. Has no effect if the parameters name
-        a seed.
-        """
+        """Hash with this seed, and drop all earlier hashes, unless the parameters name one."""
 
     def report_placements(self, report: ReportPlacement | None) -> None:
         """Call `report` with every later placement."""

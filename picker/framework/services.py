@@ -25,9 +25,8 @@ class HttpClient(Protocol):
         timeout_seconds: float,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """Return the decoded JSON of the answer, at most 16 MiB; None for an empty body.
-
-        Raises `HttpError`.
+        """Return the decoded JSON of the answer, at most 16 MiB; None for an empty body. Raises
+        `HttpError`.
         """
 
 

@@ -38,8 +38,6 @@ class ProbabilisticAdmitterParameters(Parameters, frozen=True):
 
 
 class ProbabilisticAdmitter:
-    """Admits by chance. Stateless."""
-
     def __init__(self, parameters: ProbabilisticAdmitterParameters) -> None:
         self._queue = parameters.queue_depth_threshold
         self._kv = parameters.kv_cache_util_threshold

@@ -35,8 +35,6 @@ _MAX_PORT_DIGITS = 5
 
 
 class HeaderBasedTestingFilter:
-    """Keeps the endpoints that the client lists. Stateless."""
-
     def filter(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
     ) -> Candidates:
@@ -77,7 +75,6 @@ def _entry(text: str) -> tuple[str, int | None] | None:
 
 
 def _canonical(address: str) -> str | None:
-    """The canonical form of an IP address; None for other text."""
     try:
         return str(ip_address(address))
     except ValueError:
@@ -88,14 +85,14 @@ SERVED_HEADER = "x-conformance-test-served-endpoint"
 
 
 class DestinationEndpointServedVerifier:
-    """Sets one response header. Stateless."""
-
     def response_head(self, flight: Flight, head: ResponseHead) -> Mapping[str, str] | None:
         del flight
         return self.bodyless_response_head(head)
 
     def bodyless_response_head(self, head: ResponseHead) -> Mapping[str, str]:
-        """The header of a response to a request without a body, of which nothing else is known."""
+        """Return the header for a response to a request without a body, of which nothing else is
+        known.
+        """
         if head.served_by:
             return {SERVED_HEADER: head.served_by}
         missing = "destination endpoint served" if head.has_destination_metadata else "envoy lb"

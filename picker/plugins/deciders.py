@@ -22,8 +22,6 @@ from picker.types import Candidate, InferenceRequest
 
 
 class AlwaysDecider:
-    """Runs the stage always. Stateless."""
-
     def should_run(
         self, request: InferenceRequest, picked: Candidate | None, attributes: Attributes
     ) -> bool:
@@ -31,12 +29,9 @@ class AlwaysDecider:
 
 
 class MultiModalDecider:
-    """Runs the stage for requests with an item to encode. Stateless."""
-
     def should_run(
         self, request: InferenceRequest, picked: Candidate | None, attributes: Attributes
     ) -> bool:
-        """True if the tokenizer, or else the parser, found an item."""
         return any(request.features or request.body.features)
 
     def why_not(
@@ -54,8 +49,6 @@ class PrefixBasedPdDeciderParameters(Parameters, frozen=True):
 
 
 class PrefixBasedPdDecider:
-    """Runs the stage where enough of the prompt is not cached. Stateless."""
-
     def __init__(self, parameters: PrefixBasedPdDeciderParameters) -> None:
         self._non_cached_tokens = parameters.non_cached_tokens
         self._prompt_tokens = parameters.prompt_tokens
@@ -78,7 +71,6 @@ class PrefixBasedPdDecider:
     def why_not(
         self, request: InferenceRequest, picked: Candidate | None, attributes: Attributes
     ) -> str:
-        """The first condition that is not met."""
         tokens, least = request.num_tokens, max(self._non_cached_tokens, self._prompt_tokens)
         if not self._non_cached_tokens:
             return "nonCachedTokens is 0, which turns it off"

@@ -51,7 +51,7 @@ _CORE: Mapping[str, Callable[[EndpointMetrics], float | None]] = MappingProxyTyp
 
 
 def check_attribute(attribute: str, producer: str | None) -> str:
-    """The producer, `core-metrics-extractor` by default.
+    """Return the producer, `core-metrics-extractor` by default.
 
     Raises `ValueError` for an empty name, and for one with a slash without a producer: it would
     look like `Type/producer`.
@@ -64,7 +64,7 @@ def check_attribute(attribute: str, producer: str | None) -> str:
 
 
 def attribute_number(candidate: Candidate, attribute: str, producer: str) -> float | None:
-    """The number called `attribute/producer`, None while it is unknown or no finite number.
+    """Return the number called `attribute/producer`, None while it is unknown or not finite.
 
     Findings of extractors come first; core metrics are also found by their names, while the
     endpoint's load is known.
@@ -94,8 +94,6 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
 
 
 class Threshold(Parameters, frozen=True):
-    """`algorithm.threshold`: the comparison of the number with a value."""
-
     operator: Literal[
         "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual", "Equal", "NotEqual"
     ]
@@ -103,8 +101,6 @@ class Threshold(Parameters, frozen=True):
 
 
 class FilterAlgorithm(Parameters, frozen=True):
-    """`algorithm`: the condition that a number has to meet."""
-
     type: Literal["threshold"]
     threshold: Threshold
 
@@ -118,10 +114,7 @@ class EndpointAttributeFilterParameters(Parameters, frozen=True):
 
 
 class EndpointAttributeFilter:
-    """Keeps endpoints by one number. Stateless."""
-
     def __init__(self, parameters: EndpointAttributeFilterParameters) -> None:
-        """Raises `ValueError` for an attribute without a name, or with an ambiguous name."""
         threshold = parameters.algorithm.threshold
         try:
             self._producer = check_attribute(parameters.attribute, parameters.producer)
@@ -153,8 +146,7 @@ class FixedRange(Parameters, frozen=True):
     max: float
 
 
-class AdaptiveRange(Parameters, frozen=True):
-    """The scale is the span of the candidates."""
+class AdaptiveRange(Parameters, frozen=True): ...
 
 
 class Normalization(Parameters, frozen=True):
@@ -165,8 +157,6 @@ class Normalization(Parameters, frozen=True):
 
 
 class ScoringAlgorithm(Parameters, frozen=True):
-    """`algorithm`: the conversion of a number into a score."""
-
     type: Literal["linear_lower_is_better", "linear_higher_is_better"]
     normalization: Normalization = Normalization()
 
@@ -178,10 +168,7 @@ class EndpointAttributeParameters(Parameters, frozen=True):
 
 
 class EndpointAttributeScorer:
-    """Scores by one number. Stateless."""
-
     def __init__(self, parameters: EndpointAttributeParameters) -> None:
-        """Raises `ValueError` for an invalid attribute or range."""
         self._attribute = parameters.attribute_key
         self._producer = check_attribute(parameters.attribute_key, parameters.producer)
         normalization = parameters.algorithm.normalization

@@ -13,15 +13,11 @@ from picker.framework.registry import PluginType, Stability
 
 
 class PriorityThenTimeEvictionOrderPolicy:
-    """Ranks by priority and age. Stateless."""
-
     def rank(self, item: QueuedRequest, dispatched_at_seconds: float) -> Rank:
         return (item.request.priority, -dispatched_at_seconds)
 
 
 class SheddableEvictionFilter:
-    """Selects by priority. Stateless."""
-
     def is_evictable(self, item: QueuedRequest) -> bool:
         return item.request.priority < 0
 

@@ -18,15 +18,11 @@ from picker.framework.registry import PluginType
 
 
 class FcfsOrderingPolicy:
-    """Ranks by arrival. Stateless."""
-
     def rank(self, item: QueuedRequest) -> Rank:
         return (item.enqueued_at_seconds,)
 
 
 class EdfOrderingPolicy:
-    """Ranks by deadline. Stateless."""
-
     def rank(self, item: QueuedRequest) -> Rank:
         ttl_seconds = math.inf if item.ttl_seconds is None else item.ttl_seconds
         return (item.enqueued_at_seconds + ttl_seconds, item.enqueued_at_seconds)

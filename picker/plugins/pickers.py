@@ -56,8 +56,6 @@ class PickerParameters(Parameters, frozen=True):
 
 
 class MaxScorePicker:
-    """Picks by score, ties at random. Stateless."""
-
     def __init__(self, parameters: PickerParameters) -> None:
         self._max_endpoints = parameters.max_num_of_endpoints
 
@@ -71,7 +69,7 @@ class MaxScorePicker:
 
 
 def _best(scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
-    """One of the best, with the distribution of a complete sort but without its cost."""
+    """Return one of the best, with the distribution of a complete sort but without its cost."""
     if isinstance(scored, ScoredCandidates):
         candidates, totals = scored.candidates, scored.totals
     else:
@@ -87,8 +85,6 @@ def _best(scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpo
 
 
 class RandomPicker:
-    """Picks uniformly at random. Stateless."""
-
     def __init__(self, parameters: PickerParameters) -> None:
         self._max_endpoints = parameters.max_num_of_endpoints
 
@@ -97,8 +93,6 @@ class RandomPicker:
 
 
 class RoundRobinPicker:
-    """Picks in turn. Owns the number of each endpoint's last turn."""
-
     def __init__(self, parameters: PickerParameters) -> None:
         self._max_endpoints = parameters.max_num_of_endpoints
         self._turns: dict[str, int] = {}
@@ -118,8 +112,6 @@ class RoundRobinPicker:
 
 
 class WeightedRandomPicker:
-    """Picks at random in proportion to the score. Stateless."""
-
     def __init__(self, parameters: PickerParameters) -> None:
         self._max_endpoints = parameters.max_num_of_endpoints
 
@@ -140,8 +132,6 @@ class SoftmaxParameters(PickerParameters, frozen=True):
 
 
 class SoftmaxPicker:
-    """Picks at random by the softmax of the scores. Stateless."""
-
     def __init__(self, parameters: SoftmaxParameters) -> None:
         self._max_endpoints = parameters.max_num_of_endpoints
         self._temperature = parameters.temperature
@@ -167,8 +157,6 @@ def _gumbel(rng: Random) -> float:
 
 
 class PowerOfTwoPicker:
-    """Picks the better one of two. Stateless."""
-
     def __init__(self, parameters: PickerParameters) -> None:
         self._max_endpoints = parameters.max_num_of_endpoints
 

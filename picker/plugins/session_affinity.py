@@ -91,7 +91,6 @@ class SessionAffinity:
     """The common part of filter and scorer. Owns the bindings of the strategy `session_id`."""
 
     def __init__(self, name: str, parameters: SessionAffinityParameters) -> None:
-        """Raises `ValueError` that names the wrong parameter."""
         self._profile = parameters.profile_name
         self._header = ""
         self._sources: tuple[str | DataKey[str], ...] = ()
@@ -113,7 +112,7 @@ class SessionAffinity:
     def session_endpoint(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Candidate | None:
-        """The candidate that the request's session is bound to, if there is one."""
+        """Return the candidate that the request's session is bound to, if there is one."""
         if self.session_bindings is None:
             key = _decoded(request.headers.get(self._header, ""))
             return _by_key(candidates, key) if key else None
@@ -142,7 +141,6 @@ class SessionAffinity:
         self.session_bindings.bind(session, picked.key, request.received_at_seconds)
 
     def response_head(self, flight: Flight, head: ResponseHead) -> Mapping[str, str] | None:
-        """The token of the picked endpoint; None with `session_id`."""
         picked = self._picked(flight.result)
         if not self._header or picked is None:
             return None
@@ -152,7 +150,7 @@ class SessionAffinity:
         return first_picked(result.profiles, self._profile or result.primary_profile)
 
     def _session(self, request: InferenceRequest, attributes: Attributes) -> str:
-        """The id from the first source that has one, else ""."""
+        """Return the id from the first source that has one, else ""."""
         for source in self._sources:
             value: Any = (
                 attributes.get(source)
@@ -165,7 +163,6 @@ class SessionAffinity:
 
 
 def _sources(config: SessionIdConfig) -> tuple[str | DataKey[str], ...]:
-    """Raises `ValueError` for a source that does not name exactly one place."""
     if not config.sources:
         raise ValueError("sessionIdConfig.sources must not be empty")
     return tuple(
@@ -192,7 +189,7 @@ def _by_key(candidates: Candidates, key: str) -> Candidate | None:
 
 
 def _decoded(token: str) -> str:
-    """The endpoint key in a token, "" without one; clients may send anything."""
+    """Return the endpoint key in a token, "" without one; clients may send anything."""
     try:
         return base64.b64decode(token, validate=True).decode()
     except (binascii.Error, ValueError):
@@ -224,7 +221,7 @@ class SessionBindings:
         return len(self._bindings)
 
     def endpoint(self, session: str, now_seconds: float) -> str | None:
-        """The endpoint of the session; None when it is not bound, or its binding expired."""
+        """Return the endpoint of the session; None when it is not bound, or its binding expired."""
         self._pass_time(now_seconds)
         binding = self._bindings.get(_bounded(session))
         if binding is None or self._is_expired(binding):
@@ -232,7 +229,6 @@ class SessionBindings:
         return binding.endpoint
 
     def bind(self, session: str, endpoint: str, now_seconds: float) -> None:
-        """Bind the session to the endpoint that it was sent to now."""
         self._pass_time(now_seconds)
         key = _bounded(session)
         before = self._bindings.get(key)
@@ -244,7 +240,6 @@ class SessionBindings:
             self._report(key, endpoint, moves)
 
     def report_bindings(self, report: ReportBinding | None) -> None:
-        """Call `report` with every session that is bound here from now on."""
         self._report = report
 
     def bound_elsewhere(
@@ -289,15 +284,13 @@ class SessionBindings:
 
 
 def _bounded(session: str) -> str:
-    """The id, or its digest when it is long: clients choose ids, and must not choose our memory."""
+    """Replace a long id by its digest: clients choose ids, and must not choose our memory."""
     if len(session) <= MAX_SESSION_ID:
         return session
     return hashlib.sha256(session.encode(errors="surrogatepass")).hexdigest()
 
 
 class SessionAffinityFilter(SessionAffinity):
-    """Keeps the endpoint of a session."""
-
     def filter(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
     ) -> Candidates:

@@ -42,8 +42,6 @@ class TopologyParameters(Parameters, frozen=True):
 
 
 class TopologyExtractor:
-    """Reads locations from labels."""
-
     def __init__(self, name: str, parameters: TopologyParameters) -> None:
         self._attribute = f"{TOPOLOGY}/{name}"
         self._labels = parameters
@@ -72,24 +70,21 @@ class Tier(IntEnum):
 
 
 def topology_findings(producer: str) -> tuple[DataKey[Any], ...]:
-    """The findings that a plugin reads to compare candidates with the peer."""
     return (PEER_ENDPOINT_KEY, DataKey(TOPOLOGY, producer))
 
 
 def topology_of(candidate: Candidate, producer: str) -> Topology | None:
-    """The candidate's location, as the extractor called `producer` found it."""
     found = candidate.attributes.get(f"{TOPOLOGY}/{producer}")
     return found if isinstance(found, Topology) else None
 
 
 def peer_topology(attributes: Attributes, producer: str) -> Topology | None:
-    """The location of the endpoint of the previous stage; None without one, or if unknown."""
+    """Return the location of the endpoint of the previous stage, if known."""
     peer = attributes.get(PEER_ENDPOINT_KEY)
     return None if peer is None else topology_of(peer, producer)
 
 
 def shared_tier(one: Topology | None, other: Topology | None) -> Tier | None:
-    """The nearest tier that both share, if there is one."""
     if one is None or other is None:
         return None
     pairs = (
@@ -108,8 +103,6 @@ class TopologyAffinityFilterParameters(Parameters, frozen=True):
 
 
 class TopologyAffinityFilter:
-    """Keeps endpoints near the peer. Stateless."""
-
     def __init__(self, parameters: TopologyAffinityFilterParameters) -> None:
         self._floor = Tier[parameters.min_affinity.upper()]
         self._producer = parameters.topology_producer_name
@@ -137,8 +130,6 @@ class TopologyAffinityScorerParameters(Parameters, frozen=True):
 
 
 class TopologyAffinityScorer:
-    """Scores by nearness to the peer. Stateless."""
-
     def __init__(self, parameters: TopologyAffinityScorerParameters) -> None:
         self._producer = parameters.topology_producer_name
         self.may_consume = topology_findings(self._producer)

@@ -40,8 +40,6 @@ class StaticUsageLimitPolicyParameters(Parameters, frozen=True):
 
 
 class StaticUsageLimitPolicy:
-    """One ceiling for all. Stateless."""
-
     def __init__(self, parameters: StaticUsageLimitPolicyParameters) -> None:
         self._threshold = parameters.threshold
 
@@ -57,10 +55,7 @@ class PriorityHoldbackPolicyParameters(Parameters, frozen=True):
 
 
 class PriorityHoldbackPolicy:
-    """Ceilings on a straight line. Stateless."""
-
     def __init__(self, parameters: PriorityHoldbackPolicyParameters) -> None:
-        """Raises `ValueError` for a maxCeiling out of range."""
         self._least, self._greatest = parameters.min_ceiling, parameters.max_ceiling
         if not self._least < self._greatest <= 1:
             text = f"maxCeiling must be above minCeiling and at most 1, got {self._greatest}"
@@ -82,8 +77,6 @@ OPEN, SHUT = 1.0, 0.0
 
 
 class SoftReflectiveCeilingPolicy:
-    """Opens and shuts. Owns the number of calls."""
-
     def __init__(self) -> None:
         self._calls = 0
 
@@ -96,9 +89,7 @@ class SoftReflectiveCeilingPolicy:
         return ceilings
 
     def _is_its_turn(self, saturation: float) -> bool:
-        """True if lower priorities are open at this call; `saturation` is at least 0.5, because
-        below that it is under every ceiling.
-        """
+        """Below a saturation of 0.5, which is under every ceiling, this is not called."""
         if not saturation < 1.0:
             return False
         every = math.floor(saturation / (1.0 - saturation) + 0.5)

@@ -48,8 +48,7 @@ class Profile:
         """Pick among `candidates`, and append the calls of the plugins to `steps`.
 
         An endpoint's total is the sum over scorers of clamp(score, 0, 1) × weight, not divided by
-        the sum of weights; a score of NaN counts 0. Raises `FilteredOutError` when the filters
-        leave no endpoint.
+        the sum of weights. Raises `FilteredOutError` when the filters leave no endpoint.
         """
         for narrowing in self.filters:
             seen = attributes if narrowing.scope is None else narrowing.scoped(attributes)
@@ -95,7 +94,6 @@ class Scheduler:
 
     @property
     def profiles(self) -> Mapping[str, Profile]:
-        """The profiles by name, in configured order."""
         return MappingProxyType(self._profiles)
 
     def schedule(
@@ -108,10 +106,11 @@ class Scheduler:
     ) -> SchedulingResult:
         """Decide where `request` goes, and append the calls of the plugins to `steps`.
 
-        The handler is asked for profiles until it names none (a profile runs at most once). The
-        result of a profile that refuses is None; when the handler then cannot build a result, the
-        first refusal, by profile name, is raised. Raises `RefusedError`: 503 without candidates,
-        429 when the filters leave no endpoint or no profile ran.
+        The handler is asked for profiles until it names none (a profile runs at most once). When it
+        then
+        cannot build a result, the first refusal of a profile, by name, is raised. Raises
+        `RefusedError`:
+        503 without candidates, 429 when the filters leave no endpoint or no profile ran.
         """
         if not candidates:
             raise no_endpoints()

@@ -26,10 +26,7 @@ def only_message(kind: type[M], body: bytes) -> M:
 
 
 class FrameSplitter:
-    """Joins the pieces of a stream into its messages.
-
-    A compressed message, and one larger than the limit, is skipped without being stored.
-    """
+    """Joins the pieces of a stream into its messages, and skips compressed and too large ones."""
 
     def __init__(self, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
         self._limit = limit_bytes
@@ -37,7 +34,7 @@ class FrameSplitter:
         self._to_skip = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that `data` completes, in order."""
+        """Return the messages that `data` completes, in order."""
         messages: list[bytes] = []
         self._pending += data
         position = 0

@@ -33,8 +33,6 @@ _SPACE = b" \t\r\n"
 
 
 class VertexAIParser:
-    """Takes the methods of the PredictionService."""
-
     claims: tuple[str, ...] = (
         "PredictionService/ChatCompletions",
         "PredictionService/StreamRawPredict",

@@ -35,8 +35,6 @@ MAX_ITEMS = 2**16  # an item may have two bytes, and takes a microsecond here
 
 
 class VllmGrpcParser:
-    """Takes the methods of the engine's service."""
-
     claims: tuple[str, ...] = (
         "vllm.grpc.engine.VllmEngine/Generate",
         "vllm.grpc.engine.VllmEngine/Embed",
@@ -82,7 +80,6 @@ def _embed(body: bytes) -> ParsedBody:
 
 
 def _prompts(tokenized: pb.TokenizedInput) -> tuple[bytes, ...]:
-    """The prompt in `tokenized`; none without token ids."""
     packed = pack_token_ids(list(tokenized.input_ids))
     return () if packed is None else (packed,)
 

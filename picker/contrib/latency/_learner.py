@@ -38,8 +38,6 @@ class _Reading:
 
 
 class LatencyLearner:
-    """Owns the models, and the loads of endpoints over time."""
-
     def __init__(self) -> None:
         self.models = LatencyModels()
         self._loads: Mapping[str, LoadFeatures] = {}  # as of the last decision
@@ -47,7 +45,6 @@ class LatencyLearner:
         self._readings: dict[str, _Reading] = {}
 
     def observe(self, loads: Mapping[str, LoadFeatures]) -> None:
-        """Take over the loads of a decision."""
         self._loads = loads
 
     def load_over_time(self, key: str, now_seconds: float) -> LoadIntegral:
@@ -61,7 +58,7 @@ class LatencyLearner:
     def first_token(
         self, request: InferenceRequest, measured: Measurement, now_seconds: float
     ) -> None:
-        """Learn from the first token. Does nothing the second time."""
+        """Learn from the first token; a second call does nothing."""
         if measured.first is not None:
             return
         measured.first = now_seconds
@@ -79,8 +76,8 @@ class LatencyLearner:
         ended_seconds: float | None,
         generated: int,
     ) -> tuple[float | None, float | None]:
-        """Learn from an answer that completed at `ended_seconds` (None: it failed) with `generated`
-        tokens (0: unknown). Returns TTFT and TPOT in ms, where known.
+        """Learn from an answer with `generated` tokens (0: unknown); return TTFT and TPOT in ms,
+        where known. `ended_seconds` is None for a failed answer.
         """
         load, ttft_ms = measured.load, measured.ttft_ms
         if load is None:
@@ -99,9 +96,8 @@ class LatencyLearner:
     def read_counters(
         self, request: InferenceRequest, candidates: Candidates, now_seconds: float
     ) -> None:
-        """Learn the time per token from the endpoints' counters of generated tokens.
-
-        The running requests together took the time between two readings, times their mean number.
+        """Learn the time per token from the endpoints' counters of generated tokens: the running
+        requests together took the time between two readings, times their mean number.
         """
         for candidate in candidates:
             metrics, key = candidate.metrics, candidate.endpoint.key
@@ -125,7 +121,6 @@ class LatencyLearner:
                 self._learn(request, Latency.PER_TOKEN, load, key, tpot_ms)
 
     def forget(self, key: str) -> None:
-        """Forget an endpoint that left or restarted."""
         self._over_time.pop(key, None)
         self._readings.pop(key, None)
         self.models.forget(key)
@@ -133,7 +128,7 @@ class LatencyLearner:
     def _answered(
         self, request: InferenceRequest, measured: Measurement, ended_seconds: float, generated: int
     ) -> float | None:
-        """Learn the time per token, which is returned, and the length of an answer; without usage,
+        """Learn and return the time per token, and learn the length of an answer: without usage,
         its duration gives the length.
         """
         tpot_ms, predicted = measured.tpot_ms(generated), measured.predicted
@@ -173,5 +168,4 @@ def features_of(request: InferenceRequest) -> Request:
 
 
 def latency_of(request: InferenceRequest) -> Latency:
-    """The latency that the client sees first."""
     return Latency.FIRST_TOKEN if request.body.stream else Latency.WHOLE

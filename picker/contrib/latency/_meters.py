@@ -15,7 +15,9 @@ from picker.types import FinishCause
 
 @dataclass(frozen=True, slots=True)
 class LatencyPredictions:
-    """Observes predictions, the actual latencies, and missed objectives."""
+    """Observes predictions, the actual latencies, and missed objectives, after the prediction, when
+    the request leaves and when it ends.
+    """
 
     key: DataKey[Mapping[str, LatencyPrediction]]
     measurement: DataKey[Measurement]
@@ -23,7 +25,6 @@ class LatencyPredictions:
     labels: tuple[str, str]
 
     def __call__(self, decision: Decision, step: PluginStep) -> None:
-        """Called after the prediction, when the request leaves, and when it ends."""
         match step.bound.point:
             case "DataProducer":
                 self._predicted(decision, step.seconds)
@@ -33,7 +34,6 @@ class LatencyPredictions:
                 self._ended(decision)
 
     def _predicted(self, decision: Decision, seconds: float) -> None:
-        """Observe the duration of the prediction, if there is one."""
         if found(decision, self.key) is None:
             return
         series, labels = self.metrics.plugins, self._labels(decision)
@@ -43,7 +43,6 @@ class LatencyPredictions:
         self._set(labels, "tpot_prediction_duration", seconds)
 
     def _left(self, decision: Decision) -> None:
-        """Observe the prediction for the picked endpoint."""
         endpoint = picked_endpoint(decision)
         predictions = found(decision, self.key)
         if predictions is None or endpoint is None:
@@ -59,7 +58,6 @@ class LatencyPredictions:
             self._set(labels, "predicted_tpot", prediction.tpot_ms / 1000)
 
     def _ended(self, decision: Decision) -> None:
-        """Observe the latencies of a completed request, and compare them with its objectives."""
         request = decision.request
         measured = found(decision, self.measurement)
         if measured is None or request is None or measured.failed:
@@ -79,7 +77,6 @@ class LatencyPredictions:
             self._observe(labels, "tpot", tpot, asked.tpot_ms)
 
     def _compare(self, measured: Measurement, labels: tuple[str, ...]) -> None:
-        """Observe the errors of the predictions, and the p90s that held."""
         series = self.metrics.plugins
         for one in measured.outcomes:
             error = abs(one.expected_ms - one.seen_ms) / one.seen_ms

@@ -76,9 +76,9 @@ class Request(NamedTuple):
 class LoadFeatures(NamedTuple):
     """Features of an endpoint for one request, of order 1.
 
-    In units of 1024 tokens: the uncached and the cached part of the prompt, and the uncached parts
-    of the prompts that this picker sent there and that have no first token yet. In units of 8
-    (`REQUESTS_UNIT`): the waiting and the running requests.
+    Prompts (the uncached and the cached part of this one, and the uncached parts of those that this
+    picker sent there and that have no first token yet) are in units of 1024 tokens, waiting and
+    running requests in units of 8 (`REQUESTS_UNIT`).
     """
 
     one: float
@@ -120,9 +120,8 @@ def costs_ms(
     each: Fitted,
     num_tokens: float,
 ) -> Sequence[float]:
-    """The cost at each endpoint, where the request itself takes `own_ms`.
-
-    For a whole answer, `first` and `each` are its fit, and it counts as one token.
+    """Return the cost at each endpoint, where the request itself takes `own_ms`. A whole answer, of
+    which `first` and `each` are the fit, counts as one token.
     """
     _, uncached, cached, _, _, _, _, uncached_running = first.weights
     uncached -= cached  # cached tokens have a cost, too
@@ -139,7 +138,7 @@ def costs_ms(
 
 
 class LoadIntegral:
-    """An endpoint's load over time. Owns its integrals, in seconds times the feature's unit."""
+    """An endpoint's load over time, as integrals in seconds times the feature's unit."""
 
     __slots__ = ("_at", "_seconds", "_sums")
 
@@ -165,8 +164,8 @@ class LoadIntegral:
 
 
 def mean_load(load: LoadFeatures, since: Sequence[float], until: Sequence[float]) -> LoadFeatures:
-    """`load` with the means between two values of one `LoadIntegral`; unchanged if the load
-    between them is unknown.
+    """Return `load` with the means between two values of one `LoadIntegral`, or unchanged if the
+    load between them is unknown.
     """
     seconds, *sums = (after - before for before, after in zip(since, until, strict=True))
     if seconds <= 0:
@@ -176,7 +175,7 @@ def mean_load(load: LoadFeatures, since: Sequence[float], until: Sequence[float]
 
 
 class LatencyModel:
-    """Learns one latency of one model. Owns weights, ratios and factors."""
+    """Learns one latency of one model."""
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
@@ -203,9 +202,8 @@ class LatencyModel:
         return Fitted(folded, floor, self._factors, self.p90_factor)
 
     def learn(self, request: Request, load: LoadFeatures, endpoint: str, latency: float) -> bool:
-        """Learn a sample; True if it shows that the law has changed.
-
-        Ignores a latency that is not positive and finite.
+        """Learn a sample, if it is positive and finite; return true if it shows that the law has
+        changed.
         """
         if not 0.0 < latency < math.inf:
             return False
@@ -233,7 +231,6 @@ class LatencyModel:
         return self._watch(abs(ratio))
 
     def forget(self, endpoint: str) -> None:
-        """Forget the factor of an endpoint."""
         self._factors.pop(endpoint, None)
         self._counts.pop(endpoint, None)
 
@@ -313,21 +310,20 @@ class LatencyModels:
         self._lengths: dict[str, tuple[int, float]] = {}  # number of answers, mean of their tokens
 
     def get(self, model: str, latency: Latency) -> LatencyModel | None:
-        """None before the first sample."""
         return self._models.get((model, latency))
 
     def fitted(self, model: str, latency: Latency, request: Request) -> Fitted | None:
-        """None before there are enough samples."""
         known = self._models.get((model, latency))
         return None if known is None else known.fitted(request)
 
     def num_tokens(self, model: str, limit: int | None) -> float | None:
-        """The mean number of tokens of an answer, at most `limit`; None before the first end."""
+        """Return the mean number of tokens of an answer, at most `limit`; None before the first
+        end.
+        """
         known = self._lengths.get(model)
         return None if known is None else min(known[1], limit or math.inf)
 
     def answered(self, model: str, num_tokens: float) -> None:
-        """Learn the length of an answer."""
         count, mean = self._lengths.pop(model, (0, 0.0))
         if len(self._lengths) >= MAX_MODELS:
             del self._lengths[next(iter(self._lengths))]
@@ -335,7 +331,7 @@ class LatencyModels:
         self._lengths[model] = count + 1, mean
 
     def learning(self, model: str, latency: Latency) -> LatencyModel:
-        """The model that learns the next sample, now the latest."""
+        """Return the model that learns the next sample, and make it the latest."""
         known = self._models.get((model, latency))
         if known is None:
             if len(self._models) >= MAX_MODELS:
@@ -347,6 +343,5 @@ class LatencyModels:
         return known
 
     def forget(self, endpoint: str) -> None:
-        """Forget an endpoint that left; another one of its name may have another speed."""
         for one in self._models.values():
             one.forget(endpoint)

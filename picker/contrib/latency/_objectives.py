@@ -21,7 +21,6 @@ class LatencyObjectives:
 
 
 def latency_objectives(headers: Mapping[str, str]) -> LatencyObjectives:
-    """Read the objectives of a request; values that are not positive numbers are ignored."""
     return LatencyObjectives(
         _milliseconds(headers, TTFT_MS_HEADERS), _milliseconds(headers, TPOT_MS_HEADERS)
     )

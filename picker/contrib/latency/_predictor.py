@@ -22,8 +22,6 @@ TRAIN_PATH = "/add_training_data_bulk"
 
 @dataclass(frozen=True, slots=True)
 class PredictorSettings:
-    """Addresses and limits of the servers; both addresses are optional."""
-
     prediction_urls: tuple[str, ...] = ()
     training_url: str | None = None
     max_samples: int = 1000
@@ -35,9 +33,8 @@ class PredictorSettings:
 def predictor_settings(
     prediction_urls: str, training_url: str, environment: Mapping[str, str]
 ) -> PredictorSettings:
-    """Settings of a configuration, with the reference's environment variables as defaults.
-
-    `prediction_urls` is a comma list. Raises `ValueError` for invalid values.
+    """Read the settings of a configuration, with the reference's environment variables as defaults.
+    `prediction_urls` is a comma list. Raises `ValueError`.
     """
     prediction = prediction_urls or environment.get("PREDICTION_SERVER_URL", "")
     training = training_url or environment.get("TRAINING_SERVER_URL", "")
@@ -75,7 +72,7 @@ def _positive(environment: Mapping[str, str], name: str, default: float) -> floa
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """The predictor's view of one request at one endpoint; the names are those of the wire.
+    """The predictor's view of one request at one endpoint, with the names of the wire.
 
     `num_request_running` counts this picker's requests in flight there; `kv_cache_percentage` is
     within 0..1 despite its name.
@@ -129,9 +126,8 @@ class Predicted(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """One latency of a request and its prediction, in milliseconds; `kind` is `ttft` or `tpot`.
-
-    `p90_ms` is the predicted 90th percentile, if known.
+    """One latency of a request with its prediction and predicted p90, in milliseconds; `kind` is
+    `ttft` or `tpot`.
     """
 
     kind: str
@@ -143,8 +139,8 @@ class Outcome(NamedTuple):
 class Measurement:
     """One request in flight: the state when it left, and the times of its response.
 
-    Owned by its producer. `features` and `load` are None for an endpoint of unknown load,
-    `predicted` and `p90` without a prediction. `outcomes` are set at the end.
+    `features` and `load` are None for an endpoint of unknown load, `predicted` and `p90` without a
+    prediction. `outcomes` are set at the end.
     """
 
     __slots__ = (
@@ -198,17 +194,18 @@ class Measurement:
 
     @property
     def ttft_ms(self) -> float | None:
-        """From the departure of the request to its first token; None before that."""
+        """Return the time from the departure of the request to its first token, if it came."""
         return None if self.first is None else _ms(self.first - self.begun)
 
     def tpot_ms(self, generated: int) -> float | None:
-        """Per token after the first piece; None for fewer than two tokens, or without a piece."""
+        """Return the time per token after the first piece; None for fewer than two tokens, or
+        without a piece.
+        """
         if self.first is None or self.last is None or generated < 2:
             return None
         return _ms((self.last - self.first) / (generated - 1))
 
     def compare(self, ttft_ms: float | None, tpot_ms: float | None) -> None:
-        """Set `outcomes` from the actual latencies."""
         if self.predicted is None:
             return
         p90_first, p90_each = (None, None) if self.p90 is None else self.p90
@@ -224,7 +221,6 @@ class Measurement:
 
 
 def measurement_key(producer: str) -> DataKey[Measurement]:
-    """The key of a request's measurement by the producer instance called `producer`."""
     return DataKey("LatencyMeasurement", producer)
 
 
@@ -233,9 +229,8 @@ def _ms(seconds: float) -> float:
 
 
 def read_predictions(answer: Any, expected: int) -> tuple[Predicted | None, ...]:
-    """The predictions in the order of the rows, None for an unusable one.
-
-    Raises `ValueError` for another number of predictions than `expected`.
+    """Return the predictions in the order of the rows, None for an unusable one. Raises
+    `ValueError` for another number of rows than `expected`.
     """
     found = answer.get("predictions") if isinstance(answer, Mapping) else None
     if not isinstance(found, list) or len(found) != expected:

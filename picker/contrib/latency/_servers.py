@@ -45,7 +45,9 @@ class PredictionServers:
     async def predict(
         self, features: Sequence[Features], now_seconds: float
     ) -> Sequence[Predicted | None]:
-        """The predictions in the order of `features`, None for a missing one; empty without any."""
+        """Return the predictions in the order of `features`, None for a missing one; empty without
+        any.
+        """
         if not features or not self._settings.prediction_urls:
             return ()
         if self._failures >= FAILURES:
@@ -63,7 +65,6 @@ class PredictionServers:
         return predicted
 
     def learn(self, sample: Sample) -> None:
-        """Queue a sample, if there is a training server."""
         if self._settings.training_url is not None:
             self._samples.append(sample)
 
@@ -90,8 +91,8 @@ class PredictionServers:
             samples = samples[size:]
 
     async def _ask(self, features: Sequence[Features]) -> tuple[list[Predicted | None], str]:
-        """Send the rows to the next server, and stop at the first failed batch: the predictions,
-        None for the rows after the failure, and the error.
+        """Send the rows to the next server until a batch fails; return the predictions, None for
+        the rows after the failure, and the error.
         """
         url = self._settings.prediction_urls[self._requests % len(self._settings.prediction_urls)]
         self._requests += 1
@@ -113,8 +114,6 @@ class PredictionServers:
 
 
 class _Reachability:
-    """Logs when a server begins to fail and when it works again."""
-
     def __init__(self, what: str) -> None:
         self._what = what
         self._failing = False

@@ -104,7 +104,6 @@ class PredictedLatencyParameters(Parameters, frozen=True):
 
     @property
     def without_effect(self) -> Mapping[str, str]:
-        """Parameters of sampling, which does not happen here."""
         every_token = "every token counts, none is sampled"
         return {
             "contextTTL": "the state of a request ends with the request",
@@ -122,8 +121,6 @@ class _Asked:
 
 
 class PredictedLatencyProducer:
-    """Owns the models, and the objectives and prompt tokens of requests in flight."""
-
     def __init__(
         self, name: str, parameters: PredictedLatencyParameters, services: Services
     ) -> None:
@@ -146,7 +143,7 @@ class PredictedLatencyProducer:
     def produce(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
-        """Write the predictions; none before there are enough samples, and without known load."""
+        """Write the predictions; there are none before enough samples, or without known load."""
         loads = self._loads(request, candidates, attributes.get(self._match_key))
         self._learner.observe(loads)
         if not self._shows_bodies:
@@ -160,7 +157,6 @@ class PredictedLatencyProducer:
     def pre_request(
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
     ) -> None:
-        """Begin to measure the request at the first endpoint of the primary profile."""
         profile = result.profiles.get(result.primary_profile)
         if profile is None or not profile.picked:
             return
@@ -195,7 +191,6 @@ class PredictedLatencyProducer:
             self._learner.first_token(flight.request, measurement, head.came_at_seconds)
 
     def response_progress(self, flight: Flight, progress: ResponseProgress) -> None:
-        """Note the times of the first and the last piece."""
         measurement = flight.attributes.get(self._measurement_key)
         if measurement is None:
             return
@@ -207,7 +202,6 @@ class PredictedLatencyProducer:
     def request_ended(
         self, flight: Flight, cause: FinishCause, usage: Usage | None, now_seconds: float
     ) -> None:
-        """Learn from the end of a request that did not fail."""
         measurement = flight.attributes.get(self._measurement_key)
         if measurement is None:
             return
@@ -224,13 +218,11 @@ class PredictedLatencyProducer:
         measurement.features = measurement.load = None
 
     def meter(self, point: str, labels: tuple[str, str], metrics: PickerMetrics) -> Meter | None:
-        """The meter of predictions and latencies."""
         if point not in ("DataProducer", "PreRequest", "ResponseComplete"):
             return None
         return LatencyPredictions(self._key, self._measurement_key, metrics, labels)
 
     def endpoint_removed(self, key: str) -> None:
-        """Forget an endpoint that left or restarted."""
         self._in_flight.pop(key, None)
         self._pending.pop(key, None)
         self._learner.forget(key)
@@ -242,13 +234,11 @@ class PredictedLatencyProducer:
         ended_seconds: float | None,
         generated: int,
     ) -> None:
-        """`ended_seconds` is None unless the request completed."""
         seen = self._learner.ended(request, measured, ended_seconds, generated)
         if measured.p90 is not None:
             measured.compare(*seen)
 
     def _has_read_prompt(self, measurement: Measurement) -> None:
-        """Remove its prompt from the pending ones. Does nothing the second time."""
         key, pending = measurement.key, measurement.pending
         measurement.pending = 0.0
         if pending and key in self._pending:
@@ -257,7 +247,7 @@ class PredictedLatencyProducer:
     def _loads(
         self, request: InferenceRequest, candidates: Candidates, match: PrefixCacheMatchInfo | None
     ) -> dict[str, LoadFeatures]:
-        """The known loads by endpoint. Inlined, because there may be a thousand endpoints."""
+        """Return the known loads by endpoint."""
         prompt, pending, loads = request.num_tokens / 1024, self._pending, dict[str, LoadFeatures]()
         blocks = {} if match is None else match.match_blocks
         size = 0.0 if match is None else match.block_size_tokens / 1024
@@ -296,7 +286,6 @@ class PredictedLatencyProducer:
         loads: Mapping[str, LoadFeatures],
         load: InFlightLoad | None,
     ) -> Mapping[str, LatencyPrediction]:
-        """The predictions by endpoint; empty before there are enough samples."""
         model, kind, features = request.target_model, latency_of(request), features_of(request)
         first = self._learner.models.fitted(model, kind, features)
         if first is None:
@@ -336,11 +325,9 @@ class PredictedLatencyProducer:
         return predictions
 
     def _slack(self, key: str, slow: float, objectives: LatencyObjectives) -> float:
-        """The TPOT headroom; 0 while the time per token is unknown."""
         return slow + self._allowed_tpot_ms(key, objectives.tpot_ms or 0.0) if slow else 0.0
 
     def _allowed_tpot_ms(self, key: str, objective_ms: float) -> float:
-        """The strictest objective per token of the requests there, including this one."""
         others = [one.tpot_objective_ms for one in self._in_flight.get(key, ())]
         strictest = min((one for one in others if one is not None), default=objective_ms)
         return min(objective_ms, strictest) * self._parameters.slo_buffer_factor
@@ -357,13 +344,11 @@ class PredictedLatencyProducer:
         return Predicted(expected.ttft_ms * first.p90_factor, tpot_ms)
 
     def _now(self, request: InferenceRequest) -> float:
-        """The time of this decision, at least that of the request's arrival."""
+        """Return the time of this decision, at least that of the request's arrival."""
         return max(request.received_at_seconds, self._clock.now())
 
 
 class AskingLatencyProducer(PredictedLatencyProducer):
-    """Uses prediction servers, and the local model while they fail."""
-
     timeout_seconds = LOOK_UP_SECONDS
 
     def __init__(
@@ -387,7 +372,6 @@ class AskingLatencyProducer(PredictedLatencyProducer):
     async def look_up(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
-        """Write the servers' predictions, else those of the local model."""
         request = self.produce(request, candidates, attributes)
         features = self._features(request, candidates, attributes)
         predicted: Sequence[Predicted | None] = ()
@@ -409,7 +393,6 @@ class AskingLatencyProducer(PredictedLatencyProducer):
     def pre_request(
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
     ) -> None:
-        """Also note the row of the picked endpoint."""
         super().pre_request(request, result, attributes)
         asked = attributes.get(self._asked_key)
         measurement = attributes.get(self._measurement_key)
@@ -446,7 +429,6 @@ class AskingLatencyProducer(PredictedLatencyProducer):
     def _features(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> dict[str, Features]:
-        """A row for every candidate of known load."""
         match = attributes.get(self._match_key)
         load = attributes.get(self._load_key)
         encoder = None
@@ -479,7 +461,6 @@ class AskingLatencyProducer(PredictedLatencyProducer):
     def _compared(
         self, key: str, predicted: Predicted, objectives: LatencyObjectives, dispatched: int
     ) -> LatencyPrediction:
-        """Compare a prediction with the objectives."""
         ttft_headroom_ms = (objectives.ttft_ms or 0.0) - predicted.ttft_ms
         tpot_headroom_ms = 0.0
         is_valid = ttft_headroom_ms > 0
@@ -514,7 +495,6 @@ def _encoded(encoder: EncoderMatch | None, key: str) -> float:
 def _create(
     name: str, parameters: PredictedLatencyParameters, services: Services
 ) -> PredictedLatencyProducer:
-    """Raises `ValueError` for invalid settings."""
     settings = predictor_settings(
         parameters.prediction_server_url, parameters.training_server_url, services.environment
     )

@@ -73,8 +73,6 @@ class LatencyScorerParameters(Parameters, frozen=True):
 
 
 class LatencyScorer:
-    """Scores by predicted headroom. Stateless."""
-
     def __init__(self, parameters: LatencyScorerParameters) -> None:
         self._ttft, self._tpot = _normalised(
             (parameters.ttft_weight, parameters.tpot_weight), (0.5, 0.5)
@@ -118,7 +116,7 @@ class LatencyScorer:
     def _group(
         self, predicted: Sequence[tuple[Candidate, LatencyPrediction]]
     ) -> tuple[Mapping[str, LatencyPrediction], str]:
-        """The group to rate, and the strategy."""
+        """Return the group to rate, and the strategy."""
         groups: list[dict[str, LatencyPrediction]] = [{}, {}, {}, {}]
         idle: dict[str, LatencyPrediction] = {}
         for candidate, prediction in predicted:
@@ -171,7 +169,9 @@ def _normalised(weights: Sequence[float], otherwise: tuple[float, ...]) -> tuple
 
 
 def _shares(values: Sequence[float]) -> tuple[Sequence[float], bool]:
-    """The position of each value between the least and the greatest, and whether they differ."""
+    """Return the position of each value between the least and the greatest, and whether they
+    differ.
+    """
     least, greatest = min(values), max(values)
     if greatest - least <= NO_RANGE:
         return [0.5] * len(values), False
@@ -183,8 +183,6 @@ class LatencyCostScorerParameters(Parameters, frozen=True):
 
 
 class LatencyCostScorer:
-    """Scores by predicted cost. Stateless."""
-
     def __init__(self, parameters: LatencyCostScorerParameters) -> None:
         self._key = latency_predictions_key(parameters.latency_prediction_info_producer_name)
         self.consumes = (self._key,)

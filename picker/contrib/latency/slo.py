@@ -45,8 +45,6 @@ class LatencySloAdmitterParameters(Parameters, frozen=True):
 
 
 class LatencySloAdmitter:
-    """Admits requests that can be served in time. Stateless."""
-
     def __init__(self, parameters: LatencySloAdmitterParameters) -> None:
         self._key = latency_predictions_key(parameters.latency_prediction_info_producer_name)
         self.consumes = (self._key,)
@@ -84,8 +82,6 @@ class SloHeadroomTierParameters(Parameters, frozen=True):
 
 
 class SloHeadroomTierFilter:
-    """Keeps one tier. Stateless."""
-
     def __init__(self, parameters: SloHeadroomTierParameters) -> None:
         self._epsilon = parameters.epsilon_explore_neg
         self._key = latency_predictions_key(parameters.latency_prediction_info_producer_name)
@@ -114,8 +110,6 @@ def _is_positive(prediction: LatencyPrediction | None) -> bool:
 
 
 class SloDeadlineOrderingPolicy:
-    """Ranks by the deadline of the first token. Stateless."""
-
     def rank(self, item: QueuedRequest) -> Rank:
         received = item.request.received_at_seconds
         objective_ms = latency_objectives(item.request.headers).ttft_ms

@@ -21,7 +21,7 @@ from picker.types import Candidate, Candidates, EndpointMetrics
 
 
 def waiting_requests(candidate: Candidate) -> int | None:
-    """Requests waiting there: `max(waiting, inflight − running)`; None also without that signal."""
+    """Return `max(waiting, inflight − running)`; None without that signal."""
     metrics = candidate.metrics
     # A page may lack the queue alone; 0 would make its endpoint look idle.
     if metrics is None or metrics.waiting_requests is None:
@@ -32,7 +32,7 @@ def waiting_requests(candidate: Candidate) -> int | None:
 
 
 def running_requests(candidate: Candidate) -> int | None:
-    """Requests running there: `max(running, inflight − waiting)`; as `waiting_requests`."""
+    """Return `max(running, inflight − waiting)`; None without that signal."""
     metrics = candidate.metrics
     if metrics is None or metrics.running_requests is None:
         return None
@@ -42,7 +42,7 @@ def running_requests(candidate: Candidate) -> int | None:
 
 
 def own_requests(candidate: Candidate, own: Mapping[str, EndpointLoad] | None) -> int:
-    """Requests that this picker has in flight there: the greater of its two counts.
+    """Return the greater of this picker's two counts of its requests in flight there.
 
     `own` includes stages that are not primary; the candidate's count includes requests that were
     sent under an earlier configuration, or without a body.
@@ -56,7 +56,6 @@ def own_requests(candidate: Candidate, own: Mapping[str, EndpointLoad] | None) -
 
 
 def all_own_requests(candidates: Candidates, own: Mapping[str, EndpointLoad] | None) -> list[int]:
-    """`own_requests` of each, inlined because there may be a thousand candidates."""
     counts = [candidate.inflight_requests for candidate in candidates]
     if not own:
         return counts
@@ -69,10 +68,8 @@ def all_own_requests(candidates: Candidates, own: Mapping[str, EndpointLoad] | N
 
 
 def waiting_loads(candidates: Candidates) -> list[float | None]:
-    """`waiting_requests` of each, the mean of the others where the signal is missing; own in-flight
-    counts when the load of all is unknown.
-
-    Inlined: a call for each of a thousand candidates would cost more than everything else.
+    """Return `waiting_requests` of each, the mean of the others for a missing signal, and own in-
+    flight counts if no load is known.
     """
     loads: list[float | None] = [
         None
@@ -88,7 +85,6 @@ def waiting_loads(candidates: Candidates) -> list[float | None]:
 
 
 def running_loads(candidates: Candidates) -> list[float | None]:
-    """`running_requests` of each, with the rules of `waiting_loads`."""
     loads: list[float | None] = [
         None
         if (metrics := candidate.metrics) is None
@@ -103,8 +99,8 @@ def running_loads(candidates: Candidates) -> list[float | None]:
 
 
 def kv_usages(candidates: Candidates) -> list[float | None]:
-    """The KV cache usage of each, the mean of the others where the signal is missing; None for
-    unknown load, and where no candidate has the signal.
+    """Return the KV cache usage of each, the mean of the others for a missing signal, and None for
+    unknown load.
     """
     usages = [
         None if (metrics := candidate.metrics) is None else metrics.kv_cache_usage
@@ -116,7 +112,7 @@ def kv_usages(candidates: Candidates) -> list[float | None]:
 
 
 def with_neutral(values: Sequence[float | None], unknown: Sequence[bool]) -> list[float | None]:
-    """`values` with the mean of the known ones for None, except where the load is `unknown`."""
+    """Replace None in `values` by the mean of the others, except where the load is `unknown`."""
     if None not in values:
         return list(values)
     mean = _mean(values)
@@ -144,7 +140,7 @@ class MeanReport:
         )
 
     def complete(self, metrics: EndpointMetrics) -> tuple[float, float, float]:
-        """Waiting, running and KV cache usage of a page, with the means for missing signals."""
+        """Return waiting, running and KV cache usage of a page; missing ones are the means."""
         waiting, running = metrics.waiting_requests, metrics.running_requests
         usage = metrics.kv_cache_usage
         return (
@@ -155,7 +151,6 @@ class MeanReport:
 
 
 def _completed(candidates: Candidates, signal: int) -> list[float | None]:
-    """`waiting_loads` (signal 0) or `running_loads` (1) where some are unknown."""
     # Nothing is known of any candidate: own counts are the only difference between them.
     if all(candidate.metrics is None for candidate in candidates):
         return [candidate.inflight_requests for candidate in candidates]
@@ -181,10 +176,7 @@ def unknown_among_known(candidates: Candidates) -> list[bool]:
 
 
 def with_headroom(threshold: float, headroom: float) -> float:
-    """`threshold · (1 + headroom)`, the limit for bursts; `headroom` is not negative.
-
-    Raises `ValueError` for a limit that no float can hold.
-    """
+    """Return `threshold · (1 + headroom)`. Raises `ValueError` for an infinite limit."""
     try:
         limit = threshold * (1.0 + headroom)
     except OverflowError:

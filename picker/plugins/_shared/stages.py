@@ -25,14 +25,14 @@ Results = Mapping[str, ProfileResult | None]
 
 
 def first_picked(results: Results, profile: str) -> Candidate | None:
-    """The first endpoint that `profile` picked; None when it did not run or picked none."""
+    """Return the first endpoint that `profile` picked, if it ran and picked any."""
     result = results.get(profile)
     return result.picked[0].candidate if result is not None and result.picked else None
 
 
 def prompt_readers(result: SchedulingResult) -> list[tuple[ProfileResult, Candidate]]:
-    """The endpoints that compute the prompt, the first of the primary profile and of `prefill`,
-    each with its profile's result.
+    """Return the endpoints that compute the prompt, the first of the primary profile and of
+    `prefill`, each with its profile's result.
     """
     readers = []
     # Both may be the same profile, whose endpoint then counts once.
@@ -44,7 +44,7 @@ def prompt_readers(result: SchedulingResult) -> list[tuple[ProfileResult, Candid
 
 
 def disaggregation_decision(results: Results, prefill: str, encode: str) -> DisaggregationDecision:
-    """The stages that found an endpoint; `prefill` and `encode` are names of profiles."""
+    """Name the stages that found an endpoint; `prefill` and `encode` are names of profiles."""
     words = [
         word
         for word, profile in (("encode", encode), ("prefill", prefill))
@@ -54,7 +54,7 @@ def disaggregation_decision(results: Results, prefill: str, encode: str) -> Disa
 
 
 def stage_headers(results: Results, prefill: str, encode: str) -> dict[str, str]:
-    """The request's headers: the first prefill endpoint, and all encode endpoints.
+    """Name the first prefill endpoint and all encode endpoints in headers of the request.
 
     A stage without an endpoint has no header; a client's header of that name is always removed.
     """
@@ -71,9 +71,8 @@ def stage_headers(results: Results, prefill: str, encode: str) -> dict[str, str]
 
 
 def decoded_result(results: Results, decode: str, headers: Mapping[str, str]) -> SchedulingResult:
-    """The decision for the endpoints of the profile `decode`, with headers to set.
-
-    Raises `RefusedError` 429 when it picked none.
+    """Return the decision for the endpoints of the profile `decode`. Raises `RefusedError` 429 when
+    it picked none.
     """
     result = results.get(decode)
     if result is None or not result.picked:
@@ -99,7 +98,7 @@ def through_primary_port(result: SchedulingResult, port: int) -> SchedulingResul
 
 
 def named_decider(plugins: Mapping[str, object], name: str) -> Decider | None:
-    """The decider called `name`, None for "". Raises `ValueError` for another plugin."""
+    """Return the decider called `name`, None for "". Raises `ValueError` for another plugin."""
     if not name:
         return None
     plugin = plugins.get(name)
@@ -141,22 +140,19 @@ def stage_runs(
 
 
 def note_skipped(attributes: Attributes, stage: str, why: str) -> None:
-    """Note a skipped stage and the reason, for explanations."""
     known = attributes.get(SKIPPED_STAGES_KEY)
     attributes[SKIPPED_STAGES_KEY] = {stage: why} if known is None else {**known, stage: why}
 
 
 def note_failed(attributes: Attributes, results: Results, stages: Iterable[str]) -> None:
-    """Note the stages that ran and found no endpoint."""
     for stage in stages:
         if stage in results and first_picked(results, stage) is None:
             note_skipped(attributes, stage, "no endpoint was found for it")
 
 
 def only_result(results: Results) -> SchedulingResult:
-    """The decision for the endpoints of the only profile that picked any.
-
-    Raises `RefusedError` 429 when none did.
+    """Return the decision for the only profile that picked any. Raises `RefusedError` 429 when none
+    did.
     """
     for name, result in results.items():
         if result is not None and result.picked:

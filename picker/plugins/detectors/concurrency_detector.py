@@ -55,7 +55,6 @@ class ConcurrencyDetector:
     may_consume = (LET_IN_LOAD_KEY,)
 
     def __init__(self, parameters: ConcurrencyDetectorParameters) -> None:
-        """Raises `ValueError` for limits out of range."""
         self._max_requests = parameters.max_concurrency
         self._max_tokens = parameters.max_token_concurrency
         headroom = parameters.headroom
@@ -69,7 +68,6 @@ class ConcurrencyDetector:
         self.references = {"inFlightLoadProducerName": self._producer}
 
     def connect(self, plugins: Mapping[str, object]) -> None:
-        """Raises `ValueError` for a plugin that has no live load."""
         producer = plugins[self._producer]
         if not isinstance(producer, LiveLoad):
             raise ValueError(f"'{self._producer}' does not count the load in flight")
@@ -118,7 +116,7 @@ def _load(
     own: Mapping[str, EndpointLoad] | None,
     coming: Mapping[str, EndpointLoad] = _NO_LOADS,
 ) -> tuple[int, int]:
-    """Requests and tokens in flight; the candidate's own count includes the `coming` ones."""
+    """Return the load in flight; the candidate's own count includes the `coming` requests."""
     load = _NOTHING if own is None else own.get(candidate.key, _NOTHING)
     more = coming.get(candidate.key, _NOTHING)
     requests = max(own_requests(candidate, own), load.requests + more.requests)

@@ -71,7 +71,6 @@ class UtilizationDetector:
     """Compares scrapes with thresholds. Owns a memory of each endpoint, for failed scrapes."""
 
     def __init__(self, parameters: UtilizationDetectorParameters) -> None:
-        """Raises `ValueError` for thresholds out of range."""
         self._queue = parameters.queue_depth_threshold
         self._kv = parameters.kv_cache_util_threshold
         self._assumed = parameters.assumed_concurrency
@@ -103,17 +102,17 @@ class UtilizationDetector:
         return total / len(candidates)
 
     def stale(self, candidates: Candidates, now_seconds: float) -> int:
-        """The number of candidates without fresh metrics."""
         return sum(self._seen(one, now_seconds) is None for one in candidates)
 
     def endpoint_removed(self, key: str) -> None:
-        """Forget the endpoint: another server may take its place."""
         self._memories.pop(key, None)
 
     def filter(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
     ) -> Candidates:
-        """The candidates with room, else all; metrics are compared as of the request's arrival."""
+        """Return the candidates with room, else all; metrics are compared as of the request's
+        arrival.
+        """
         passed: list[Candidate] = []
         for candidate in candidates:
             seen = self._seen(candidate, request.received_at_seconds)
@@ -127,7 +126,7 @@ class UtilizationDetector:
     def _seen(
         self, candidate: Candidate, now_seconds: float
     ) -> tuple[int | None, float | None] | None:
-        """Waiting requests and KV usage, not both None; None for stale or missing metrics."""
+        """Return waiting requests and KV usage; None for metrics that are stale or lack both."""
         metrics = candidate.metrics
         if metrics is None:
             return None
@@ -138,7 +137,6 @@ class UtilizationDetector:
         return None if waiting is None and usage is None else (waiting, usage)
 
     def _learned(self, candidate: Candidate) -> _Memory:
-        """Update the memory of an endpoint with new metrics."""
         memory = self._memories.setdefault(candidate.key, _Memory())
         metrics = candidate.metrics or candidate.last_metrics
         if metrics is None:
@@ -156,7 +154,6 @@ class UtilizationDetector:
         return memory
 
     def _estimate(self, candidate: Candidate, memory: _Memory, now_seconds: float) -> float:
-        """Estimate the load of an endpoint without fresh metrics by the module's formula."""
         load: float = candidate.inflight_requests
         if memory.latest is not None and memory.others:
             age_seconds = max(0.0, now_seconds - memory.latest.updated_at_seconds)

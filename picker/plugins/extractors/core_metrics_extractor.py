@@ -32,15 +32,11 @@ TYPE = "core-metrics-extractor"
 
 
 class CustomMetric(Parameters, frozen=True):
-    """A number to extract as an attribute."""
-
     attribute_key: str
     metric_spec: str
 
 
 class EngineConfig(Parameters, frozen=True):
-    """The series of an engine."""
-
     name: str
     queued_requests_spec: str = ""
     running_requests_spec: str = ""
@@ -61,8 +57,6 @@ class CoreMetricsParameters(Parameters, frozen=True):
 
 
 class CoreMetricsExtractor:
-    """Reads pages by the table of engines."""
-
     def __init__(self, table: EngineTable) -> None:
         self._table = table
 

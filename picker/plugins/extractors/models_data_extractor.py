@@ -16,7 +16,6 @@ from picker.scrape.sources import ExtractError, Extraction, Scrape
 
 class ModelsDataExtractor(Parameters, frozen=True):
     def extract(self, scrape: Scrape) -> Extraction:
-        """Raises `ExtractError` when the body is not a list of models."""
         try:
             body = msgspec.json.decode(scrape.page)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

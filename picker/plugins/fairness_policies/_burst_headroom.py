@@ -58,7 +58,6 @@ class _Load:
         return self.num_in_flight + (self.mean - self.num_in_flight) * remembered
 
     def move(self, now_seconds: float) -> None:
-        """Advance the mean to now."""
         self.mean = self.at(now_seconds)
         self.at_seconds = max(self.at_seconds, now_seconds)
 
@@ -106,7 +105,7 @@ class _Flow(_Load):
 
 
 class CalmLoad:
-    """Owns the load of each flow, the set of calm flows, and z. Times never go back."""
+    """The loads of flows, the set of calm flows, and z. Times never go back."""
 
     def __init__(self) -> None:
         self._flows: dict[str, _Flow] = {}
@@ -118,7 +117,7 @@ class CalmLoad:
         return len(self._flows)
 
     def began(self, flow: str, is_calm: bool, now_seconds: float) -> None:
-        """A request of `flow` was dispatched; `is_calm`: the flow is within its share."""
+        """Note a dispatched request of `flow`; `is_calm`: the flow is within its share."""
         one = self._flows.get(flow)
         if one is None:
             one = self._flows[flow] = _Flow(at_seconds=now_seconds, since_seconds=now_seconds)
@@ -126,7 +125,6 @@ class CalmLoad:
         self._change(flow, one, 1, is_calm, now_seconds)
 
     def ended(self, flow: str, is_calm: bool, now_seconds: float) -> None:
-        """A request of `flow` ended."""
         one = self._flows.get(flow)
         if one is not None and one.num_in_flight:
             self._change(flow, one, -1, is_calm, now_seconds)
@@ -137,13 +135,13 @@ class CalmLoad:
             self._drop(flow, one)
 
     def learn(self, waited_seconds: float) -> None:
-        """A request of a calm flow was dispatched after this wait, while others are held back."""
+        """Learn from the wait of a calm flow's dispatched request, while others are held back."""
         step = _STEP_PLACES / math.sqrt(max(1.0, self._calm.mean))
         change = step if waited_seconds > GRACE_SECONDS else -_MISSED * step
         self._deviations = min(max(0.0, self._deviations + change), MAX_DEVIATIONS)
 
     def places(self, now_seconds: float, num_places: float = math.inf) -> float:
-        """The number of the pool's places to reserve; 0 without a calm flow."""
+        """Return the number of the pool's places to reserve; 0 without a calm flow."""
         left_at, calm = self._left_at, self._calm
         while (flow := left_at.first()) is not None:
             at = left_at.key(flow)

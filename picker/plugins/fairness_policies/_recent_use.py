@@ -48,7 +48,6 @@ class _Use:
     wants_more: bool = False  # than it gets, since it waited most of the time
 
     def pass_to(self, now_seconds: float) -> None:
-        """Advance the share of waiting to now."""
         if now_seconds > self.at_seconds:
             known = now_seconds - self.since_seconds + UNKNOWN_SECONDS
             passed = now_seconds - self.at_seconds
@@ -58,7 +57,7 @@ class _Use:
 
 
 class RecentUse:
-    """Owns the recent use of the active flows. Times never go back.
+    """The recent use of the active flows. Times never go back.
 
     `forgotten` is called with each flow that is no longer active.
     """
@@ -81,7 +80,6 @@ class RecentUse:
         return len(self._active)
 
     def waits(self, flow: str, weight: float, since_seconds: float) -> None:
-        """A request of `flow` waits since that time."""
         self._now = max(self._now, since_seconds)
         use = self._use(flow, weight)
         if not use.waits:
@@ -91,7 +89,6 @@ class RecentUse:
             self._changed.add(flow)
 
     def stops_waiting(self, flow: str) -> None:
-        """No request of `flow` waits now."""
         use = self._active.get(flow)
         if use is not None and use.waits:
             self._update(use)
@@ -101,14 +98,13 @@ class RecentUse:
             self._rest(flow, use)
 
     def began(self, flow: str, weight: float, tokens: float, now_seconds: float) -> None:
-        """A request of `flow` was dispatched, with an estimate of tokens."""
         use = self._use(flow, weight)
         use.num_in_flight += 1
         use.has_begun = True
         self._add(flow, use, tokens, now_seconds)
 
     def ended(self, flow: str, more_tokens: float, now_seconds: float) -> None:
-        """A request of `flow` ended, having used `more_tokens` than estimated."""
+        """Note the end of a request of `flow`, which used `more_tokens` than estimated."""
         use = self._active.get(flow)
         if use is not None:
             use.num_in_flight = max(0, use.num_in_flight - 1)
@@ -116,8 +112,8 @@ class RecentUse:
             self._rest(flow, use)
 
     def within_share(self, first: str, now_seconds: float) -> str | None:
-        """A waiting flow within its share: the one with the least use for its weight, if it seldom
-        waits; else `first`, if within its share; else the one with the least use. None without any.
+        """Return the waiting flow with the least use for its weight if it seldom waits, else
+        `first` if within its share, else the one with the least use; None without any.
 
         Apart from `first`, only flows with some use count: flows that a client invents later never
         go before `first`, and cannot deprive it of its turn.
@@ -225,7 +221,7 @@ class RecentUse:
         return self._by_use.first()
 
     def _scale(self) -> float:
-        """The weight of a token that is used now."""
+        """Return the weight of a token that is used now."""
         self._forget_idle()
         exponent = (self._now - self._began_at) / FADING_SECONDS
         if exponent <= _MAX_EXPONENT:

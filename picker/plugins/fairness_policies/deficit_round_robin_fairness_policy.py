@@ -63,8 +63,6 @@ Factor: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=MAX_WEIGHT)]
 
 
 class DeficitRoundRobinFairnessPolicyParameters(Parameters, frozen=True):
-    """`weights` are by fairness id."""
-
     quantum_tokens: Tokens = 512
     default_weight: float = 1.0
     weights: dict[str, float] = msgspec.field(default_factory=dict)
@@ -78,7 +76,6 @@ class DeficitRoundRobinFairnessPolicyParameters(Parameters, frozen=True):
 @dataclass(slots=True)
 class _Account:
     """One flow. `pace` is tokens per turn; `estimated` and `used` are of its last requests.
-
     `returns` counts its returns to a round later than its own.
     """
 
@@ -90,12 +87,10 @@ class _Account:
 
     @property
     def round(self) -> int:
-        """The round of its next turn."""
         return math.floor(self.position)
 
     @property
     def cost_per_token(self) -> float:
-        """The recent cost of an estimated token."""
         if not self.estimated:
             return 1.0
         return min(max(1 / MAX_FACTOR, self.used / self.estimated), MAX_FACTOR)
@@ -103,8 +98,6 @@ class _Account:
 
 @dataclass(frozen=True, slots=True)
 class _Charge:
-    """The charge for a request in flight."""
-
     tokens: float
     returns: int
 
@@ -123,7 +116,6 @@ class DeficitRoundRobinBand:
         self._round = 0
 
     def head_changed(self, flow: str, head: QueuedRequest | None, rank: Rank) -> None:
-        """Give the flow a turn if it has none."""
         if head is None:
             self._turns.remove(flow)
             self._use.stops_waiting(flow)
@@ -138,7 +130,6 @@ class DeficitRoundRobinBand:
             self._queue(flow, account, _FRONT if is_known else _BACK)
 
     def headroom(self, place: float, now_seconds: float) -> float:
-        """The room that bursts need, within the limits."""
         places = 0.0
         if len(self._use) > 1:
             places = self._calm.places(now_seconds, 1.0 / place if place > 0.0 else math.inf)
@@ -153,7 +144,6 @@ class DeficitRoundRobinBand:
         return self._turns.first()
 
     def select_within_share(self, now_seconds: float) -> str | None:
-        """The flow of the least round, or a flow with less recent use."""
         first = self._turns.first()
         return None if first is None else self._use.within_share(first, now_seconds)
 
@@ -172,7 +162,6 @@ class DeficitRoundRobinBand:
         self._move(item.flow, account, tokens)
 
     def completed(self, item: QueuedRequest, usage: Usage | None, now_seconds: float) -> None:
-        """Charge or refund the difference to the actual usage."""
         charge = self._charges.pop(item.sequence, None)
         account = self._accounts.get(item.flow)
         used = 0.0 if usage is None else self._cost(usage)
@@ -189,7 +178,6 @@ class DeficitRoundRobinBand:
             self._move(item.flow, account, used - charge.tokens)
 
     def weight(self, flow: str) -> float:
-        """The configured weight, for shares of a full queue as well as of service."""
         return self._parameters.weights.get(flow, self._parameters.default_weight)
 
     def forget(self, flow: str) -> None:
@@ -216,11 +204,11 @@ class DeficitRoundRobinBand:
         self._turns.put(flow, (account.round, lane, next(self._places)))
 
     def _estimate(self, item: QueuedRequest) -> int:
-        """The estimate, limited to the greatest debt, because clients may write any number."""
+        """Limit the estimate to the greatest debt, because clients may write any number."""
         return min(max(1, item.tokens), self._parameters.max_debt_tokens)
 
     def _cost(self, usage: Usage) -> float:
-        """The cost of a response; 0 when it reports no usage."""
+        """Return the cost of a response; 0 when it reports no usage."""
         chosen, prompt = self._parameters, usage.prompt_tokens
         if not prompt and not usage.completion_tokens:
             return usage.total_tokens
@@ -230,10 +218,7 @@ class DeficitRoundRobinBand:
 
 
 class DeficitRoundRobinFairnessPolicy:
-    """Gives turns by tokens. Stateless."""
-
     def __init__(self, parameters: DeficitRoundRobinFairnessPolicyParameters) -> None:
-        """Raises `ValueError` for values out of range."""
         least, most = parameters.min_headroom, parameters.max_headroom
         if not 0 <= least <= most < 1:
             span = "0 <= minHeadroom <= maxHeadroom < 1"

@@ -12,8 +12,6 @@ from picker.types import Usage
 
 
 class GlobalStrictBand:
-    """The heads of one band, best first. Owns their order."""
-
     def __init__(self) -> None:
         self._waiting: FlowHeap[tuple[Rank, int]] = FlowHeap()
 
@@ -37,8 +35,6 @@ class GlobalStrictBand:
 
 
 class GlobalStrictFairnessPolicy:
-    """One order for all. Stateless."""
-
     def for_band(self, priority: int) -> GlobalStrictBand:
         return GlobalStrictBand()
 

@@ -16,8 +16,6 @@ from picker.types import Usage
 
 
 class RoundRobinBand:
-    """The turns of one band. Owns the round of each flow's arrival or last turn."""
-
     def __init__(self) -> None:
         self._turns: FlowHeap[tuple[int, str]] = FlowHeap()
         self._rounds: dict[str, int] = {}
@@ -25,7 +23,6 @@ class RoundRobinBand:
         self._last = ""
 
     def head_changed(self, flow: str, head: QueuedRequest | None, rank: Rank) -> None:
-        """Give the flow a turn if it has none."""
         if head is None:
             self._turns.remove(flow)
         elif flow not in self._turns:
@@ -49,7 +46,6 @@ class RoundRobinBand:
         """Ends change no turn."""
 
     def weight(self, flow: str) -> float:
-        """Equal shares of a full queue."""
         return 1.0
 
     def forget(self, flow: str) -> None:
@@ -58,8 +54,6 @@ class RoundRobinBand:
 
 
 class RoundRobinFairnessPolicy:
-    """Gives turns by request. Stateless."""
-
     def for_band(self, priority: int) -> RoundRobinBand:
         return RoundRobinBand()
 

@@ -53,8 +53,6 @@ class ByLabelParameters(Parameters, frozen=True):
 
 
 class LabelValueFilter:
-    """Keeps endpoints by the value of one label. Stateless."""
-
     def __init__(self, label: str, values: Iterable[str], *, allows_no_label: bool = False) -> None:
         self._label = label
         self._values = frozenset(values)
@@ -82,10 +80,7 @@ def _filter(parameters: ByLabelParameters) -> LabelValueFilter:
 
 
 class LabelSelectorFilter:
-    """Keeps the endpoints that a selector selects. Stateless."""
-
     def __init__(self, parameters: LabelSelectorParameters) -> None:
-        """Raises `ValueError` for an invalid selector."""
         self._selector = LabelSelector(parameters)
 
     def filter(

@@ -44,10 +44,7 @@ class PrefixCacheAffinityParameters(Parameters, frozen=True):
 
 
 class PrefixCacheAffinityFilter:
-    """Keeps sticky endpoints. Stateless."""
-
     def __init__(self, parameters: PrefixCacheAffinityParameters) -> None:
-        """Raises `ValueError` for a throughput that is used and not positive."""
         if parameters.ttft_source == "prefillThroughput":
             throughput = parameters.peak_prefill_throughput
             if throughput <= 0:
@@ -62,7 +59,6 @@ class PrefixCacheAffinityFilter:
 
     @property
     def consumes(self) -> tuple[DataKey[Any], ...]:
-        """The matches, and the source of TTFT where it counts."""
         if self._parameters.affinity_threshold <= 0:
             return ()
         if self._parameters.max_ttft_penalty_ms <= 0:
@@ -104,7 +100,6 @@ class PrefixCacheAffinityFilter:
         return best_other < math.inf and min(map(ttft_ms, sticky)) - best_other > penalty
 
     def _ttft_ms(self, attributes: Attributes) -> Callable[[Candidate], float]:
-        """A function from a candidate to its TTFT."""
         if self._predicts:
             predictions = attributes.get(self._prediction_key) or {}
 

@@ -43,10 +43,7 @@ class UtilizationFilterParameters(Parameters, frozen=True):
 
 
 class UtilizationFilter:
-    """Keeps endpoints by load. Stateless."""
-
     def __init__(self, parameters: UtilizationFilterParameters) -> None:
-        """Raises `ValueError` without conditions, and for limits that no load can have."""
         if not parameters.conditions:
             raise ValueError("conditions needs at least one condition")
         for index, condition in enumerate(parameters.conditions):
@@ -80,7 +77,7 @@ class UtilizationFilter:
         return candidates if self._fallback and not passed else passed
 
     def _is_within(self, candidate: Candidate) -> bool | None:
-        """True if all known signals are within their limits; None without any."""
+        """Return true if all known signals are within their limits; None without any."""
         found = [(_value(candidate, one.metric), one.max_value) for one in self._scraped]
         known = [value <= limit for value, limit in found if value is not None]
         return all(known) if known else None

@@ -15,7 +15,7 @@ _AFTER_DELIMITER = (b"\r", b"-", b" ", b"\t")  # the line ends, the form ends, o
 
 
 def form_field(body: bytes, content_type: str, name: str) -> str:
-    """The text of the last field called `name`, "" without one; files are not fields.
+    """Return the text of the last field called `name`, "" without one; files are not fields.
 
     Parts beyond the limits, and the last part of a truncated form, are skipped.
     """

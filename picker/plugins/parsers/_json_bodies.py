@@ -43,17 +43,15 @@ _KINDS = {
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`; of a repeated member the last counts.
-
-    Raises `RefusedError` (400) for anything else.
+    """Decode an object; of a repeated member the last counts. Raises `RefusedError` (400) for
+    anything else.
     """
     return decoded(body, _decode)[0]
 
 
 def decoded(body: bytes, decode: Callable[[bytes], T]) -> tuple[T, bool]:
-    """Decode `body`; the second value says whether lone surrogates were marked.
-
-    Raises `RefusedError` (400) with the reason.
+    """Decode `body`; the second value says whether lone surrogates were marked. Raises
+    `RefusedError` (400) with the reason.
     """
     try:
         return decode(body), False
@@ -90,12 +88,11 @@ def unreadable(headers: Mapping[str, str], body: bytes, refusal: RefusedError) -
 
 
 def media_type_of(headers: Mapping[str, str]) -> str:
-    """The content type of a request without its parameters, "" without one."""
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def _marked(body: bytes) -> bytes | None:
-    """`body` with its lone surrogates marked; None without any.
+    """Return `body` with its lone surrogates marked; None without any.
 
     Escaped backslashes and the mark itself are first written as other escapes: then every backslash
     begins an escape, and every mark is one of this module.
@@ -114,7 +111,6 @@ def _refusal(reason: str) -> RefusedError:
 
 
 def _reason(error: Exception) -> str:
-    """The fault in words that do not depend on the decoder."""
     if isinstance(error, UnicodeDecodeError):
         return "a string in it is not UTF-8"
     if isinstance(error, RecursionError):
@@ -127,8 +123,8 @@ def _reason(error: Exception) -> str:
 
 
 def salt_of(payload: Mapping[str, Any], name: str) -> str:
-    """The cache salt `payload[name]`, "" when it is absent or null. Another value than a string
-    separates prompts as well; the endpoint decides whether it is valid.
+    """Return the cache salt, "" if absent or null. Another value than a string separates prompts as
+    well; the endpoint decides whether it is valid.
     """
     value = payload.get(name)
     if value is None:
@@ -137,14 +133,13 @@ def salt_of(payload: Mapping[str, Any], name: str) -> str:
 
 
 def model_of(payload: Mapping[str, Any]) -> str:
-    """The model that `payload` names; "" if absent or not a string."""
     model = payload.get("model")
     return model if isinstance(model, str) else ""
 
 
 def whole_number(payload: object, names: tuple[str, ...]) -> int | None:
-    """The first of the members `names` that is a whole number of at least zero; 1e3 and 5.0 are
-    whole. None without one, or if `payload` is not an object.
+    """Return the first of the members `names` that is a whole number of at least zero; 1e3 and 5.0
+    are whole. None without one, or if `payload` is not an object.
     """
     if not isinstance(payload, dict):
         return None

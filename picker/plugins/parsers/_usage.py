@@ -26,9 +26,8 @@ Shape = Callable[[bytes], Usage | None]
 
 
 def merge(known: Usage | None, said: Usage) -> Usage:
-    """Update `known` with the numbers of a further piece.
-
-    Its total counts only beside a prompt and a completion; else the total is their sum.
+    """Update `known` with the numbers of a further piece. Its total counts only beside a prompt and
+    a completion; else the total is their sum.
     """
     prompt = said.prompt_tokens or (known.prompt_tokens if known else 0)
     completion = said.completion_tokens or (known.completion_tokens if known else 0)
@@ -78,10 +77,7 @@ _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def openai_usage(document: bytes) -> Usage | None:
-    """Read `usage` of the OpenAI APIs; of events of the Responses API, only the final ones.
-
-    Raises the errors of `UNREADABLE`.
-    """
+    """Read `usage` of the OpenAI APIs; of events of the Responses API, only the final ones."""
     decoded = _decode_document(document)
     if decoded.response and isinstance(decoded.type, str) and decoded.type in _FINAL_EVENTS:
         decoded = _decode_document(decoded.response)
@@ -99,10 +95,8 @@ def openai_usage(document: bytes) -> Usage | None:
 
 
 def anthropic_usage(document: bytes) -> Usage | None:
-    """Read `usage` of a message, of a `message_start` and of a `message_delta`.
-
-    The generated tokens of a start are only the first few and do not count. Raises the errors of
-    `UNREADABLE`.
+    """Read `usage` of a message, of a `message_start`, whose generated tokens are only the first
+    few and do not count, and of a `message_delta`.
     """
     decoded = _decode_document(document)
     is_start = decoded.type == "message_start"
@@ -122,8 +116,6 @@ def anthropic_usage(document: bytes) -> Usage | None:
 def sglang_usage(document: bytes) -> Usage | None:
     """Read `meta_info` of SGLang's generate; several answers to one prompt are added up, without
     the unreadable ones.
-
-    Raises the errors of `UNREADABLE`.
     """
     answers = _decode_list(document) if _is_list(document) else [document]
     usage: Usage | None = None
@@ -140,10 +132,7 @@ def sglang_usage(document: bytes) -> Usage | None:
 
 
 def sglang_event_usage(document: bytes) -> Usage | None:
-    """Read `meta_info` of an event of SGLang's generate; only that with a finish reason counts.
-
-    Raises the errors of `UNREADABLE`.
-    """
+    """Read `meta_info` of an event of SGLang's generate; only that with a finish reason counts."""
     if _is_list(document):
         return None
     info = _decode_generated(document).meta_info
@@ -170,7 +159,7 @@ def _first_count(*values: object) -> int:
 
 
 def _count(value: object) -> int | None:
-    """A number of tokens, written as a number or as text; None for another value."""
+    """Return a number of tokens that is written as a number or as text; None for another value."""
     if isinstance(value, str) and len(value) <= _MAX_DIGITS:
         try:
             value = float(value) if "." in value else int(value)
@@ -182,10 +171,10 @@ def _count(value: object) -> int | None:
 
 
 class JsonUsage:
-    """Reads a response that is one JSON document.
+    """Reads a response that is one JSON document, which is stored until its end, up to the limit.
 
-    The document is stored until its end, up to the limit. Only the end of a longer one, such as a
-    list of embeddings, is stored, because engines write their `usage` there.
+    Only the end of a longer one, such as a list of embeddings, is stored, because engines write
+    their `usage` there.
     """
 
     def __init__(self, shape: Shape, marker: bytes, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
@@ -198,7 +187,6 @@ class JsonUsage:
 
     @property
     def usage(self) -> Usage | None:
-        """None until the document is complete."""
         return self._usage
 
     def feed(self, data: bytes, is_last: bool) -> None:
@@ -218,7 +206,7 @@ class JsonUsage:
 
 
 def _last_member(tail: bytes, name: bytes) -> bytes:
-    """The end of a document from the last member called `name`, as a document of its own."""
+    """Return the end of a document from the last member called `name`, as a document of its own."""
     at = tail.rfind(b'"%b"' % name)
     return b"" if at < 0 else b"{" + tail[at:]
 
@@ -242,7 +230,7 @@ class SseEvents:
         self._return_held = False
 
     def feed(self, data: bytes, is_last: bool) -> list[list[bytes]]:
-        """The events that `data` completes, each as the values of its `data` lines.
+        """Return the events that `data` completes, each as the values of its `data` lines.
 
         The end of the stream ends an event, too. Of an event longer than the limit, only the lines
         completed beyond it are read.
@@ -295,7 +283,6 @@ class SseUsage:
 
     @property
     def usage(self) -> Usage | None:
-        """The merged usage of the events so far."""
         return self._usage
 
     def feed(self, data: bytes, is_last: bool) -> None:
@@ -304,8 +291,8 @@ class SseUsage:
                 self._take(_read(self._shape, b"\n".join(lines)))
 
     def _read_lines(self, lines: list[bytes]) -> bool:
-        """Read each line by itself, as some servers end events by one newline; True if one has
-        usage.
+        """Read each line by itself, as some servers end events by one newline; return true if one
+        has usage.
         """
         found = False
         for line in lines:
@@ -335,7 +322,9 @@ def is_event_stream(content_type: str) -> bool:
 def usage_reader(
     content_type: str, shape: Shape, marker: bytes = USAGE, event_shape: Shape | None = None
 ) -> JsonUsage | SseUsage:
-    """A reader for a response of `content_type`; `event_shape` if the shape of events differs."""
+    """Create a reader for a response of `content_type`; `event_shape` if the shape of events
+    differs.
+    """
     if is_event_stream(content_type):
         return SseUsage(event_shape or shape, marker)
     return JsonUsage(shape, marker)

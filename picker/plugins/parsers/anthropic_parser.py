@@ -20,8 +20,6 @@ _COUNT_TOKENS = "/messages/count_tokens"
 
 
 class AnthropicParser:
-    """Takes the paths that end in `/messages` and `/messages/count_tokens`."""
-
     claims: tuple[str, ...] = ("messages", "messages/count_tokens")
 
     def parse(self, path: str, headers: Mapping[str, str], body: bytes) -> ParsedBody:
@@ -42,7 +40,7 @@ class AnthropicParser:
 
 
 def _counted(body: bytes) -> ParsedBody:
-    """Pass a body that is not a JSON object on unread: the endpoint refuses it."""
+    """The endpoint refuses a body that is not a JSON object, so it is passed on unread."""
     try:
         payload = json_object(body)
     except RefusedError:

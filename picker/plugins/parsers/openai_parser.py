@@ -22,8 +22,6 @@ MAX_REMEMBERED = 64  # paths, which clients choose
 
 
 class OpenAIParser:
-    """Takes every path of the OpenAI API that carries a model."""
-
     claims: tuple[str, ...] = (
         "chat/completions",
         "chat/completions/batch",
@@ -56,7 +54,7 @@ class OpenAIParser:
 
 @lru_cache(MAX_REMEMBERED)
 def api_of(path: str) -> Api:
-    """The API that `path` belongs to; completions when none is recognised."""
+    """Return the API that `path` belongs to; completions when none is recognised."""
     trimmed = path.rstrip("/").removesuffix("/render")
     for suffix, api in _API_BY_SUFFIX:
         if trimmed.endswith(suffix):

@@ -22,8 +22,6 @@ _PATH = "/generate"
 
 
 class SglangHttpParser:
-    """Takes the path `/generate`."""
-
     claims: tuple[str, ...] = ("generate",)
 
     def parse(self, path: str, headers: Mapping[str, str], body: bytes) -> ParsedBody:

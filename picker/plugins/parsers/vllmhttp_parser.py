@@ -19,8 +19,6 @@ from picker.types import Api, MultiModalFeature, ParsedBody
 
 
 class VllmHttpParser:
-    """Takes the paths that end in `inference/v1/generate`."""
-
     claims: tuple[str, ...] = ("inference/v1/generate",)
 
     def parse(self, path: str, headers: Mapping[str, str], body: bytes) -> ParsedBody:
@@ -44,7 +42,7 @@ class VllmHttpParser:
 def _prompt_of(
     payload: Mapping[str, object],
 ) -> tuple[tuple[bytes, ...], tuple[tuple[MultiModalFeature, ...], ...]]:
-    """The prompt and its items; neither if one of them is unreadable."""
+    """Return the prompt and its items; neither if one of them is unreadable."""
     token_ids = payload.get("token_ids")
     prompt = pack_token_ids(token_ids) or pack_token_ids(_whole(token_ids))
     if prompt is None:
@@ -56,7 +54,7 @@ def _prompt_of(
 
 
 def _whole(value: object) -> object:
-    """`value`, a list of numbers, with 5.0 written as 5; None for another value."""
+    """Return `value`, a list of numbers, with 5.0 written as 5; None for another value."""
     if not isinstance(value, list) or not set(map(type, value)) <= {int, float}:
         return None
     return [int(one) if isinstance(one, float) and one.is_integer() else one for one in value]

@@ -24,10 +24,7 @@ class AgentIdentityParameters(Parameters, frozen=True):
 
 
 class AgentIdentity:
-    """Reads the headers that agents send. Stateless."""
-
     def __init__(self, name: str, parameters: AgentIdentityParameters) -> None:
-        """Raises `ValueError` for a header without a name."""
         extra = [header.strip().lower() for header in parameters.additional_session_headers]
         if not all(extra):
             raise ValueError("additionalSessionHeaders must not hold an empty name")

@@ -79,8 +79,6 @@ class _Hashed(msgspec.Struct, frozen=True):
 
 
 class ApproxPrefixCacheProducer:
-    """Follows decisions and endpoints that leave. Owns one `PrefixIndex`."""
-
     consumes = (TOKENIZED_PROMPT,)
 
     def __init__(
@@ -151,13 +149,11 @@ class ApproxPrefixCacheProducer:
         return self._seed
 
     def use_hash_seed(self, seed: int) -> None:
-        """Hash by `seed` and forget everything, unless the parameters name a seed."""
         if self._parameters.hash_seed is None and seed != self._seed:
             self._seed = seed
             self._index = PrefixIndex()
 
     def report_placements(self, report: ReportPlacement | None) -> None:
-        """Call `report` with every prompt that is remembered from now on."""
         self._report = report
 
     def placed_elsewhere(self, key: str, hashes: BlockHashes, capacity: int) -> None:
@@ -201,7 +197,7 @@ def _sums(matches: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _reported_block_size(metrics: EndpointMetrics | None) -> int | None:
-    """Tokens per block of the engine, None without a plausible report."""
+    """Return the tokens per block of the engine, None without a plausible report."""
     size = None if metrics is None else metrics.block_size_tokens
     return size if size is not None and size <= MAX_REPORTED_BLOCK_SIZE_TOKENS else None
 

@@ -84,8 +84,8 @@ class _Account(msgspec.Struct, eq=False):
 
 
 class Ledger:
-    """Owns the accounts. `own_loads` has no entry for an idle endpoint; `loads` are the sums over
-    all replicas.
+    """The accounts of endpoints. `own_loads` has no entry for an idle endpoint; `loads` are the
+    sums over all replicas.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,6 @@ class Ledger:
         self.loads: Mapping[str, EndpointLoad] = MappingProxyType(self._sums)
 
     def set_elsewhere(self, loads: Mapping[str, EndpointLoad]) -> None:
-        """Replace the loads of other replicas."""
         keys = self._elsewhere.keys() | loads.keys()
         self._elsewhere = dict(loads)
         for key in keys:
@@ -115,19 +114,18 @@ class Ledger:
         return part
 
     def return_tokens(self, part: _Part) -> None:
-        """Return the tokens of `part`, whose request continues. Does nothing the second time."""
+        """Return the tokens of `part`, whose request continues; a second call does nothing."""
         tokens, part.tokens = part.tokens, 0
         self._add(part.account, 0, -tokens)
 
     def return_part(self, part: _Part) -> None:
-        """Return all of `part`, whose request ended. Does nothing the second time."""
+        """Return all of `part`, whose request ended; a second call does nothing."""
         part.account.parts.discard(part)
         requests, part.requests = part.requests, 0
         tokens, part.tokens = part.tokens, 0
         self._add(part.account, -requests, -tokens)
 
     def by_flow(self) -> dict[EndpointFlow, EndpointLoad]:
-        """Add up the load of each flow from all parts."""
         flows: dict[EndpointFlow, EndpointLoad] = {}
         for key, account in self._accounts.items():
             for part in account.parts:
@@ -147,7 +145,6 @@ class Ledger:
         self._abandoned.append(part)
 
     def sweep(self) -> None:
-        """Return the abandoned parts."""
         while self._abandoned:
             self.return_part(self._abandoned.pop())
 
@@ -228,8 +225,6 @@ class _Hold:
 
 
 class InflightLoadProducer:
-    """Follows decisions, responses and ends. Owns a `Ledger`."""
-
     consumes = (TOKENIZED_PROMPT,)
 
     def __init__(self, name: str, parameters: InflightLoadParameters) -> None:
@@ -243,13 +238,11 @@ class InflightLoadProducer:
 
     @property
     def loads(self) -> Mapping[str, EndpointLoad]:
-        """A live view of the load in flight of all replicas."""
         self._ledger.sweep()
         return self._ledger.loads
 
     @property
     def own_loads(self) -> Mapping[str, EndpointLoad] | None:
-        """A live view of this replica's load; None if it is not shared."""
         self._ledger.sweep()
         return self._ledger.own_loads if self._parameters.sync_cross_replica_state else None
 
@@ -264,7 +257,6 @@ class InflightLoadProducer:
     def produce(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
-        """Write the live load, and the tokens that this request would add to each endpoint."""
         tokens = request.num_tokens
         uncached: Mapping[str, int] = {}
         match = attributes.get(self._match_key)
@@ -313,11 +305,9 @@ class InflightLoadProducer:
         self._return_all(flight.attributes)
 
     def endpoint_removed(self, key: str) -> None:
-        """Close the account of an endpoint that left or restarted."""
         self._ledger.close(key)
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` when the books do not agree."""
         self._ledger.check_integrity()
 
     def _return_all(self, attributes: Attributes) -> None:

@@ -132,7 +132,6 @@ class PrecisePrefixCacheParameters(Parameters, frozen=True):
 
     @property
     def without_effect(self) -> Mapping[str, str]:
-        """Parameters of other indexes, and of the source of events that is not used."""
         index, events = "indexerConfig.kvBlockIndexConfig", "kvEventsConfig"
         found = {
             f"{index}.inMemoryConfig.podCacheSize": "every endpoint that holds a block is listed",
@@ -147,12 +146,9 @@ class PrecisePrefixCacheParameters(Parameters, frozen=True):
 
 
 class PrecisePrefixCacheProducer:
-    """Owns one `PreciseIndex`, filled by the engines' events."""
-
     consumes = (TOKENIZED_PROMPT,)
 
     def __init__(self, name: str, parameters: PrecisePrefixCacheParameters) -> None:
-        """Raises `ValueError` for impossible or unsupported parameters."""
         self._maker = _maker(parameters.token_processor_config)
         weights = _tier_weights(parameters.indexer_config)
         size = parameters.indexer_config.kv_block_index_config.in_memory_config.size
@@ -174,7 +170,6 @@ class PrecisePrefixCacheProducer:
 
     @property
     def index_size(self) -> int:
-        """Distinct blocks that engines hold."""
         return len(self._index)
 
     def produce(
@@ -208,11 +203,13 @@ class PrecisePrefixCacheProducer:
         self._index.clear(key)
 
     def describe(self, endpoint: Endpoint) -> Mapping[str, Any]:
-        """Nothing: a configuration may list this plugin as an extractor, and need not."""
+        """A configuration may list this plugin as an extractor, and need not."""
         return {}
 
     def kv_event_source(self, endpoint: Endpoint) -> KvEventSource | None:
-        """The source of its engine's events; None outside the configured namespace and labels."""
+        """Return the source of its engine's events; None outside the configured namespace and
+        labels.
+        """
         if self._namespace and endpoint.namespace != self._namespace:
             return None
         if not self._selector.matches(endpoint.labels):

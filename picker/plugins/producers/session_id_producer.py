@@ -20,10 +20,7 @@ class SessionIdProducerParameters(Parameters, frozen=True):
 
 
 class SessionIdProducer:
-    """Reads one header or one cookie. Stateless."""
-
     def __init__(self, name: str, parameters: SessionIdProducerParameters) -> None:
-        """Raises `ValueError` unless exactly one source is named."""
         self._header = parameters.header_name.strip().lower()
         self._cookie = parameters.cookie_name.strip()
         if bool(self._header) == bool(self._cookie):
@@ -44,9 +41,8 @@ class SessionIdProducer:
 
 
 def cookie(header: str, name: str) -> str:
-    """The value of the first cookie called `name` in a `cookie` header, "" without one.
-
-    Names are case-sensitive; quotes around a value are not part of it (RFC 6265, section 4.1.1).
+    """Return the first cookie called `name` in a `cookie` header, "" without one. Names are case-
+    sensitive; quotes around a value are not part of it (RFC 6265, section 4.1.1).
     """
     for pair in header.split(";"):
         key, equals, value = pair.partition("=")

@@ -45,12 +45,9 @@ class TokenProducerParameters(Parameters, frozen=True):
 
 
 class TokenProducer:
-    """Estimates tokens from the bytes of prompts. Stateless."""
-
     produces = (TOKENIZED_PROMPT,)
 
     def __init__(self, parameters: EstimateParameters | None = None) -> None:
-        """Raises `ValueError` for invalid parameters."""
         parameters = parameters or EstimateParameters()
         parameters.check()
         self._estimator = PromptEstimator(MediaTokens(parameters))
@@ -82,7 +79,6 @@ class RenderedTokenProducer:
 
     @property
     def timeout_seconds(self) -> float:
-        """The greater of both limits."""
         return max(self.text_timeout_seconds, self.media_timeout_seconds)
 
     @property

@@ -70,16 +70,12 @@ _NESTED = frozenset(("stageOrder", "profiles", "deciders"))
 
 
 class StageProfiles(Parameters, frozen=True):
-    """`profiles`: the profile of each stage."""
-
     decode: str = DECODE_PROFILE
     prefill: str = PREFILL_PROFILE
     encode: str = ENCODE_PROFILE
 
 
 class StageDeciders(Parameters, frozen=True):
-    """`deciders`: the plugin that decides whether a stage runs; "" for none."""
-
     prefill: str = ""
     encode: str = ""
 
@@ -98,11 +94,11 @@ class DisaggProfileHandlerParameters(Parameters, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """The parameters in one form. `references` are the deciders by the parameter that names them.
+    """The parameters in one form.
 
-    A decider is "" without a name, `encode` is "" without that stage. `required` and `optional` are
-    profiles by the parameter that names them: decode, and the profiles that are configured
-    explicitly or have a decider.
+    `references` are the deciders by the parameter that names them. A decider is "" without a name,
+    `encode` is "" without that stage. `required` and `optional` are profiles by the parameter that
+    names them: decode, and the profiles that are configured explicitly or have a decider.
     """
 
     decode: str
@@ -117,8 +113,6 @@ class Stages:
 
 
 class DisaggProfileHandler:
-    """Runs up to three stages. Stateless once its deciders are connected."""
-
     max_profiles: int | None = None  # profiles that it does not know never run
     produces = (PEER_ENDPOINT_KEY, DISAGGREGATION_DECISION_KEY, SKIPPED_STAGES_KEY)
 
@@ -131,7 +125,6 @@ class DisaggProfileHandler:
         self._encode_decider: Decider | None = None
 
     def connect(self, plugins: Mapping[str, object]) -> None:
-        """Raises `ValueError` for a plugin that is not a decider."""
         self._prefill_decider = named_decider(plugins, self._stages.prefill_decider)
         self._encode_decider = named_decider(plugins, self._stages.encode_decider)
 
@@ -142,14 +135,12 @@ class DisaggProfileHandler:
         results: Results,
         attributes: Attributes,
     ) -> Sequence[str]:
-        """The next stage; none after the last."""
         note_failed(attributes, results, (self._stages.encode, self._stages.prefill))
         pick = self._prefill_first if self._stages.is_prefill_first else self._decode_first
         stage = pick(request, frozenset(profiles), results, attributes)
         return () if stage is None else (stage,)
 
     def process_results(self, request: InferenceRequest, results: Results) -> SchedulingResult:
-        """Raises `RefusedError` 429 when decode found no endpoint."""
         stages = self._stages
         headers = stage_headers(results, stages.prefill, stages.encode)
         return decoded_result(results, stages.decode, headers)
@@ -157,7 +148,6 @@ class DisaggProfileHandler:
     def pre_request(
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
     ) -> None:
-        """Store the decision, for metrics."""
         stages = self._stages
         decided = disaggregation_decision(result.profiles, stages.prefill, stages.encode)
         attributes[DISAGGREGATION_DECISION_KEY] = decided
@@ -221,11 +211,7 @@ class DisaggProfileHandler:
 
 
 def _handler_of(parameters: DisaggProfileHandlerParameters) -> DisaggProfileHandler:
-    """Read either form of the parameters.
-
-    Raises `ValueError` for a mixture of the forms, an unknown order, stages that share a profile,
-    two prefill deciders, and a prefill decider where prefill always runs.
-    """
+    """Read either form of the parameters, which exclude each other."""
     names = zip(parameters.__struct_encode_fields__, parameters.__struct_fields__, strict=True)
     written = [word for word, field in names if getattr(parameters, field) not in ("", None)]
     nested = [word for word in written if word in _NESTED]
@@ -301,7 +287,6 @@ def _nested_stages(parameters: DisaggProfileHandlerParameters) -> Stages:
 
 
 def _named(**names: str) -> dict[str, str]:
-    """The nonempty names by their parameters."""
     return {parameter: name for parameter, name in names.items() if name}
 
 
@@ -319,16 +304,12 @@ class PdProfileHandlerParameters(Parameters, frozen=True):
 
     @property
     def without_effect(self) -> Mapping[str, str]:
-        """Parameters about cached prefixes."""
         names = ("prefixPluginType", "prefixPluginName", "prefixMatchInfoProducerName")
         return dict.fromkeys(names, "the decider knows what is cached")
 
 
 class PdProfileHandler(DisaggProfileHandler):
-    """Runs up to two stages, decode first."""
-
     def __init__(self, parameters: PdProfileHandlerParameters) -> None:
-        """Raises `ValueError` for stages that share a profile."""
         decode = parameters.decode_profile or DECODE_PROFILE
         prefill = parameters.prefill_profile or PREFILL_PROFILE
         if decode == prefill:
@@ -349,7 +330,6 @@ class PdProfileHandler(DisaggProfileHandler):
         )
 
     def process_results(self, request: InferenceRequest, results: Results) -> SchedulingResult:
-        """Raises `RefusedError` 429 when decode found no endpoint."""
         result = super().process_results(request, results)
         return through_primary_port(result, self._port) if self._port else result
 
@@ -360,8 +340,6 @@ class DisaggHeadersParameters(Parameters, frozen=True):
 
 
 class DisaggHeaders:
-    """Sets the headers of both stages. Stateless."""
-
     def __init__(self, parameters: DisaggHeadersParameters) -> None:
         self._prefill = parameters.prefill_profile or PREFILL_PROFILE
         self._encode = parameters.encode_profile or ENCODE_PROFILE

@@ -29,8 +29,6 @@ from picker.types import InferenceRequest, SchedulingResult
 
 
 class SingleProfileHandler:
-    """Runs one profile once. Stateless."""
-
     max_profiles: int | None = 1
 
     def pick_profiles(
@@ -43,7 +41,6 @@ class SingleProfileHandler:
         return () if results else profiles[:1]
 
     def process_results(self, request: InferenceRequest, results: Results) -> SchedulingResult:
-        """Raises `RefusedError` 429 when the profile picked no endpoint."""
         return only_result(results)
 
 
@@ -52,13 +49,10 @@ class DataParallelProfileHandlerParameters(Parameters, frozen=True):
 
 
 class DataParallelProfileHandler(SingleProfileHandler):
-    """Runs one profile once. Stateless."""
-
     def __init__(self, parameters: DataParallelProfileHandlerParameters) -> None:
         self._port = parameters.primary_port
 
     def process_results(self, request: InferenceRequest, results: Results) -> SchedulingResult:
-        """Raises `RefusedError` 429 when no endpoint was picked."""
         decided = super().process_results(request, results)
         # Only the best endpoint is named: another pod's sidecar would refuse the header.
         return through_primary_port(decided, self._port)
@@ -73,8 +67,6 @@ class HeaderProfileHandlerParameters(Parameters, frozen=True):
 
 
 class HeaderProfileHandler:
-    """Runs the named profile. Stateless."""
-
     max_profiles: int | None = None
     required_profiles: Mapping[str, str] = MappingProxyType({})  # a request may name any
 
@@ -99,7 +91,6 @@ class HeaderProfileHandler:
         return (name,) if name in profiles else ()
 
     def process_results(self, request: InferenceRequest, results: Results) -> SchedulingResult:
-        """Raises `RefusedError` 429 when the profile picked no endpoint."""
         return only_result(results)
 
 

@@ -76,8 +76,6 @@ from picker.types import Candidates, InferenceRequest
 
 
 class QueueScorer:
-    """Scores by relative queue length. Stateless."""
-
     def score(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
@@ -85,8 +83,6 @@ class QueueScorer:
 
 
 class RunningRequestsSizeScorer:
-    """Scores by the relative number of running requests. Stateless."""
-
     def score(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
@@ -94,8 +90,6 @@ class RunningRequestsSizeScorer:
 
 
 class KvCacheUtilizationScorer:
-    """Scores by free KV cache. Stateless."""
-
     def score(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
@@ -139,13 +133,10 @@ class ActiveRequestParameters(Parameters, frozen=True):
 
     @property
     def without_effect(self) -> Mapping[str, str]:
-        """Accepted as in the reference."""
         return {"requestTimeout": "a request counts until its stream ends"}
 
 
 class ActiveRequestScorer:
-    """Scores by own requests in flight. Stateless."""
-
     def __init__(self, parameters: ActiveRequestParameters) -> None:
         self._idle = parameters.idle_threshold
         self._busy = parameters.max_busy_score
@@ -171,8 +162,6 @@ class TokenLoadParameters(Parameters, frozen=True):
 
 
 class TokenLoadScorer:
-    """Scores by own tokens in flight against a fixed threshold. Stateless."""
-
     def __init__(self, parameters: TokenLoadParameters) -> None:
         self._threshold = parameters.queue_threshold_tokens
         self._key = inflight_load_key(parameters.in_flight_load_producer_name)

@@ -25,8 +25,6 @@ NEUTRAL = 0.5
 
 
 class LoraAffinityScorer:
-    """Scores by the state of the adapter. Stateless."""
-
     def score(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:

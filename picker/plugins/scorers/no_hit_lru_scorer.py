@@ -35,14 +35,11 @@ class NoHitLruParameters(Parameters, frozen=True):
 
     @property
     def without_effect(self) -> Mapping[str, str]:
-        """Older names of the producer, which the reference ignores, too."""
         older = "prefixMatchInfoProducerName says whose matches count"
         return {"prefixPluginType": older, "prefixPluginName": older}
 
 
 class NoHitLruScorer:
-    """Owns the order in which endpoints got cold requests."""
-
     def __init__(self, parameters: NoHitLruParameters) -> None:
         self._size = parameters.lru_size
         self._key = match_info_key(parameters.prefix_match_info_producer_name)

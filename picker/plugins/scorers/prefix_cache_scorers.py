@@ -42,8 +42,6 @@ class PrefixCacheParameters(Parameters, frozen=True):
 
 
 class PrefixCacheScorer:
-    """Scores by the share of the prompt that is cached. Stateless."""
-
     def __init__(self, parameters: PrefixCacheParameters) -> None:
         self._weight = parameters.match_length_weight
         self._scale_tokens = parameters.match_length_scale_tokens
@@ -71,10 +69,7 @@ class PrefixCacheScorer:
 
 
 class PrecisePrefixCacheScorer(PrecisePrefixCacheProducer):
-    """Scores the matches of its own index."""
-
     def __init__(self, name: str, parameters: PrecisePrefixCacheParameters) -> None:
-        """Raises `ValueError` as the producer does."""
         super().__init__(name, parameters)
         self._scorer = PrefixCacheScorer(
             PrefixCacheParameters(prefix_match_info_producer_name=name)
