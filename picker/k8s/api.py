@@ -1,8 +1,4 @@
-"""The requests of the picker to a Kubernetes API server, as an interface.
-
-`picker.k8s.client` implements it over HTTP. All other code uses `KubernetesApi`, so that it can run
-against a server in the same process, in virtual time.
-"""
+"""The requests of the picker to a Kubernetes API server, as an interface."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -22,16 +18,13 @@ class ApiResource:
 
     @property
     def api_version(self) -> str:
-        """The `apiVersion` of its objects."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
     def qualified(self) -> str:
-        """Plural and group, for texts."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     def path(self, namespace: str, name: str = "") -> str:
-        """The path of all objects in `namespace`, or of one."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         path = f"{root}/namespaces/{namespace}/{self.plural}"
         return f"{path}/{name}" if name else path
@@ -50,8 +43,6 @@ ENDPOINT_SLICES = ApiResource("discovery.k8s.io", "v1", "endpointslices")
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The objects of one namespace that match both selectors."""
-
     namespace: str
     label_selector: str = ""
     field_selector: str = ""
@@ -74,11 +65,7 @@ class WatchEvent:
 
 
 class ApiError(Exception):
-    """The server refused; `status` is that of HTTP, or the code of an ERROR in a watch.
-
-    `reason` is the server's own ("Gone", "Forbidden", "NotFound"…; "" without one),
-    `retry_after_seconds` the wait that it asks for.
-    """
+    """A refusal; `status` is that of HTTP, or the code of an ERROR in a watch."""
 
     def __init__(
         self, status: int, reason: str, message: str, retry_after_seconds: float | None = None
@@ -91,13 +78,11 @@ class ApiError(Exception):
 
 
 class UnreachableError(Exception):
-    """No answer: no connection, a broken or silent connection, an unknown host name, or bytes that
-    are not an answer of an API server.
-    """
+    """No answer of an API server: no connection, a broken or silent one, or other bytes."""
 
 
 class SilentError(UnreachableError):
-    """A connection that stays open without any bytes for longer than a live watch."""
+    """A connection stays open without any bytes for longer than a live watch."""
 
 
 class KubernetesApi(Protocol):
@@ -108,19 +93,15 @@ class KubernetesApi(Protocol):
     def watch(
         self, resource: ApiResource, selection: Selection, resource_version: str
     ) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
-        """Watch the changes after `resource_version`, with bookmarks, until the server ends the
-        watch. Ends with `SilentError` after a longer silence than that of any live watch.
-        """
+        """Watch the changes after `resource_version`, with bookmarks, until the server ends it."""
         ...
 
     async def get(self, resource: ApiResource, namespace: str, name: str) -> dict[str, Any]: ...
 
     async def send(self, method: str, path: str, document: dict[str, Any]) -> dict[str, Any]:
-        """POST a new object or a review, or PUT an object in place of another (409 if its
-        resourceVersion is not the current one); returns the stored object.
-        """
+        """POST a new object or review, or PUT one (409 if outdated); return the stored object."""
         ...
 
     async def has(self, resource: ApiResource) -> bool:
-        """True if the server knows the kind (discovery of its group and version)."""
+        """Return whether the server knows the kind."""
         ...

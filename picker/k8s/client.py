@@ -1,8 +1,8 @@
 """`KubernetesApi` over HTTP with aiohttp; objects stay the received bytes.
 
 A network path may keep sockets open and forward nothing, which no TCP keepalive detects. So every
-watch asks the server to end it soon (`ClientLimits.watch_seconds`), and a watch without bytes for
-`silent_seconds` is dead: a live server would have ended it before (docs/decisions/0028).
+watch asks the server to end it soon, and a watch without bytes for longer is dead
+(docs/decisions/0028).
 """
 
 import asyncio
@@ -49,11 +49,7 @@ _AddressInfo: TypeAlias = tuple[int | socket.AddressFamily, int | socket.SocketK
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """Limits of time, in seconds, and of lists.
-
-    The server ends a watch after a time between the two values of `watch`; a watch without bytes
-    for `silent`, which is longer, is dead. `list` is per page.
-    """
+    """Limits in seconds, and of lists; a live server ends a watch before `silent_seconds`."""
 
     watch_seconds: tuple[int, int] = (18, 24)
     silent_seconds: float = 28.0
@@ -93,7 +89,7 @@ class KubernetesClient:
             await session.close()
 
     async def list(self, resource: ApiResource, selection: Selection) -> Listing:
-        """List all objects, in pages; starts again if the list expires in between."""
+        """List all objects, in pages; start again if the list expires in between."""
         for _ in range(_LIST_ATTEMPTS - 1):
             try:
                 return await self._pages(resource, selection)
@@ -119,7 +115,6 @@ class KubernetesClient:
     async def watch(
         self, resource: ApiResource, selection: Selection, resource_version: str
     ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
-        """See `KubernetesApi`; the server ends the watch within half a minute."""
         query = {
             "watch": "1",
             "allowWatchBookmarks": "true",
@@ -143,7 +138,6 @@ class KubernetesClient:
         return decode_object(await self._ask(method, path, document))
 
     async def has(self, resource: ApiResource) -> bool:
-        """True if the server knows the kind."""
         root = "/apis" if resource.group else "/api"
         try:
             found = decode_object(await self._ask("GET", f"{root}/{resource.api_version}"))
@@ -164,7 +158,6 @@ class KubernetesClient:
         query: Mapping[str, str] | None = None,
         seconds: float | None = None,
     ) -> bytes:
-        """Send a request; returns the body of a successful response."""
         timeout = self._timeout(total=seconds or self._limits.request_seconds)
         body = None if document is None else msgspec.json.encode(document)
         response = await self._open(method, path, body, query=query, timeout=timeout)
@@ -181,7 +174,7 @@ class KubernetesClient:
         query: Mapping[str, str] | None = None,
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - of aiohttp's kinds
     ) -> aiohttp.ClientResponse:
-        """A successful response with an unread body. Rejected credentials are renewed once."""
+        """Return a successful, unread response; rejected credentials are renewed once."""
         access = await self._credentials.access()
         response = await self._send(access, method, path, body, query, timeout)
         if response.status == _UNAUTHORIZED:
@@ -243,11 +236,7 @@ def _selectors(selection: Selection) -> dict[str, str]:
 async def _events(
     response: aiohttp.ClientResponse, silent_seconds: float
 ) -> AsyncGenerator[WatchEvent, None]:
-    """The events of a watch; all lines of one piece without a turn of the loop in between.
-
-    The response's own limit covers total silence. Bytes without a line end are silence too, because
-    a proxy may send blanks to keep the connection open.
-    """
+    """Yield the events of a watch; all lines of one piece without a turn of the loop in between."""
     loop, lines = asyncio.get_running_loop(), WatchLines()
     with _translated(SilentError):
         silent_at = loop.time() + silent_seconds
@@ -255,13 +244,14 @@ async def _events(
             for line in lines.added(piece):
                 silent_at = loop.time() + silent_seconds
                 yield decode_event(line)
+            # Bytes without a line end are silence: a proxy may send blanks to keep a connection open.
             if loop.time() > silent_at:
                 raise TimeoutError("no whole line")
         lines.check_whole()
 
 
 async def _beginning(response: aiohttp.ClientResponse) -> bytes:
-    """The beginning of a refusal's body; "" if it cannot be read, since the status suffices."""
+    """Read the beginning of a refusal; "" if it cannot be read, since the status suffices."""
     body = b""
     with suppress(aiohttp.ClientError, OSError):
         async with asyncio.timeout(_REFUSAL_SECONDS):
@@ -274,7 +264,6 @@ async def _beginning(response: aiohttp.ClientResponse) -> bytes:
 
 @contextmanager
 def _translated(silence: type[UnreachableError] = UnreachableError) -> Iterator[None]:
-    """Translate the errors of a connection."""
     try:
         yield
     except (aiohttp.SocketTimeoutError, TimeoutError) as error:
@@ -284,7 +273,7 @@ def _translated(silence: type[UnreachableError] = UnreachableError) -> Iterator[
 
 
 def _socket(address: _AddressInfo) -> socket.socket:
-    """A socket that detects a dead peer within half a minute, even while idle."""
+    """Return a socket that detects a dead peer within half a minute, even while idle."""
     family, kind, protocol, _, _ = address
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -301,21 +290,18 @@ def _socket(address: _AddressInfo) -> socket.socket:
 
 
 class ListMetadata(msgspec.Struct, frozen=True):
-    """The version of a list, and the token of its next page."""
-
     resource_version: str = msgspec.field(name="resourceVersion", default="")
     continue_: str = msgspec.field(name="continue", default="")
 
 
 class Page(msgspec.Struct, frozen=True):
-    """One page of a list; its objects are parts of the page's bytes."""
+    """A page of a list; its objects are parts of the page's bytes."""
 
     metadata: ListMetadata
     items: list[msgspec.Raw] | None = None
 
     @property
     def objects(self) -> list[msgspec.Raw]:
-        """The items; a server may write null for none."""
         return self.items or []
 
 
@@ -400,15 +386,12 @@ def api_error(status: int | None, headers: Mapping[str, str], body: bytes) -> Ap
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """The seconds; API servers do not use the form with a date."""
     text = headers.get("Retry-After", "").strip()
     return float(text) if text.isascii() and text.isdigit() else None
 
 
 class WatchLines:
-    """Splits the bytes of a watch into lines. Owns the pieces of an unfinished line, which are
-    joined once.
-    """
+    """Splits the bytes of a watch into lines; the pieces of a long line are joined once."""
 
     def __init__(self, max_bytes: int = MAX_LINE_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -416,10 +399,7 @@ class WatchLines:
         self._size = 0
 
     def added(self, piece: bytes) -> Iterator[bytes]:
-        """The lines that `piece` completes, without empty ones.
-
-        Raises `UnreachableError` for an endless line.
-        """
+        """Return the non-empty lines that `piece` completes; an endless one raises an error."""
         begun, *rest = piece.split(b"\n")
         self._size += len(begun)
         self._pieces.append(begun)
@@ -432,7 +412,6 @@ class WatchLines:
             raise UnreachableError(f"a line of more than {self._max_bytes} bytes")
 
     def check_whole(self) -> None:
-        """Raises `UnreachableError` if the stream has ended within a line."""
         if b"".join(self._pieces).strip():
             raise UnreachableError("a watch ended in the middle of a line")
 

@@ -1,8 +1,7 @@
 """The address of the API server and the credentials for it: kubeconfig files or a service account.
 
 The official `kubernetes` package (extra `k8s`) reads the files, runs exec plugins and calls token
-issuers; this module checks the result. Tokens and certificates change while the picker runs: they
-are read again every minute, in a thread, and at once after the server has refused them.
+issuers. Tokens and certificates are read again every minute, in a thread, and after a refusal.
 """
 
 import asyncio
@@ -33,8 +32,7 @@ _TOKEN: Final = "BearerToken"  # the package's name for the header's value, of w
 class Access:
     """An API server and the credentials for it.
 
-    `url` has no trailing slash. `authorization` is the whole header. `tls` None: the defaults, or
-    plain HTTP.
+    `authorization` is the whole header; without `tls` the defaults apply.
     """
 
     url: str
@@ -48,16 +46,14 @@ class AccessSource(Protocol):
     """A source of credentials; it may block on files, processes and token issuers."""
 
     def load(self, *, anew: bool) -> Access:
-        """The present credentials, the same object if nothing changed; `anew` after the server has
-        refused the last ones. Raises `ConfigError`.
-        """
+        """Return the credentials; the same object if unchanged. Raises `ConfigError`."""
         ...
 
 
 class Credentials:
     """Owns the last access from `source`, and reads it again in time.
 
-    `clock` is monotonic, in seconds. Requests wait for a source for at most `timeout_seconds`.
+    Requests wait for a source for at most `timeout_seconds`.
     """
 
     def __init__(
@@ -74,13 +70,13 @@ class Credentials:
         self._reading: asyncio.Future[Access] | None = None
 
     async def access(self) -> Access:
-        """The access to use now; the last one stays in use if a new one cannot be read."""
+        """Return the access to use now: the last one if a new one cannot be read."""
         if self._clock() - self._read_at >= REREAD_SECONDS:
             await self._read(anew=False)
         return self._access
 
     async def renewed(self, refused: Access) -> Access:
-        """The access to use after a 401 to `refused`; the same if there is no other."""
+        """Return the access to use after a 401 to `refused`; the same if there is no other."""
         if self._access is not refused:
             return self._access
         now = self._clock()
@@ -113,8 +109,6 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The places to search for credentials: the environment, the home, the service account."""
-
     environ: Mapping[str, str]
     home: Path
     service_account: Path = SERVICE_ACCOUNT_FOLDER
@@ -127,10 +121,11 @@ def find_credentials(
     clock: Callable[[], float],
     places: Places | None = None,
 ) -> Credentials:
-    """The first of: `kubeconfig` (a path), the files that `KUBECONFIG` lists, the service account
-    of the Pod, `~/.kube/config`. `context` None: the current one.
+    """Search `kubeconfig`, `KUBECONFIG`, the Pod's service account and `~/.kube/config`, in this
+    order.
 
-    Blocks while files are read and plugins run. Raises `ConfigError`.
+    `context` None: the current one. Blocks while files are read and plugins run. Raises
+    `ConfigError`.
     """
     return Credentials(
         _source(kubeconfig, context, places or Places(os.environ, Path.home())), clock
@@ -156,8 +151,9 @@ def _source(kubeconfig: str, context: str | None, places: Places) -> AccessSourc
 
 
 class _AccessMaker:
-    """Makes an `Access` from a `Configuration` of the package; owns the last one, and returns it
-    again while nothing changes, so that connections stay open.
+    """Makes an `Access` from a `Configuration` of the package.
+
+    It returns the last one while nothing changes, so that connections stay open.
     """
 
     def __init__(self) -> None:
@@ -165,7 +161,7 @@ class _AccessMaker:
         self._tls: tuple[tuple[object, ...], ssl.SSLContext] | None = None
 
     def make(self, configuration: Any) -> Access:
-        """Raises `ConfigError`, and `OSError` for files that cannot be read."""
+        """Convert it. Raises `ConfigError`, and `OSError` for files that cannot be read."""
         url = str(configuration.host).rstrip("/")
         scheme = url.partition("://")[0]
         if scheme not in ("https", "http"):
@@ -186,7 +182,7 @@ class _AccessMaker:
         return self._access or access
 
     def _context(self, configuration: Any) -> ssl.SSLContext:
-        """A new context only if the bytes of a file have changed: many files rotate."""
+        """Return a new context only if the bytes of a file have changed: many files rotate."""
         paths = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
         files = (Path(path).read_bytes() if path else None for path in paths)
         material = (bool(configuration.verify_ssl), *paths, *files)
@@ -223,7 +219,7 @@ def _context(
 
 
 def _header(text: str) -> str:
-    """The value of `Authorization`; token files often end with a line break."""
+    """Return the value of `Authorization`; token files often end with a line break."""
     scheme, _, secret = text.strip().partition(" ")
     if not secret.strip() or any(ord(one) < ord(" ") for one in secret.strip()):
         raise ConfigError("the token is empty or has line breaks; give exactly one token")
@@ -244,7 +240,6 @@ def _proxy(configuration: Any, url: str) -> str | None:
 
 
 def _without_password(url: str) -> str:
-    """An address for texts, without the credentials before "@"."""
     before, _, rest = url.rpartition("@")
     scheme, separator, _ = before.partition("://")
     return f"{scheme}{separator}{rest}" if separator else rest
@@ -258,7 +253,6 @@ class ServiceAccount:
         self._maker = _AccessMaker()
 
     def load(self, *, anew: bool) -> Access:
-        """See `AccessSource`. The files are always read, which is cheap."""
         configuration = _package().client.Configuration()
         with _explained(f"the service account in {self._folder}"):
             importlib.import_module("kubernetes.config.incluster_config").InClusterConfigLoader(
@@ -270,9 +264,7 @@ class ServiceAccount:
 
 
 class KubeconfigFiles:
-    """Kubeconfig files; the first definition of a name counts. Owns the last configuration that the
-    package made. Errors name the files by `source`, the flag or variable.
-    """
+    """Kubeconfig files, of which the first definition of a name counts; errors name `source`."""
 
     def __init__(self, paths: tuple[Path, ...], context: str | None, source: str) -> None:
         self._paths, self._wanted, self._source = paths, context, source
@@ -280,9 +272,7 @@ class KubeconfigFiles:
         self._configuration: Any = None
 
     def load(self, *, anew: bool) -> Access:
-        """See `AccessSource`. Plugins run again only if their token is about to expire: they are
-        expensive, and some are interactive.
-        """
+        """Run plugins again only if their token expires: they are expensive, some interactive."""
         with _explained(self._source):
             name, user = self._context()
             plugin = _plugin(user)
@@ -306,7 +296,6 @@ class KubeconfigFiles:
         return configuration
 
     def _check_user(self, name: str, user: dict[str, Any], plugin: str | None) -> None:
-        """Refuse files that name a token but gave none."""
         if plugin is not None and self._configuration.cert_file is None:
             raise ConfigError(
                 f"{self._source}: the plugin {plugin!r} of context {name!r} gave no credentials; "
@@ -319,9 +308,7 @@ class KubeconfigFiles:
             )
 
     def _context(self) -> tuple[str, dict[str, Any]]:
-        """The name and the user of the context: the wanted one, else the first current one. The
-        package would use the last current one.
-        """
+        """Return the wanted context, else the first current one; the package uses the last."""
         documents = [_document(path) for path in self._paths if path.exists()]
         if not documents:
             listed = ", ".join(map(str, self._paths)) or "(no path)"
@@ -355,7 +342,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 def _named(documents: list[dict[str, Any]], section: str, key: str) -> dict[str, dict[str, Any]]:
-    """The entries of a section of all files by name; the first of each name wins."""
+    """Return the entries of a section by name; the first of each name wins."""
     found: dict[str, dict[str, Any]] = {}
     for document in documents:
         listed = document.get(section)
@@ -366,7 +353,7 @@ def _named(documents: list[dict[str, Any]], section: str, key: str) -> dict[str,
 
 
 def _plugin(user: dict[str, Any]) -> str | None:
-    """The command or issuer of a user's credentials; None for a user with files alone."""
+    """Return the command or issuer of a user's credentials; None for a user with files alone."""
     command, provider = user.get("exec"), user.get("auth-provider")
     if isinstance(command, dict):
         return str(command.get("command"))
@@ -387,8 +374,9 @@ def _package() -> Any:
 
 @contextmanager
 def _explained(source: str) -> Iterator[None]:
-    """Translate all errors of the package, its plugins and the libraries of token issuers: they
-    have no common base class, and a broken file may raise even `AttributeError`.
+    """Translate all errors of the package, its plugins and the libraries of token issuers.
+
+    They have no common base class, and a broken file may raise even `AttributeError`.
     """
     try:
         yield

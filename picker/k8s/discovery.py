@@ -1,9 +1,8 @@
 """Endpoints, objectives and rewrites from a Kubernetes cluster.
 
-Theory of operation. One reflector each follows the pool, the Pods that it selects, the objectives
-and the rewrites. Their views go to `PoolReconciler`; one task applies them, so that a burst of
-changes costs little more than one change, and deadlines need no event. While the API server is
-unreachable nothing changes: the picker serves from the last known state, and reports that.
+One reflector each follows the pool, its Pods, the objectives and the rewrites. One task applies
+their views, so a burst of changes costs little more than one, and deadlines need no event. While
+the API server is unreachable the picker serves from the last known state, and reports that.
 """
 
 import asyncio
@@ -64,15 +63,13 @@ class WatchedPool:
 
 
 def selected_pods(selector: str, ports: tuple[int, ...]) -> PoolShape:
-    """The Pods to follow without an InferencePool. Raises `ValueError` for an invalid selector."""
+    """Return the Pods to follow without an InferencePool. Raises `ValueError`."""
     return PoolShape(selector, LabelSelector.parse(selector).matches, ports)
 
 
 @dataclass(slots=True)
 class _PodWatch:
-    """The Pods of one selector; `news` is their view until it is applied, `changed` the keys that
-    may differ from the applied view.
-    """
+    """The Pods of one selector; `news` and `changed` are a view and keys to apply."""
 
     reflector: Reflector[PodRecord]
     task: asyncio.Task[None]
@@ -93,7 +90,7 @@ REWRITE_KIND: Final = Kind(REWRITES, LEGACY_REWRITES)
 
 
 async def installed(api: KubernetesApi, kind: Kind) -> ApiResource | None:
-    """The resource to follow; None if the server knows neither. Raises as `KubernetesApi` does."""
+    """Return the resource to follow, if the server knows one. Raises as `KubernetesApi`."""
     for one in (kind.current, kind.legacy):
         if await api.has(one):
             return one
@@ -102,8 +99,7 @@ async def installed(api: KubernetesApi, kind: Kind) -> ApiResource | None:
 
 
 class KindFollower(Generic[R]):
-    """Calls `use` with all records of a kind, in the group that the server has, after each change;
-    with none if the server does not know the kind. `reflect` makes the reflector of a resource.
+    """Calls `use` with all records of a kind after each change, in the group that the server has.
 
     A followed resource is given up only if it is missing twice in a row, because an API server that
     starts may not know its kinds yet.
@@ -120,9 +116,7 @@ class KindFollower(Generic[R]):
         self._failure: str | None = None
 
     def problem(self) -> str | None:
-        """The reason why the records may be outdated; None: they are current, or there is no such
-        kind.
-        """
+        """Return why the records may be outdated; None for a missing kind, too."""
         if self._failure is not None:
             return self._failure
         reflector = self._reflector
@@ -171,7 +165,6 @@ class KindFollower(Generic[R]):
 def _log_change(
     kind: Kind, before: ApiResource | None, now: ApiResource | None, *, is_first: bool
 ) -> None:
-    """Log a change of the followed resource."""
     if now == before and not is_first:
         return
     plural = kind.current.plural
@@ -205,7 +198,6 @@ class KubernetesDiscovery:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock` is monotonic, in seconds, and runs as the event loop's does."""
         self._target, self._connect, self._clock = target, connect, clock
         self._series, self._rng = metrics.kubernetes, Random()
         self._reader = ObjectReader(target.pool, metrics.discovery_errors_total.inc)
@@ -216,14 +208,13 @@ class KubernetesDiscovery:
         self._policies: list[KindFollower[Any]] = []
 
     def load(self) -> None:
-        """Does nothing: `run` asks the server."""
+        """Do nothing: `run` asks the server."""
 
     def problem(self) -> str | None:
-        """The reason why the state may be outdated, or an object that is not followed."""
         return next(self._problems(), None)
 
     def is_absent(self) -> bool:
-        """True if it is known that there is no such pool, or no valid one."""
+        """Return whether it is known that there is no such pool, or no valid one."""
         pool = self._pool
         return pool is not None and pool.synced and not pool.view
 
@@ -281,7 +272,6 @@ class KubernetesDiscovery:
         )
 
     def _watch_wanted_pods(self, api: KubernetesApi, group: asyncio.TaskGroup) -> None:
-        """Watch the Pods that the reconciler wants, and no others."""
         wanted = self._reconciler.selectors
         for selector in [one for one in self._pods if one not in wanted]:
             self._pods.pop(selector).task.cancel()

@@ -1,17 +1,12 @@
 """The election of a leader among replicas, from one replica's view of a Lease.
 
-Theory of operation. A leader leads for `renew_seconds` from the moment at which it *requested* the
-write that was then accepted. Another replica takes the Lease after `lease_seconds` without a
-change, counted from when it *learned* of the last change, which is later than that write. Both
-count by their own monotonic clocks; the time that a holder wrote is never read. Because the second
-span is longer than the first, no two replicas lead at a time, however late answers arrive, however
-long a process is suspended, and whatever wall clocks show, as long as
-
-- clocks do not differ in rate by more than `lease_seconds / renew_seconds` (1.5 by default),
-- the API server accepts no write of an outdated version, and
-- no other client deletes the Lease or takes the holder out of it.
-
-If the Lease is deleted nevertheless, replicas that know its holder wait for the full span.
+A leader leads for `renew_seconds` from the moment at which it *requested* the write that was
+accepted. Another replica takes the Lease `lease_seconds` after it *learned* of the last change,
+which is later than that write. Both count by their own monotonic clocks; the holder's time is never
+read. So no two replicas lead at a time, however late answers arrive or long a process is suspended,
+as long as clock rates differ by less than `lease_seconds / renew_seconds` (1.5 by default), the API
+server accepts no write of an outdated version, and no other client removes the holder or the Lease
+(then replicas that know its holder wait for the full span).
 """
 
 import enum
@@ -31,9 +26,7 @@ class Timings:
 
     @property
     def look_seconds(self) -> float:
-        """The time between two reads of a standby: the delay of taking a released Lease, and the
-        excess delay of taking an expired one.
-        """
+        """The time between two reads of a standby, which delays its takeover."""
         return self.retry_seconds / 4
 
     @property
@@ -53,10 +46,7 @@ class LeaseName:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """A Lease. `holder` "": it was released or never held; None: malformed.
-
-    `mark` changes with every write; it is compared, never understood.
-    """
+    """A Lease; `holder` "": not held, None: malformed; `mark` changes with every write."""
 
     holder: str | None
     mark: str
@@ -65,8 +55,6 @@ class LeaseRecord:
 
 
 class Step(enum.Enum):
-    """The next request to the API server: read the Lease, create it, or write it as the holder."""
-
     LOOK = "look"
     CREATE = "create"
     WRITE = "write"
@@ -75,7 +63,7 @@ class Step(enum.Enum):
 class Elector:
     """Owns one replica's view of the Lease, and the end of its leadership.
 
-    Every `now` is of one monotonic clock, in seconds, that does not stop while the process does.
+    Every `now` is of one monotonic clock that does not stop while the process does.
     """
 
     def __init__(self, identity: str, timings: Timings) -> None:
@@ -86,27 +74,23 @@ class Elector:
         self._leads_until: float | None = None
 
     def is_leader(self, now: float) -> bool:
-        """True if this replica leads; then no other one does."""
         return self._leads_until is not None and now < self._leads_until
 
     @property
     def leads_until(self) -> float | None:
-        """The end of leadership without a further write; None: it does not lead."""
+        """Return the end of leadership without a further write; None if it does not lead."""
         return self._leads_until
 
     @property
     def holder(self) -> str:
-        """The last known holder; "" for none."""
         return (self._record.holder or "") if self._record is not None else ""
 
     @property
     def holds(self) -> bool:
-        """True if this replica is the last known holder."""
         return self._record is not None and self._record.holder == self._identity
 
     @property
     def is_outdated(self) -> bool:
-        """True if the known version may not be the current one."""
         return self._outdated
 
     def step(self, now: float) -> Step:
@@ -115,10 +99,7 @@ class Elector:
         return Step.CREATE if self._record is None else Step.WRITE
 
     def wait_seconds(self, now: float, jitter: float = 1.0) -> float:
-        """The wait before the next step, after a successful one.
-
-        `jitter` shortens waits, so that replicas do not synchronize.
-        """
+        """Return the wait after a success; `jitter` keeps replicas from synchronizing."""
         if self.is_leader(now):
             return self._timings.retry_seconds * jitter
         if self.step(now) is not Step.LOOK:
@@ -153,5 +134,4 @@ class Elector:
         self._outdated = True
 
     def stand_down(self) -> None:
-        """Stop leading, whatever the Lease says."""
         self._leads_until = None

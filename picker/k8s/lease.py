@@ -1,7 +1,7 @@
 """The Lease of leader election: sends the requests that `Elector` decides on.
 
-Call `LeaseKeeper.is_leader` each time; it reads the clock. So a suspended process notices at once
-that it no longer leads, and an unreachable API server ends leadership in time.
+Call `LeaseKeeper.is_leader` each time: it reads the clock, so a suspended process or an unreachable
+API server ends leadership in time.
 """
 
 import asyncio
@@ -64,16 +64,14 @@ class LeaseKeeper:
         self._wrote_at = datetime.min.replace(tzinfo=UTC)
 
     def is_leader(self) -> bool:
-        """True if this replica leads now."""
         return not self._resigned.is_set() and self._elector.is_leader(self._clocks.steady())
 
     @property
     def holder(self) -> str:
-        """The last known leader; "" for none."""
         return self._elector.holder
 
     def problem(self) -> str | None:
-        """The reason why this replica cannot lead, with a fix if there is one."""
+        """Return why this replica cannot lead, with a fix if there is one."""
         return next(iter(self._problems.values()), None)
 
     async def led(self) -> None:
@@ -81,7 +79,6 @@ class LeaseKeeper:
         await self._led.wait()
 
     def resign(self) -> None:
-        """Stop leading; `run` releases the Lease and ends."""
         self._resigned.set()
 
     async def run(self) -> None:
@@ -110,7 +107,6 @@ class LeaseKeeper:
             await asyncio.sleep(wait)
 
     async def _try(self, api: KubernetesApi) -> float:
-        """Take one step; returns the wait before the next one."""
         step = self._elector.step(self._clocks.steady())
         try:
             async with asyncio.timeout(self._timings.answer_seconds):
@@ -168,11 +164,10 @@ class LeaseKeeper:
         return await api.send("PUT", path, {**self._document, "spec": spec})
 
     def _spec(self, document: dict[str, Any]) -> dict[str, Any]:
-        """The spec that names this replica. Its time always increases, because other replicas
-        notice only a write that changes something.
-        """
+        """Return the spec that names this replica."""
         known, before = _spec_of(document), record_of(document)
-        # The stored time has microseconds: a shorter step would change nothing.
+        # Replicas notice only a write that changes something, so the time always increases, by at
+        # least the microsecond that the stored time has.
         self._wrote_at = max(self._clocks.wall(), self._wrote_at + _LAST_TICK)
         stamp = self._wrote_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         is_mine = before.holder == self._identity
@@ -187,7 +182,6 @@ class LeaseKeeper:
         }
 
     async def _release(self, api: KubernetesApi) -> None:
-        """Release the Lease, so that no other replica has to wait until it expires."""
         try:
             async with asyncio.timeout(RELEASE_SECONDS):
                 await self._release_now(api)
@@ -216,7 +210,7 @@ class LeaseKeeper:
                 return
 
     def _failed(self, step: Step, error: ApiError | UnreachableError | TimeoutError) -> float:
-        """Count a failure, and log a new one; returns the wait."""
+        """Count a failure, and log a new one; return the wait."""
         status = error.status if isinstance(error, ApiError) else None
         self._series.count_error("unreachable" if status is None else str(status))
         if status != _CONFLICT:  # another replica was faster; the next read shows which
@@ -244,7 +238,6 @@ class LeaseKeeper:
         )
 
     def _log_change(self) -> None:
-        """Log and count the begin and the end of leadership."""
         leads = self.is_leader()
         if leads == self._was_leader:
             return
@@ -258,7 +251,6 @@ class LeaseKeeper:
 
 
 def record_of(document: dict[str, Any]) -> LeaseRecord:
-    """Decode a Lease, without malformed fields."""
     spec, metadata = _spec_of(document), document.get("metadata")
     holder, moves = spec.get("holderIdentity"), spec.get("leaseTransitions")
     seconds = spec.get("leaseDurationSeconds")
@@ -278,7 +270,6 @@ def _spec_of(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _whole(number: object) -> int:
-    """A count; a malformed one is 0."""
     is_one = isinstance(number, int) and not isinstance(number, bool) and number >= 0
     return int(number) if is_one and isinstance(number, int) else 0
 

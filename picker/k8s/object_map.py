@@ -1,7 +1,4 @@
-"""The objects of a selection as small records: those of a list, updated by the events of a watch.
-
-Pure and synchronous; `Reflector` is the shell around it.
-"""
+"""The objects of a selection as small records, updated by the events of a watch. No I/O."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +17,7 @@ _UNNAMED: ObjectKey = ("", "")
 
 
 class MalformedObjectError(Exception):
-    """An object that cannot be followed. Without `keep_last_good` its last record goes too."""
+    """An object that cannot be followed; without `keep_last_good` its last record goes too."""
 
     def __init__(self, message: str, *, keep_last_good: bool = True) -> None:
         super().__init__(message)
@@ -50,7 +47,6 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def key(self) -> ObjectKey:
-        """Namespace ("" without one) and name."""
         return self.namespace, self.name
 
 
@@ -62,7 +58,7 @@ _HEAD = msgspec.json.Decoder(_Headed)
 
 
 def metadata_of(raw: msgspec.Raw) -> Metadata | None:
-    """The metadata of an object; None if it is missing or malformed."""
+    """Return the metadata of an object; None if it is missing or malformed."""
     try:
         return _HEAD.decode(raw).metadata
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -71,8 +67,6 @@ def metadata_of(raw: msgspec.Raw) -> Metadata | None:
 
 @dataclass(frozen=True, slots=True)
 class _Held(Generic[R]):
-    """The uid of an object, and its record, if it has one."""
-
     uid: str
     record: R | None
 
@@ -80,9 +74,9 @@ class _Held(Generic[R]):
 class ObjectMap(Generic[R]):
     """Owns the records by namespace and name, and the problems of malformed objects.
 
-    `decode` makes a record of an object. It returns None for an irrelevant one, and raises
-    `MalformedObjectError` (or a decoding error of msgspec, which means the same) for a malformed
-    one: then the last record of the same object, by uid, stays unless the error says otherwise.
+    `decode` makes a record of an object and returns None for an irrelevant one. If it raises an
+    error, the last record of the same object, by uid, stays unless a `MalformedObjectError` says
+    otherwise.
     """
 
     def __init__(self, decode: Decode[R], label: str) -> None:
@@ -96,25 +90,22 @@ class ObjectMap(Generic[R]):
 
     @property
     def view(self) -> Mapping[ObjectKey, R]:
-        """All records, in the order of their first appearance. The mapping is immutable, and the
-        same object until a record changes.
-        """
+        """All records, in the order of appearance; the same immutable mapping until a change."""
         if self._view is None:
             self._view = MappingProxyType(self._records.copy())
         return self._view
 
     @property
     def malformed(self) -> Mapping[ObjectKey, str]:
-        """The problems of objects that cannot be followed."""
         return MappingProxyType(self._malformed)
 
     def take_news(self) -> tuple[ObjectKey, ...]:
-        """The keys of records that may have changed since the last call, each once."""
+        """Return the keys of records that may have changed since the last call, each once."""
         news, self._news = self._news, {}
         return tuple(news)
 
     def put(self, metadata: Metadata, raw: msgspec.Raw) -> bool:
-        """Add or replace an object; True if the view changed."""
+        """Add or replace an object; return whether the view changed."""
         key = metadata.key
         before = self._held.get(key)
         held = self._held[key] = self._read(metadata, raw)
@@ -126,10 +117,7 @@ class ObjectMap(Generic[R]):
         return self._changed(key, not same and (held.record is not None or _shown(before)))
 
     def remove(self, metadata: Metadata) -> bool:
-        """Remove an object; True if the view changed.
-
-        Nothing happens if another object has taken the name.
-        """
+        """Remove an object unless another one has its name; return whether the view changed."""
         before = self._held.get(metadata.key)
         if before is None or (metadata.uid and before.uid != metadata.uid):
             return False
@@ -139,7 +127,6 @@ class ObjectMap(Generic[R]):
         return self._changed(metadata.key, _shown(before))
 
     def clear(self) -> bool:
-        """Remove all objects; True if the view changed."""
         return self._replace({})
 
     def read(self, raw: msgspec.Raw) -> tuple[ObjectKey, _Held[R]] | None:
@@ -151,8 +138,7 @@ class ObjectMap(Generic[R]):
         return metadata.key, self._read(metadata, raw)
 
     def replace(self, listed: Sequence[tuple[ObjectKey, _Held[R]] | None]) -> bool:
-        """Replace all objects by those of a list, in the results of `read`; True if the view
-        changed. Records keep their order.
+        """Replace all objects by results of `read`; return whether the view changed.
 
         A list with an unidentified object removes nothing.
         """
@@ -161,7 +147,6 @@ class ObjectMap(Generic[R]):
         return self._replace(old | found)
 
     def unreadable(self, why: str) -> None:
-        """Note an object or an event that cannot be identified."""
         self._report(_UNNAMED, why)
 
     def _replace(self, held: dict[ObjectKey, _Held[R]]) -> bool:
@@ -201,7 +186,6 @@ class ObjectMap(Generic[R]):
         return _Held(metadata.uid, record)
 
     def _report(self, key: ObjectKey, why: str) -> None:
-        """Log each problem once."""
         if self._malformed.get(key) != why:
             self._malformed[key] = why
             name = "/".join(part for part in key if part) or "an object without a name"

@@ -1,12 +1,10 @@
 """InferencePools and policy objects of a cluster → values, with everything that is wrong in them.
 
 The structs follow the definitions under `crds/`; objects of the legacy group are read where a
-cluster has them. An API server returns objects that break its current schema when they were stored
-under an older one: an object with an error has no value and is not followed, and no other object
-suffers. Only the metadata that the picker needs is read, and no status, because others write both.
-
-Stricter than the definitions: keys of selectors must be label keys, a selector needs a label and
-may not contain a null, and an objective or a rewrite needs a `spec`.
+cluster has them. A server also returns objects that break its current schema: an object with an
+error has no value and is not followed, and no other object suffers. Stricter than the definitions
+are selectors, which need a label, valid keys and no null, and objectives and rewrites, which need a
+`spec`.
 """
 
 import logging
@@ -83,14 +81,10 @@ class PoolSelector(Part, frozen=True, kw_only=True):
 
 
 class Port(Part, frozen=True, kw_only=True):
-    """A target port of a pool, or the port of the endpoint picker's Service."""
-
     number: PortNumber
 
 
 class _Reference(Part, frozen=True, kw_only=True):
-    """The endpoint picker that chooses among the pool's endpoints."""
-
     group: GroupName = ""
     kind: KindName = "Service"
     name: ReferentName
@@ -98,19 +92,14 @@ class _Reference(Part, frozen=True, kw_only=True):
 
 
 class EndpointPickerReference(_Reference, frozen=True, kw_only=True):
-    """The form of the current group."""
-
     port: Port | None = None
 
     @property
     def service_port(self) -> int | None:
-        """The port of its Service; None for a kind without one."""
         return None if self.port is None else self.port.number
 
 
 class InferencePoolSpec(Part, frozen=True, kw_only=True):
-    """The selector, the target ports, the protocol and the endpoint picker of a pool."""
-
     selector: PoolSelector
     target_ports: Annotated[tuple[Port, ...], Meta(min_length=1, max_length=MAX_TARGET_PORTS)]
     app_protocol: AppProtocol = "http"
@@ -125,19 +114,14 @@ class InferencePool(Part, frozen=True, kw_only=True):
 
 
 class ExtensionReference(_Reference, frozen=True, kw_only=True):
-    """The form of the legacy group."""
-
     port_number: PortNumber | None = None
 
     @property
     def service_port(self) -> int | None:
-        """The port of its Service; None for a kind without one."""
         return self.port_number or (DEFAULT_LEGACY_PORT if self.kind == "Service" else None)
 
 
 class LegacyPoolSpec(Part, frozen=True, kw_only=True):
-    """The selector, the one target port and the endpoint picker of a pool."""
-
     selector: Annotated[dict[str, LabelValue], Meta(min_length=1)]
     target_port_number: PortNumber
     extension_ref: ExtensionReference
@@ -157,11 +141,7 @@ PickerReference: TypeAlias = EndpointPickerReference | ExtensionReference
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """An InferencePool, of the current group or of the legacy one.
-
-    `selector` has at least one label; a Pod must have all of them. Each of the 1 to 8 distinct
-    `target_ports` is an endpoint on every Pod.
-    """
+    """An InferencePool; each of the 1 to 8 `target_ports` is an endpoint on every Pod."""
 
     name: str
     namespace: str
@@ -171,12 +151,11 @@ class Pool:
     picker: PickerReference | None
 
     def selects(self, labels: Mapping[str, str]) -> bool:
-        """True if a Pod with these labels belongs to the pool."""
         return all(labels.get(key) == value for key, value in self.selector.items())
 
     @property
     def label_selector(self) -> str:
-        """The value of the parameter `labelSelector` of a list or a watch."""
+        """Return the value of the parameter `labelSelector` of a list or a watch."""
         return ",".join(f"{key}={value}" for key, value in sorted(self.selector.items()))
 
 
@@ -234,7 +213,6 @@ def read_policy(document: Any) -> Reading[PolicyObject]:
 
 
 def _read(document: Any, shapes: _Shapes[S], findings: Findings) -> S | None:
-    """The object as one of `shapes`, by apiVersion and kind; None when an error was found."""
     if not isinstance(document, dict):
         findings.error((), "expected an object of Kubernetes")
         return None
@@ -274,9 +252,7 @@ def _check_pool(spec: InferencePoolSpec, findings: Findings) -> None:
 
 
 def _dropped_labels(document: Any, at: Path, selector: Mapping[str, str]) -> Iterator[str]:
-    """Labels whose null the API server dropped from the selector at `at`: it now takes more Pods
-    than its author may think. The annotation of `kubectl apply` still has them.
-    """
+    """Yield labels whose null the server dropped: the selector takes more Pods than meant."""
     applied = _at(document, ("metadata", "annotations", LAST_APPLIED))
     try:
         given: Any = msgspec.json.decode(applied) if isinstance(applied, str) else None
@@ -329,10 +305,9 @@ class PoolName:
 
 @dataclass(slots=True)
 class ObjectReader:
-    """Decodes the objects that concern `pool`; owns the versions with logged problems.
+    """Decodes the objects that concern `pool`.
 
-    Warnings are logged once per version of an object. One that cannot be followed raises
-    `MalformedObjectError` with the reason; `count_error` is called once per version too.
+    Problems are logged, and errors counted by `count_error`, once per version of an object.
     """
 
     pool: PoolName
@@ -340,7 +315,7 @@ class ObjectReader:
     _logged: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def read_pool(self, raw: msgspec.Raw) -> Pool | None:
-        """The pool; None while it is being deleted, even if it is malformed."""
+        """Return the pool; None while it is being deleted, even if it is malformed."""
         document = msgspec.json.decode(raw)
         metadata = _metadata_of(document)
         is_ours = metadata.get("name") == self.pool.name and self._is_here(metadata)
@@ -349,26 +324,22 @@ class ObjectReader:
         return self._checked(POOL_KIND, metadata, read_pool(document))
 
     def read_pod(self, raw: msgspec.Raw) -> PodRecord | None:
-        """A Pod; None for another namespace.
-
-        A malformed one that is being deleted loses its last good state: it must not serve any more.
-        """
+        """Return a Pod; None for another namespace."""
         try:
             record = read_pod(raw)
         except PodError as failure:
             self.count_error()
             metadata = metadata_of(raw)
+            # A Pod that is being deleted must not serve any more, in its last good state either.
             ends = metadata is not None and metadata.deletion_timestamp is not None
             raise MalformedObjectError(str(failure), keep_last_good=not ends) from failure
         return record if record.namespace == self.pool.namespace else None
 
     def read_objective(self, raw: msgspec.Raw) -> Objective | None:
-        """An objective; None if it refers to another pool."""
         given = self._policy(raw)
         return objective_of(given) if isinstance(given, InferenceObjective) else None
 
     def read_rewrite(self, raw: msgspec.Raw) -> tuple[RewriteRule, ...] | None:
-        """The rules of a rewrite; None if it refers to another pool."""
         given = self._policy(raw)
         return rules_of(given) if isinstance(given, InferenceModelRewrite) else None
 
@@ -381,11 +352,10 @@ class ObjectReader:
         return self._checked(kind, metadata, read_policy(document))
 
     def _is_here(self, metadata: dict[str, Any]) -> bool:
-        """True if an object is in the pool's namespace, as all requested objects should be."""
         return bool(metadata.get("namespace", self.pool.namespace) == self.pool.namespace)
 
     def _concerns(self, document: Any) -> bool:
-        """True if the object may refer to the pool; problems of others are not reported."""
+        """Return whether it may refer to the pool; problems of other objects are not reported."""
         reference = _at(document, ("spec", "poolRef"))
         if not isinstance(reference, dict):
             return True
@@ -393,7 +363,6 @@ class ObjectReader:
         return named == (self.pool.name, self.pool.group)
 
     def _checked(self, kind: str, metadata: dict[str, Any], reading: Reading[V]) -> V | None:
-        """The value of a reading. Raises `MalformedObjectError` for an error."""
         name, version = str(metadata.get("name")), str(metadata.get("resourceVersion"))
         is_new = self._logged.get((kind, name)) != version
         if is_new:

@@ -1,8 +1,7 @@
 """A Pod as JSON → a small record of the fields that the picker needs.
 
-An API server sends about 12 kB for a Pod, thousands of times a second during the rollout of a large
-pool. So only the needed fields are decoded, straight from the bytes; two states of a Pod without a
-relevant difference are equal records.
+An API server sends about 12 kB for a Pod, thousands of times a second during a rollout. So only the
+needed fields are decoded, and states without a relevant difference are equal records.
 
 Recorded behaviour of kubelets (`tests/data/kubernetes`): a deleted Pod stays ready and running for
 the duration of its preStop hook; a Pod that has ended retains its IP; a container that was killed
@@ -29,8 +28,6 @@ class PodError(ValueError):
 
 
 class Phase(Enum):
-    """The phase of a Pod; UNKNOWN is any other value."""
-
     PENDING = "Pending"
     RUNNING = "Running"
     SUCCEEDED = "Succeeded"
@@ -39,11 +36,7 @@ class Phase(Enum):
 
 
 class ContainerRun(msgspec.Struct, frozen=True):
-    """A container; `run` changes with each restart.
-
-    `ports` are the declared ones; a container may listen on others. One that `has_stopped` may be
-    restarted later.
-    """
+    """A container; `run` changes with each restart, `ports` are declared and may be incomplete."""
 
     name: str
     ports: frozenset[int]
@@ -54,9 +47,8 @@ class ContainerRun(msgspec.Struct, frozen=True):
 class PodRecord(msgspec.Struct, frozen=True):
     """The fields of a Pod that decide whether and how it serves.
 
-    `address` is its first IP. `active_ports` are the target ports to which it restricts itself;
-    None: no restriction. `containers` exclude init containers and have the order of the
-    specification. `created` is in RFC 3339, so that later times sort later.
+    `active_ports` are the target ports to which it restricts itself; None: no restriction.
+    `created` is in RFC 3339, so that later times sort later.
     """
 
     name: str
@@ -76,29 +68,25 @@ class PodRecord(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, str]:
-        """Namespace and name; another Pod may take them over."""
         return self.namespace, self.name
 
     def serving_containers(self, port: int) -> tuple[ContainerRun, ...]:
-        """The containers that may serve at `port`: those that declare it, or all if none does."""
+        """Return the containers that declare `port`, or all if none does."""
         declaring = tuple(one for one in self.containers if port in one.ports)
         return declaring or self.containers
 
     def incarnation(self, port: int) -> str:
-        """A text that changes when the server at `port` has lost its state: another Pod, or a
-        restarted container.
-        """
+        """Return a text that changes when the server at `port` has lost its state."""
         runs = (f"{one.name}={one.run}" for one in self.serving_containers(port))
         return " ".join((self.uid, *runs))
 
     def could_serve(self) -> bool:
-        """True if the Pod lacks at most readiness for serving."""
+        """Return whether the Pod lacks at most readiness for serving."""
         is_running = self.phase is Phase.RUNNING and self.address is not None
         return is_running and not self.is_deleting
 
 
-class _Part(msgspec.Struct, frozen=True, rename="camel", gc=False):
-    """A part of a Pod; unknown fields are skipped."""
+class _Part(msgspec.Struct, frozen=True, rename="camel", gc=False): ...
 
 
 class _Metadata(_Part, frozen=True, rename="camel"):
@@ -223,7 +211,6 @@ def _is_ready(status: _Status) -> bool:
 
 
 def _active_ports(annotations: dict[str, str] | None) -> frozenset[int] | None:
-    """The ports of the annotation, without invalid entries; the result may be empty."""
     if not annotations:
         return None
     text = annotations.get(ACTIVE_PORTS, annotations.get(LEGACY_ACTIVE_PORTS))
@@ -235,7 +222,6 @@ def _active_ports(annotations: dict[str, str] | None) -> frozenset[int] | None:
 
 
 def _containers(spec: _Spec, status: _Status) -> tuple[ContainerRun, ...]:
-    """The containers of the specification; one has no status while its Pod starts."""
     statuses = {one.name: one for one in status.container_statuses or ()}
     return tuple(
         _container(one, statuses.get(one.name, _NO_STATUS)) for one in spec.containers or ()

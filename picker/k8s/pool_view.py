@@ -1,28 +1,20 @@
 """The endpoints of a pool, derived from its Pods.
 
-Theory of operation. A Pod serves while it runs, has an IP, is ready and is not being deleted. If it
-lacks one of these it stops being an endpoint at once, with one exception. A restarted kubelet
-reports all Pods of its node as not ready for 50 to 460 ms, one after the other, while they continue
-to serve. So a Pod that served and has lost nothing but its readiness *flickers*, and may stay an
-endpoint for a while:
+A Pod serves while it runs, has an IP, is ready and is not being deleted. If it lacks one of these
+it stops being an endpoint at once, with one exception: a restarted kubelet reports all Pods of its
+node as not ready for 50 to 460 ms, one after the other, while they continue to serve. So a Pod that
+served and has lost nothing but its readiness *flickers*, and stays an endpoint, from the start of
+that,
 
 - for `GATHER_SECONDS` if other Pods of the pool serve or flicker on its node, to see whether the
   node is the cause: that is so if two of them, and at least half, flicker at the same time;
 - for `HOLD_SECONDS` if the node is the cause, or if no Pod of the pool serves any more.
 
-Both count from the start of the flicker. In any other case the Pod is removed at once: it is alone
-on its node, and others in the pool serve. A restarted container, a deletion, another IP and another
-Pod of the same name are no flicker, nor is a Pod that did not serve before.
-
 If two Pods have one IP, the newer one owns it, whether it serves or not, because the older one is
-known only if its end was missed. Pods on the host network share an IP. There a port belongs to the
-Pod that names it, in its annotation or as a port of a container, because the scheduler separates
-declared ports; else to a Pod that declares none of the pool's ports; else to any Pod. Among equal
-claims the newest serving Pod wins, and the others are reported (`Contest`), as is a Pod that is
-left without any port.
-
-A changed Pod affects only itself and the Pods with its IP, so only these are updated; the cost of
-an update does not depend on the number of Pods.
+known only if its end was missed. Pods on the host network share an IP: there a port belongs to the
+Pod that names it, because the scheduler separates declared ports; else to a Pod that declares none
+of the pool's ports; else to any Pod. Among equal claims the newest serving Pod wins, and the others
+are reported (`Contest`), as is a Pod that is left without any port.
 """
 
 from collections import Counter
@@ -45,9 +37,7 @@ _ENDED: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED})
 
 @dataclass(frozen=True, slots=True)
 class PoolShape:
-    """The labels of a pool's Pods, and the ports at which each serves. `selector` is the selector
-    for an API server and equivalent to `selects`.
-    """
+    """The labels of a pool's Pods (`selector` is for an API server), and the ports of each Pod."""
 
     selector: str
     selects: Callable[[Mapping[str, str]], bool]
@@ -66,9 +56,9 @@ class Contest:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The changes of the endpoints since the last look: new and changed ones, the keys of removed
-    ones, the new contests, and the time of the next change that needs no event (None: there is
-    none), on the caller's clock.
+    """The changes since the last look: endpoints, the keys of removed ones, and new contests.
+
+    `next_due` is the time of the next change that needs no event; None: there is none.
     """
 
     changed: tuple[Endpoint, ...]
@@ -106,16 +96,14 @@ class PoolView:
 
     @property
     def records(self) -> Mapping[PodKey, PodRecord]:
-        """The last state of every Pod."""
         return self._records
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """All endpoints, as of the last look."""
         return tuple(chain.from_iterable(self._shown.values()))
 
     def put(self, record: PodRecord, now: float) -> bool:
-        """Add or replace a Pod; False if its record is unchanged."""
+        """Add or replace a Pod; return whether its record changed."""
         before = self._records.get(record.key)
         if before is record or before == record:
             return False
@@ -127,7 +115,7 @@ class PoolView:
         return True
 
     def remove(self, key: PodKey) -> bool:
-        """Remove a Pod; False if it was unknown."""
+        """Remove a Pod; return whether it was known."""
         record = self._records.pop(key, None)
         if record is None:
             return False
@@ -153,16 +141,13 @@ class PoolView:
             self.put(record, now)
 
     def use(self, shape: PoolShape, now: float) -> None:
-        """Switch to other labels or ports."""
         self.shape = shape
         for record in self._records.values():
             self._touch(record)
             self._classify(record, now)
 
     def look(self, now: float, *, is_current: bool = True) -> View:
-        """The changes since the last look. Unless the records are current (`is_current`), no
-        flicker of a node or of the pool expires, because its end could not be received.
-        """
+        """Return the changes since the last look. Unless `is_current`, no flicker expires."""
         if self._flickering:
             self._expire_flickers(now, is_current=is_current)
         changed: list[Endpoint] = []
@@ -182,7 +167,6 @@ class PoolView:
     # One Pod
 
     def _classify(self, record: PodRecord, now: float) -> None:
-        """Decide by its own state whether a Pod serves."""
         key = record.key
         before = self._serving.get(key)
         if not record.could_serve() or not self.shape.selects(record.labels):
@@ -222,7 +206,6 @@ class PoolView:
     def _only_lost_readiness(
         self, before: _Serving, record: PodRecord, endpoints: tuple[Endpoint, ...]
     ) -> bool:
-        """True if the same servers still run."""
         ports = self.shape.ports
         runs = (run for port in ports for run in record.serving_containers(port))
         return (
@@ -232,7 +215,6 @@ class PoolView:
         )
 
     def _endpoints(self, record: PodRecord) -> tuple[Endpoint, ...]:
-        """One endpoint per active port."""
         return tuple(
             Endpoint(
                 name=f"{record.name}-rank-{rank}",
@@ -251,7 +233,6 @@ class PoolView:
     # Pods together
 
     def _expire_flickers(self, now: float, *, is_current: bool) -> None:
-        """Set the end of each flicker, and remove the Pods whose time is over."""
         flickering = list(self._flickering.values())
         unready = Counter(one.record.node for one in flickering)
         is_pool = len(flickering) == len(self._serving)
@@ -259,6 +240,7 @@ class PoolView:
             since, node = one.since or 0.0, one.record.node
             is_node = unready[node] >= max(MIN_FLICKERING, self._on_node[node] / 2)
             if is_node or is_pool:
+                # While the records are outdated, the end of a flicker cannot be received.
                 one.until = max(one.until, (since if is_current else now) + HOLD_SECONDS)
             elif self._on_node[node] > 1:
                 one.until = max(one.until, since + GATHER_SECONDS)
@@ -267,7 +249,6 @@ class PoolView:
                 self._stop(one.record.key)
 
     def _touch(self, record: PodRecord) -> None:
-        """Mark a Pod, and those with its IP, for the next look."""
         self._touched[record.key] = None
         if record.address is not None:
             self._touched_ips[record.address] = None
@@ -287,7 +268,6 @@ class PoolView:
                 self._contests.pop(record.address or "", None)
 
     def _fresh(self) -> dict[PodKey, tuple[Endpoint, ...]]:
-        """The endpoints of all marked Pods."""
         fresh: dict[PodKey, tuple[Endpoint, ...]] = dict.fromkeys(self._touched, ())
         for address in self._touched_ips:
             fresh |= dict.fromkeys(self._at.get(address, ()), ())
@@ -296,7 +276,6 @@ class PoolView:
         return fresh
 
     def _endpoints_at(self, address: str) -> dict[PodKey, tuple[Endpoint, ...]]:
-        """The endpoints of the Pods with one IP."""
         there = [self._records[key] for key in self._at.get(address, ())]
         owner = max((one for one in there if not one.is_on_host_network), key=_age, default=None)
         serving = [one for one in there if one.key in self._serving]
@@ -344,5 +323,4 @@ class PoolView:
 
 
 def _age(record: PodRecord) -> tuple[str, str]:
-    """Newer Pods sort later."""
     return record.created, record.uid

@@ -1,12 +1,8 @@
 """The pure half of discovery: the objects of a pool → endpoints and rules.
 
-Theory of operation. `PoolReconciler` stores the last known objects of each kind, and does no I/O;
-`apply` updates the datastore and the rules from them, and returns the time of the next call that is
-due without a change. All changes between two calls cost one update.
-
-The pool determines the Pods to watch (`selectors`). When its selector changes, the old Pods stay
-endpoints until the new ones are known. The end of a pool removes its endpoints and rules. Nothing
-is published before everything is known once, so that no request meets a partial state.
+When the pool's selector changes, the old Pods stay endpoints until the new ones are known. The end
+of a pool removes its endpoints and rules. Nothing is published before everything is known once, so
+that no request meets a partial state.
 """
 
 import logging
@@ -26,10 +22,7 @@ LOG_SECONDS: Final = 1.0  # between two log lines about endpoints
 
 
 class PoolReconciler:
-    """Owns the known objects of a pool; all methods are synchronous.
-
-    `now` is on one monotonic clock, in seconds.
-    """
+    """Owns the known objects of a pool; all methods are synchronous, `now` is monotonic."""
 
     def __init__(self, pool: PoolName, datastore: Datastore, rules: RequestRules) -> None:
         self._pool, self._datastore, self._rules = pool, datastore, rules
@@ -45,9 +38,7 @@ class PoolReconciler:
 
     @property
     def selectors(self) -> frozenset[str]:
-        """The selectors of the Pods to watch: the one in use, and the next one until its Pods are
-        known; none without a pool.
-        """
+        """The selectors to watch: that in use, and the next until its Pods are known."""
         wanted = () if self._wanted is None else (self._wanted.selector,)
         used = () if self._selector is None else (self._selector,)
         return frozenset((*wanted, *used))
@@ -68,7 +59,7 @@ class PoolReconciler:
         changed: Collection[PodKey],
         now: float,
     ) -> None:
-        """Set all Pods of a selector; ignored if the selector is no longer wanted.
+        """Set all Pods of a selector, unless it is no longer wanted.
 
         They equal those of the last call with this selector, except for `changed`.
         """
@@ -83,15 +74,13 @@ class PoolReconciler:
             self._selector = selector
 
     def use_objectives(self, objectives: Iterable[Objective]) -> None:
-        """Set all objectives of the pool."""
         self._objectives = tuple(sorted(objectives, key=lambda one: one.name))
 
     def use_rewrites(self, rewrites: Iterable[RewriteRule]) -> None:
-        """Set all rules of the pool's rewrites."""
         self._rewrites = tuple(sorted(rewrites, key=lambda one: (one.name, one.position)))
 
     def apply(self, now: float, stale: Container[str] = ()) -> float | None:
-        """Update the datastore and the rules; returns the time of the next call that is due.
+        """Update the datastore and the rules; return the time of the next call that is due.
 
         `stale` are the selectors whose watches are interrupted.
         """
@@ -126,7 +115,6 @@ class PoolReconciler:
         self._log.note(changes, self._datastore.size)
 
     def _warn_of(self, contest: Contest) -> None:
-        """Warn that one of two Pods gets no requests at some ports."""
         log.warning(
             "%s: the Pods %s and %s both claim port %s of %s, where %s serves now: give each a "
             "containerPort or an annotation %s of its own",
@@ -140,7 +128,7 @@ class PoolReconciler:
         )
 
     def _wait_for_rules(self, now: float) -> float | None:
-        """The end of the wait for objectives and rewrites; None: it is over."""
+        """Return the end of the wait for objectives and rewrites; None if it is over."""
         if self._rules_due_at is None:
             self._rules_due_at = now + RULES_TIMEOUT_SECONDS
         if now < self._rules_due_at:
@@ -155,7 +143,6 @@ class PoolReconciler:
         return None
 
     def _clear(self) -> None:
-        """Remove the endpoints and rules of a pool that is gone."""
         self._rules.use(NO_RULES)
         if self._datastore.synced:
             self._datastore.forget_pool()
@@ -165,8 +152,6 @@ class PoolReconciler:
 
 
 class _EndpointLog:
-    """Owns the changes of endpoints since the last log line."""
-
     def __init__(self, name: str) -> None:
         self._name = name
         self._total, self._added, self._removed = 0, 0, 0
@@ -174,14 +159,13 @@ class _EndpointLog:
         self._written_at = float("-inf")
 
     def note(self, changes: EndpointChanges, total: int) -> None:
-        """Count a change of endpoints."""
         self._total = total
         self._added += len(changes.added)
         self._removed += len(changes.removed)
         self._is_due = self._is_first or bool(self._added or self._removed)
 
     def write(self, now: float) -> float | None:
-        """Log the changes if a line is due; returns the time at which it will be."""
+        """Log the changes if a line is due; return the time at which it will be."""
         if not self._is_due:
             return None
         due = self._written_at + LOG_SECONDS

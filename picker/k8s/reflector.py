@@ -1,15 +1,11 @@
 """A map of small records that follows one selection of objects of an API server.
 
-Theory of operation: list, then watch from the list's version; a watch that ends is reopened from
-the last received version, so no event is lost or repeated. If that version is too old (410), after
-a long silence, or every ten minutes (a version from the future, as after a restored backup, is
-answered with silence), everything is listed again and compared. Failures are retried with a growing
-back-off, which only a watch that lasted resets, so that a server that accepts and drops at once is
-not flooded; after several such watches without an event, lists take their place. A failure never
-empties the view.
-
-Listeners are called once per batch of events: all events in the stream are applied first, and
-between two calls are at least a few milliseconds.
+It lists, then watches from the list's version; a watch that ends is reopened from the last received
+version, so no event is lost or repeated. It lists again if that version is too old (410), after a
+long silence, and every ten minutes, since a version from the future (a restored backup) is answered
+with silence. Failures are retried with a growing back-off, which only a watch that lasted resets,
+so that a server that accepts and drops at once is not flooded; after several such watches without
+an event, lists take their place. A failure never empties the view.
 """
 
 import asyncio
@@ -48,7 +44,7 @@ _SLICE: Final = 64  # objects of a list to decode before the loop gets a turn
 class Subject(Generic[R]):
     """The objects to follow, and their decoder (see `ObjectMap`).
 
-    `decode` receives a part of a whole reply; a record must not reference its bytes.
+    A record must not reference the bytes that `decode` receives: they are a part of a whole reply.
     """
 
     resource: ApiResource
@@ -62,8 +58,8 @@ class Pace:
 
     `gather`: the minimum between two calls of listeners. `relist`: the mean between two lists.
     `trust`: the time after a failure in which a watch may resume from its version. `steady`: the
-    minimum duration of a successful watch. `refused`: the wait after 403, 404 and the like, which
-    an operator has to fix. `absent`: an unknown kind has no objects after this time.
+    minimum duration of a successful watch. `refused`: the wait after an error that an operator has
+    to fix. `absent`: an unknown kind has no objects after this time.
     """
 
     gather_seconds: float = 0.005
@@ -75,10 +71,7 @@ class Pace:
 
 
 class Reflector(Generic[R]):
-    """Follows one subject while `run` does; the sole owner of its records.
-
-    `clock` is monotonic, in seconds, and runs as the event loop's does.
-    """
+    """Follows one subject while `run` does; the sole owner of its records."""
 
     def __init__(
         self,
@@ -111,34 +104,30 @@ class Reflector(Generic[R]):
 
     @property
     def view(self) -> Mapping[ObjectKey, R]:
-        """The last known records by namespace and name; an immutable mapping."""
         return self._objects.view
 
     @property
     def malformed(self) -> Mapping[ObjectKey, str]:
-        """The problems of objects that are not followed."""
         return self._objects.malformed
 
     @property
     def synced(self) -> bool:
-        """True if the server has said at least once what there is; also that it knows no such kind,
-        and so has no such objects.
-        """
+        """Return whether the server has listed the objects at least once, or knows no such kind."""
         return self._synced
 
     @property
     def installed(self) -> bool:
-        """False if the server does not know the kind, by its last answer."""
+        """Return False if the server does not know the kind, by its last answer."""
         return self._absent_since is None
 
     def problem(self) -> str | None:
-        """The reason why the view may be outdated, as a sentence; None: it is current."""
+        """Return why the view may be outdated, as a sentence; None if it is current."""
         return self._contact.problem(self._clock())
 
     def subscribe(self, listener: Listener[R]) -> None:
-        """Call `listener` with the view after each change, and once when it is first known, from
-        the event loop; it must be quick. It also receives the keys of the records that may have
-        changed since the last call.
+        """Call `listener` with the view, and the keys that may have changed, after each change.
+
+        The first call is when the view is first known. The listener must be quick.
         """
         self._listeners.append(listener)
 
@@ -157,7 +146,7 @@ class Reflector(Generic[R]):
                     self._notifying = None
 
     async def _round(self) -> float:
-        """List if that is due, then watch; returns the wait before the next round."""
+        """List if that is due, then watch; return the wait before the next round."""
         listing = self._version is None or self._clock() >= self._relist_at
         listing = listing or self._barren >= _MAX_BARREN
         try:
@@ -190,7 +179,7 @@ class Reflector(Generic[R]):
             self._notify_soon()
 
     async def _watch(self) -> float:
-        """Watch once, to the end; returns the duration in seconds."""
+        """Watch once, to the end; return the duration in seconds."""
         self._series.watches.inc()
         resource, selection = self._subject.resource, self._subject.selection
         began = self._clock()
@@ -258,7 +247,7 @@ class Reflector(Generic[R]):
         return error if missing else UnreachableError(f"{error}; yet discovery has the kind")
 
     def _failed(self, error: ApiError | UnreachableError, *, listing: bool) -> float:
-        """Note a failed round; returns the wait before the next one."""
+        """Note a failed round; return the wait before the next one."""
         now = self._clock()
         too_old = isinstance(error, ApiError) and error.status == _GONE
         if listing and self._version is not None:
@@ -279,7 +268,6 @@ class Reflector(Generic[R]):
         return self._backoff.next_seconds(error.retry_after_seconds, at_least)
 
     def _may_resume(self, error: ApiError | UnreachableError, now: float) -> bool:
-        """True if a watch may resume from the known version."""
         silent = self._contact.silent_seconds(now)
         if silent is None or silent > self._pace.trust_seconds or isinstance(error, SilentError):
             return False
@@ -297,7 +285,6 @@ class Reflector(Generic[R]):
             self._notify_soon()
 
     def _notify_soon(self) -> None:
-        """Schedule a call of the listeners, not too soon after the last one."""
         if self._notifying is not None:
             return
         wait = 0.0
@@ -315,14 +302,13 @@ class Reflector(Generic[R]):
 
 
 def _reason(error: ApiError | UnreachableError) -> str:
-    """The value of a label, from a small set."""
     if isinstance(error, ApiError):
         return str(error.status)
     return "silent" if isinstance(error, SilentError) else "unreachable"
 
 
 async def is_missing(api: KubernetesApi, resource: ApiResource) -> bool:
-    """True if the server does not know the kind. Raises as `KubernetesApi` does."""
+    """Return whether the server does not know the kind. Raises as `KubernetesApi` does."""
     if await api.has(resource):
         return False
     await check_api_server(api)
@@ -338,8 +324,8 @@ async def check_api_server(api: KubernetesApi) -> None:
 class Contact:
     """The state of the connection to a server, for one selection of one resource.
 
-    After a silent watch, the opening of a new one proves nothing: a path that swallows the stream
-    may pass its beginning. Then only an event of a watch is proof.
+    After a silent watch only an event is proof: a path that swallows the stream may pass its
+    beginning.
     """
 
     def __init__(self, resource: ApiResource, selection: Selection) -> None:
@@ -350,7 +336,7 @@ class Contact:
         self._error: ApiError | UnreachableError | None = None
 
     def received(self, now: float) -> bool:
-        """Note an event, a bookmark, or the regular end of a watch; True after a failure."""
+        """Note an event, a bookmark, or a regular end; return whether that ends a failure."""
         self._received_at = now
         if self._error is None:
             return False
@@ -358,11 +344,11 @@ class Contact:
         return True
 
     def answered(self, now: float) -> bool:
-        """Note a list or the opening of a watch; True after a failure other than silence."""
+        """Note a list or the opening of a watch; return whether it ends a failure but silence."""
         return not isinstance(self._error, SilentError) and self.received(now)
 
     def failed(self, now: float, error: ApiError | UnreachableError) -> bool:
-        """Note a failure; True if it is the first one or another one than before."""
+        """Note a failure; return whether it is the first one or another one than before."""
         before = self._error
         if self._failing_since is None:
             self._failing_since = now
@@ -371,11 +357,10 @@ class Contact:
         return before is None or _failure_of(before) != _failure_of(error)
 
     def silent_seconds(self, now: float) -> float | None:
-        """The seconds since the last proof; None before the first one."""
         return None if self._received_at is None else now - self._received_at
 
     def problem(self, now: float) -> str | None:
-        """The reason why the view may be outdated, with a fix; None: it is current."""
+        """Return why the view may be outdated, with a fix; None if it is current."""
         if self._error is None or self._failing_since is None:
             return None
         what = f"{self._resource.qualified} in namespace {self._selection.namespace!r}"
@@ -403,5 +388,4 @@ class Contact:
 
 
 def _failure_of(error: ApiError | UnreachableError) -> int:
-    """A number that equal failures share."""
     return error.status if isinstance(error, ApiError) else 0

@@ -1,8 +1,7 @@
-"""Reviews of requests by an API server: the user of a bearer token (TokenReview) and whether that
-user may read a path (SubjectAccessReview). The answers are cached for a while.
+"""Reviews of requests by an API server (TokenReview and SubjectAccessReview), cached for a while.
 
-The cache holds hashes of tokens only. Refusals are cached as well, so that a
-scraper with a wrong token costs the API server little.
+The cache holds hashes of tokens only. Refusals are cached as well, so that a scraper with a wrong
+token costs the API server little.
 """
 
 import asyncio
@@ -25,8 +24,6 @@ _AT_A_TIME: Final = 4
 
 
 class Authorization(enum.Enum):
-    """The verdict on a request."""
-
     ALLOWED = "allowed"
     UNKNOWN = "unknown token"
     FORBIDDEN = "not allowed to read this"
@@ -37,15 +34,13 @@ class ReviewError(Exception):
 
 
 class AccessReviews:
-    """Owns the cache; `clock` is monotonic, in seconds."""
-
     def __init__(self, api: KubernetesApi, clock: Callable[[], float]) -> None:
         self._api, self._clock = api, clock
         self._known: OrderedDict[tuple[bytes, str], tuple[Authorization, float]] = OrderedDict()
         self._asking = asyncio.Semaphore(_AT_A_TIME)
 
     async def authorize(self, token: str, path: str) -> Authorization:
-        """True if the bearer of `token` may get `path`. Raises `ReviewError`."""
+        """Decide whether the bearer of `token` may get `path`. Raises `ReviewError`."""
         if not token or len(token) > MAX_TOKEN_LETTERS:
             return Authorization.UNKNOWN
         key = (sha256(token.encode()).digest(), path)

@@ -1,7 +1,6 @@
 """The addresses of the Pods behind a Service, from its EndpointSlices.
 
-Pods that are not ready or are terminating count as well, because replicas exchange reports with
-every running Pod, not requests.
+Replicas report to every running Pod, so Pods that are not ready or are terminating count as well.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -34,11 +33,8 @@ _SLICE = msgspec.json.Decoder(_Slice)
 
 
 def slice_addresses(raw: msgspec.Raw) -> Addresses:
-    """The IP addresses of one slice. Raises `msgspec.MsgspecError` for an invalid one.
-
-    All addresses of an endpoint belong to one Pod, so the first one suffices. Host names, in slices
-    of another address type, are ignored.
-    """
+    """Return the IP addresses of one slice. Raises `msgspec.MsgspecError`."""
+    # All addresses of an endpoint belong to one Pod. Slices of another type have host names.
     firsts = (one.addresses[0] for one in _SLICE.decode(raw).endpoints or () if one.addresses)
     return tuple(address for address in firsts if _is_ip(address))
 
@@ -52,10 +48,7 @@ async def follow_service(
     rng: Random,
     series: KubernetesSeries | None = None,
 ) -> None:
-    """Call `found` with all addresses of a Service, sorted, whenever they change, until cancelled.
-    While the API server is unreachable nothing changes. `selection` is that of `of_service`;
-    `clock` as for `Reflector`.
-    """
+    """Call `found` with all sorted addresses of a Service after each change, until cancelled."""
 
     def notify(view: Mapping[ObjectKey, Addresses], _: Collection[ObjectKey]) -> None:
         found(sorted({address for one in view.values() for address in one}))
@@ -68,7 +61,6 @@ async def follow_service(
 
 
 def of_service(namespace: str, name: str) -> Selection:
-    """The slices of a Service, which may be several."""
     return Selection(namespace, f"{SERVICE_LABEL}={name}")
 
 

@@ -1,26 +1,14 @@
 """Receives the KV-cache events of engines over ZMQ for one consumer.
 
-Theory of operation
--------------------
-Either each endpoint of the pool has a task with a SUB socket connected to its engine, or one task
-has a SUB socket to which all engines connect. ZMQ reconnects by itself. Messages lost meanwhile
-appear as a gap in the numbers (`prefix.kv_stream`) and are requested again if the engine has a
-replay address. The request is an empty frame and the first number wanted; the answer is the
-original messages and one with an empty payload at the end.
+Messages lost in a reconnect appear as a gap in the numbers (`prefix.kv_stream`) and are requested
+again if the engine has a replay address: the request is an empty frame and the first number wanted,
+the answer the original messages and one with an empty payload. After every handshake the listener
+requests a replay from the last applied message: an engine that does not repeat exactly that message
+has restarted, even if it sends nothing else.
 
-After every handshake the listener requests a replay at once, starting with the last message it
-applied: an engine that does not repeat exactly that message has restarted, even if it sends
-nothing else.
-
-A replay that stalls is retried from the point it reached; after three attempts without progress, or
-two minutes, it fails. Then the endpoint's blocks are forgotten, because it is unknown which of them
-the engine has evicted, and no replay is tried for half a minute. Without a replay address gaps are
-ignored: the index misses blocks that were stored, and lists removed ones until they are stored and
-removed again. Restarts are detected either way.
-
-A message that cannot be decoded is dropped, logged and counted; an unusable event in it is skipped
-alone, and logged once per endpoint and reason. A large message is applied in parts, and the event
-loop serves requests between them. All state of an endpoint that leaves the pool is deleted.
+A stalled replay is retried from the point it reached; if it fails, the endpoint's blocks are
+forgotten, because it is unknown which of them the engine has evicted. Without a replay address gaps
+are ignored, and the index is wrong about the missed blocks until they are stored or removed again.
 """
 
 from __future__ import annotations
@@ -134,7 +122,6 @@ class KvEventListener:
     # Engines that the picker connects to
 
     async def _follow_endpoints(self, context: zmq.asyncio.Context) -> None:
-        """Run one task per endpoint of the pool that has a source."""
         listening: dict[str, tuple[KvEventSource, asyncio.Task[None]]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
@@ -157,7 +144,6 @@ class KvEventListener:
         return None if candidate is None else self._consumer.kv_event_source(candidate.endpoint)
 
     async def _follow(self, context: zmq.asyncio.Context, key: str, source: KvEventSource) -> None:
-        """Listen to one engine until cancelled; retry failed subscriptions."""
         while True:
             self._consumer.kv_events_lost(key)  # or a replay would store its blocks twice
             await self._follow_once(context, _Engine(key, source.replay_address), source)
@@ -225,7 +211,6 @@ class KvEventListener:
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """Count an active subscriber within the block."""
         self._series.active_subscribers.inc()
         try:
             yield
@@ -237,7 +222,6 @@ class KvEventListener:
     async def _take(
         self, context: zmq.asyncio.Context, engine: _Engine, frames: Sequence[bytes]
     ) -> None:
-        """Process a message from the subscription."""
         message = read_message(frames)
         if message is None:
             self._failed(engine.key, f"malformed message of {len(frames)} frames")
@@ -256,7 +240,6 @@ class KvEventListener:
             await self._apply(engine, message)
 
     def _restart(self, engine: _Engine) -> None:
-        """Start over with an engine that restarted: its cache is empty."""
         self._series.restarts_total.labels(engine.key).inc()
         self._consumer.kv_events_lost(engine.key)
         engine.stream.reset()
@@ -398,7 +381,6 @@ def read_message(frames: Sequence[bytes]) -> Message | None:
 def open_socket(
     context: zmq.asyncio.Context, kind: int, address: str
 ) -> Iterator[zmq.asyncio.Socket]:
-    """Open a socket that reconnects by itself and detects a dead peer by heartbeats."""
     socket = context.socket(kind)
     try:
         socket.set_hwm(_MAX_UNREAD)

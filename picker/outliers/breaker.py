@@ -1,8 +1,7 @@
 """The circuit breaker of one endpoint: closed, open, half-open.
 
-Closed is HEALTHY, or SUSPECT once its last answers were failures; open is EJECTED; half-open is
-ON_TRIAL. Only `succeeded` and `failed` change the state of a breaker, which decides if its endpoint
-may receive more requests. It does not know the pool: `detector` combines the breakers of a pool.
+Closed is HEALTHY, or SUSPECT after failures; open is EJECTED; half-open is ON_TRIAL. Only
+`succeeded` and `failed` change the state. `detector` combines the breakers of a pool.
 """
 
 from collections.abc import Callable
@@ -25,8 +24,6 @@ class EndpointState(Enum):
 
 
 class AnswerKind(Enum):
-    """The meaning of an answer for the health of its endpoint."""
-
     SUCCESS = "success"
     FAILURE = "failure"
     REJECTED = "rejected"  # a failure, but perhaps because the server is full
@@ -37,7 +34,7 @@ class Answer(msgspec.Struct, frozen=True):
     """The beginning of a response, reduced to what concerns the endpoint.
 
     `served_by` is the `ip:port` that the proxy reports as its origin. With `reached_no_endpoint`
-    the proxy reports that the answer is its own and that no endpoint received the request.
+    the answer is the proxy's own.
     """
 
     status: int | None
@@ -46,9 +43,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class AttemptResult(msgspec.Struct, frozen=True):
-    """The result of one request. `is_late`: it left after the first failure in a row was known;
-    `took_seconds` is the time from its departure to the answer.
-    """
+    """The result of one request; `is_late`: it left after the first failure in a row was known."""
 
     verdict: AnswerKind
     is_bodyless: bool = False
@@ -61,19 +56,18 @@ class AttemptResult(msgspec.Struct, frozen=True):
 class OutlierSettings:
     """The conditions for ejection and return; counts and seconds.
 
-    - `failures`: this many in a row eject. Also the cap on requests under way at an unproven
-      endpoint.
+    - `failures`: this many in a row eject; also the cap on requests under way at an unproven
+    endpoint.
     - `first_wait_seconds`, `longest_wait_seconds`, `jitter`: the wait before a probe doubles from
       the first to the second; jitter lengthens each by up to this part.
     - `probe_timeout_seconds`: an unanswered probe delays the next one by no more than this.
     - `trial_requests`: the cap on requests under way on trial, which lasts until `trial_successes`
       have succeeded and `trial_seconds` have passed.
     - `steady_seconds`: an endpoint that is back for this long is ejected as if for the first time.
-    - `silence_seconds`: a request that is out for this long, and for longer than a failure took,
-      counts as one that does not fail.
+    - `silence_seconds`: a request out for this long, and longer than a failure took, does not fail.
     - `lapse_seconds`: an idle endpoint whose last success is older than this is unproven again.
-    - `burst_wait_seconds`: the longest wait of requests for the first answers of a pool in which
-      every endpoint is unproven and full.
+    - `burst_wait_seconds`: the longest wait of requests for the first answers of an unproven, full
+    pool.
     """
 
     failures: int = 3
@@ -94,9 +88,8 @@ class OutlierSettings:
 def kind_of(answer: Answer) -> AnswerKind:
     """Classify `answer` for the health of its endpoint.
 
-    A broken server answers 500, 502, 503 or 504, and so does a proxy that cannot reach it. Other
-    5xx (501, say) and all 4xx are about the request: they neither blame an endpoint nor clear it,
-    because a server may parse requests correctly and fail every valid one.
+    A broken server, and a proxy that cannot reach it, answers 500, 502, 503 or 504. Other statuses
+    are about the request: a server may parse requests correctly and fail every valid one.
     """
     status = answer.status
     if status is None or answer.reached_no_endpoint:
@@ -110,8 +103,7 @@ class Breaker:
     """Owns the state of one endpoint since it joined or restarted.
 
     `epoch` counts the transitions that make answers to earlier requests stale; `under_way` counts
-    the requests of this epoch that have not ended. `suspicion` counts its transitions to SUSPECT:
-    requests that left after the last one are late. `probe_left_at` is set while a probe is out.
+    this epoch's requests. Requests that left after the last increment of `suspicion` are late.
     """
 
     __slots__ = (
@@ -183,7 +175,6 @@ class Breaker:
         return is_new and self.under_way >= self._settings.failures
 
     def leaves(self, now: float) -> bool:
-        """Count a request that leaves for the endpoint; return `is_as_good_as_any` after that."""
         is_as_good, is_idle = self.is_as_good_as_any, self.under_way == 0
         if is_idle and is_as_good and now - self.good_at > self._settings.lapse_seconds:
             self.is_proven, self.has_lapsed, is_as_good = False, True, False
@@ -194,7 +185,7 @@ class Breaker:
         return is_as_good
 
     def is_silent_since_filled(self, now: float) -> bool:
-        """True if an immediate failure would have shown by now, which proves a lapsed endpoint."""
+        """Return whether an immediate failure would have shown, which proves a lapsed endpoint."""
         if now - self.filled_at < self._settings.burst_wait_seconds:
             return False
         if self.has_lapsed:
@@ -203,12 +194,11 @@ class Breaker:
         return True
 
     def is_held_back(self, sees_responses: bool) -> bool:
-        """True if requests should go to other endpoints, if there are any.
+        """Return whether requests should go to other endpoints, if there are any.
 
         After k failures in a row, `failures` − k requests that left since may be under way, so that
-        sending on before the answers arrive never costs more failures than an ejection does. The
-        same holds for an unproven endpoint (k = 0; everything under way counts), unless the proxy
-        never shows responses.
+        sending on before the answers arrive never costs more failures than an ejection does (k = 0
+        while unproven).
         """
         settings = self._settings
         if self.state is EndpointState.EJECTED:
@@ -221,7 +211,6 @@ class Breaker:
         return sees_responses and not self.is_proven and self.under_way >= settings.failures
 
     def is_due(self, now: float) -> bool:
-        """True if the next request should be its probe."""
         if self.state is not EndpointState.EJECTED or now < self.next_probe_at:
             return False
         left_at = self.probe_left_at
@@ -233,13 +222,11 @@ class Breaker:
         self.next_probe_at = now + max(self.wait_seconds, self._settings.probe_gap_seconds)
 
     def tried_ends(self) -> None:
-        """Count the end of a late request."""
         self._num_tried -= 1
         if self._num_tried == 0:
             self._tried_since = None
 
     def succeeded(self, finding: AttemptResult, now: float) -> None:
-        """Process a success of a request of this epoch."""
         self.good_at = now
         if self.state is EndpointState.EJECTED:
             self._next_epoch(EndpointState.ON_TRIAL)
@@ -258,7 +245,7 @@ class Breaker:
             self._early_failures = 0
 
     def failed(self, finding: AttemptResult, now: float, draw: Callable[[], float]) -> bool:
-        """Process a failure of a request of this epoch; return true if it ejects the endpoint.
+        """Process a failure of a request of this epoch; return whether it ejects the endpoint.
 
         `draw` returns the part of the jitter that lengthens a wait, in [0, 1).
         """
@@ -286,14 +273,11 @@ class Breaker:
         return self.eject_if_due(now, draw)
 
     def eject_if_due(self, now: float, draw: Callable[[], float]) -> bool:
-        """Eject a suspect with enough failures; return true if it did.
-
-        A server that rejects requests while it works on many others is overloaded, not broken. It
-        is held back, but ejected only once these are done and it still rejects.
-        """
+        """Eject a suspect with enough failures; return whether it did."""
         settings = self._settings
         if self.state is not EndpointState.SUSPECT or self.failures < settings.failures:
             return False
+        # A server that rejects requests while it works on many others is overloaded, not broken.
         if self.rejects and self.under_way > settings.failures:
             return False
         returned = self.returned_at
@@ -305,7 +289,6 @@ class Breaker:
         return True
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` when the state contradicts itself."""
         settings = self._settings
         if self.under_way < 0 or self.failures < 0:
             raise AssertionError(f"{self.key}: {self.under_way} under way, {self.failures} failed")
@@ -338,7 +321,7 @@ class Breaker:
         self.is_proven, self.has_lapsed = True, False
 
     def _is_silent(self, now: float) -> bool:
-        """True if a late request is out for longer than a failure takes."""
+        """Return whether a late request is out for longer than a failure takes."""
         since = self._tried_since
         quiet = since is not None and now - since >= self._silent_seconds
         return quiet and not self._late_failures

@@ -15,7 +15,6 @@ class BurstWait:
         self._event = asyncio.Event()
 
     async def settled(self) -> None:
-        """Wait for `wake`, or for `longest_seconds`."""
         event = self._event
         try:
             async with asyncio.timeout(self._longest_seconds):
@@ -24,6 +23,5 @@ class BurstWait:
             return  # an endpoint that is silent for so long does not fail at once
 
     def wake(self) -> None:
-        """Resume all waiting requests, because the answers have arrived."""
         self._event.set()
         self._event = asyncio.Event()

@@ -1,9 +1,6 @@
 """Detection of failing endpoints: an ejected one receives only probes until it has recovered.
 
-Theory of operation
--------------------
-Every request that leaves for an endpoint is an `Attempt`. The beginning of its response decides
-(`breaker.kind_of`); an attempt that ends without one is no evidence.
+The beginning of the response decides each attempt (`breaker.kind_of`); one without is no evidence.
 
     HEALTHY --failure--> SUSPECT --enough failures in a row--> EJECTED
     SUSPECT --success of a request that left since--> HEALTHY
@@ -13,32 +10,16 @@ Every request that leaves for an endpoint is an `Attempt`. The beginning of its 
     ON_TRIAL --enough successes in a while--> HEALTHY
 
 A broken server finishes what it began, so a success of a request that left before the first failure
-does not clear a suspect, unless requests that left since stay out longer than a failure takes.
+does not clear a suspect. Answers to requests that left before an ejection or a trial are stale:
+each of these transitions begins an epoch. A probe is a client's request, one at a time.
 
-The answer to a request that left before its endpoint was ejected, or was put on trial, is stale and
-ignored: each of these transitions begins an epoch, and an attempt belongs to the one it left in.
-
-A probe is a client's request: the next one that may go to the endpoint, one at a time, never two
-within a second. The director calls `probe` first, and then chooses among the `usable` ones.
-
-Failures arrive later than requests leave. So an endpoint with k failures in a row may have, of
-requests that left since the first, no more under way than the failures that are left to its
-ejection; an endpoint without a success since it joined or restarted may have as many under way as
-eject it. That bounds the requests it can fail, however many arrive at once. These are preferences
-among endpoints, not limits: `usable` never returns an empty list for a non-empty one. If all are
-held back, it returns those without failures, else those that are not ejected, else all.
-
-The proxy may have retried elsewhere before it answered. If it reports another endpoint of the pool
-as the origin, then the endpoint that was picked has failed, and the answer belongs to the other. A
-response that breaks off has begun well; the proxy shows no difference between an endpoint that dies
-in the middle, a client that disconnects, and the end (measured). The dead endpoint's next request
-decides.
-
-Without responses from the proxy there is no evidence: after `UNSEEN_ATTEMPTS` without a
-response all breakers are forgotten and nothing is held back, until the next response.
-
-A burst that meets an idle pool would all be decided before the first answer arrives. While
-`is_unsure` returns true, the director waits for `settled`, or for `burst_wait_seconds`.
+Failures arrive later than requests leave, so an endpoint with failures, or without a success, may
+have no more requests under way than would eject it. These are preferences, not limits: `usable`
+never returns an empty list for a non-empty one. If the proxy reports another endpoint as the
+origin, the picked one has failed, and the answer belongs to the other. A response that breaks off
+has begun well: the proxy shows no difference between a dead endpoint, a client that disconnects,
+and the end (measured). After `UNSEEN_ATTEMPTS` without any response nothing is held back until the
+next one.
 
 Pure: times and the source of randomness are arguments.
 """
@@ -65,17 +46,13 @@ from picker.types import Candidate, Endpoint, FinishCause
 
 
 class ProbeResult(Enum):
-    """The result of a probe."""
-
     SUCCESS = "success"
     FAILURE = "failure"
     UNKNOWN = "unknown"  # without an answer that concerns the endpoint
 
 
 class EndpointHealthView(msgspec.Struct, frozen=True):
-    """An endpoint's breaker at one moment, for `/endpoints`. `next_probe_seconds` is from now; None
-    unless the endpoint is ejected.
-    """
+    """An endpoint's breaker, for `/endpoints`; `next_probe_seconds` is from now."""
 
     state: EndpointState
     consecutive_failures: int
@@ -86,14 +63,11 @@ class EndpointHealthView(msgspec.Struct, frozen=True):
 class OutlierWatcher:
     """Called on every transition; must be quick and must not raise. This base class ignores all."""
 
-    def ejected(self, key: str, failures: int, wait_seconds: float) -> None:
-        """Called when an endpoint is ejected; its first probe is due after the wait."""
+    def ejected(self, key: str, failures: int, wait_seconds: float) -> None: ...
 
-    def probed(self, key: str, result: ProbeResult) -> None:
-        """Called when a probe of an ejected endpoint ends."""
+    def probed(self, key: str, result: ProbeResult) -> None: ...
 
-    def returned(self, key: str) -> None:
-        """Called when an ejected endpoint is healthy again."""
+    def returned(self, key: str) -> None: ...
 
     def counted(self, num_ejected: int) -> None:
         """Called when the number of ejected endpoints changes."""
@@ -118,16 +92,13 @@ class Attempt(msgspec.Struct, eq=False):
 
     @property
     def is_current(self) -> bool:
-        """True unless its answer is stale."""
         return self.breaker.epoch == self.epoch
 
     @property
     def is_late(self) -> bool:
-        """True if it left after the first of its endpoint's failures in a row was known."""
         return self.breaker.suspicion == self.suspicion
 
     def responded(self, answer: Answer, now_seconds: float) -> None:
-        """Call when the response begins."""
         if not self._is_judged:
             self._is_judged = True
             self._was_seen = answer.status is not None
@@ -143,8 +114,7 @@ class Attempt(msgspec.Struct, eq=False):
 class OutlierDetector:
     """Sole owner of the breakers of a pool's endpoints. Event-loop thread only.
 
-    `held` contains the keys of the endpoints that are held back, including ejected ones. `settled`
-    is called when `is_unsure` turns false.
+    `held` are the keys of endpoints that are held back; `settled` is called when `is_unsure` ends.
     """
 
     def __init__(
@@ -206,7 +176,7 @@ class OutlierDetector:
     def probe(self, candidates: Sequence[Candidate], now_seconds: float) -> Candidate | None:
         """Return the ejected candidate that this request should probe, if one is due.
 
-        Changes no state: the request that then leaves for it becomes the probe.
+        This changes no state: the request that then leaves for it becomes the probe.
         """
         if not self._ejected:
             return None
@@ -220,7 +190,7 @@ class OutlierDetector:
         )
 
     def is_unsure(self, now_seconds: float) -> bool:
-        """True if a burst has just filled an unproven pool and no answer has arrived yet."""
+        """Return whether a burst has just filled an unproven pool and no answer has arrived yet."""
         if not self._filled:
             return False
         for breaker in tuple(self._filled.values()):
@@ -232,8 +202,8 @@ class OutlierDetector:
     def left(self, endpoint: Endpoint, now_seconds: float, is_bodyless: bool = False) -> Attempt:
         """Count a request that leaves for `endpoint`, whose port may differ from the one picked.
 
-        With `is_bodyless` it has no body and does not reach the engine (a model list, say): it
-        can fail, but its success clears no breaker.
+        With `is_bodyless` it does not reach the engine (a model list, say): its success clears no
+        breaker.
         """
         breaker = self._breakers.get(endpoint.key)
         if breaker is None:
@@ -252,7 +222,6 @@ class OutlierDetector:
     # Called by attempts
 
     def judge(self, attempt: Attempt, answer: Answer, now_seconds: float) -> None:
-        """Process the beginning of the response to an attempt."""
         if answer.status is None:
             return
         was_blind, self._num_unseen = self._num_unseen >= UNSEEN_ATTEMPTS, 0
@@ -271,7 +240,6 @@ class OutlierDetector:
     def leave(
         self, attempt: Attempt, was_seen: bool, cause: FinishCause, now_seconds: float
     ) -> None:
-        """Process the end of an attempt."""
         breaker, is_current = attempt.breaker, attempt.is_current
         if is_current:
             breaker.under_way -= 1
@@ -307,14 +275,11 @@ class OutlierDetector:
         }
 
     def last_success(self, key: str) -> float:
-        """Return the time of an endpoint's last success, on the clock of the requests; 0 if it is
-        unknown.
-        """
+        """Return the time of an endpoint's last success; 0 if it is unknown."""
         breaker = self._breakers.get(key)
         return 0.0 if breaker is None else breaker.good_at
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` when the state contradicts itself."""
         if not self._filled.keys() <= self._breakers.keys() or self._is_burst > bool(self._filled):
             raise AssertionError("answers are awaited of no endpoint")
         if not self._filled.keys() <= self.held:
@@ -347,7 +312,6 @@ class OutlierDetector:
         return None if key == attempt.breaker.key else key
 
     def _take_in(self, attempt: Attempt, verdict: AnswerKind, now: float) -> None:
-        """Process the result of an attempt, unless it is stale."""
         breaker = attempt.breaker
         if verdict is AnswerKind.SUCCESS and breaker.is_as_good_as_any:
             breaker.good_at = now
@@ -390,7 +354,6 @@ class OutlierDetector:
         self._watcher.ejected(breaker.key, breaker.failures, breaker.next_probe_at - now)
 
     def _refresh(self, breaker: Breaker) -> None:
-        """Update the indexes for a breaker, unless it was dropped."""
         key = breaker.key
         if self._breakers.get(key) is not breaker:
             return

@@ -1,7 +1,7 @@
 """mTLS between replicas: both ends present a certificate of one CA, from one folder.
 
-The folder has the files of a cert-manager Secret: `tls.crt`, `tls.key`, `ca.crt`. They are read
-again for every connection, so a renewed certificate takes effect without a restart.
+The files are those of a cert-manager Secret: `tls.crt`, `tls.key`, `ca.crt`. They are read again
+for every connection, so a renewed certificate takes effect without a restart.
 """
 
 from pathlib import Path
@@ -24,13 +24,11 @@ class PeerCredentials:
         self._last = self._read()
 
     def of_server(self) -> TlsOptions:
-        """TLS options of a port that only replicas may call."""
         certificate, key, authority = self._current()
         material = TlsMaterial(private_key=key, certificate_chain=certificate)
         return TlsOptions(material, client_authority=authority, renewed=self.of_server)
 
     def of_client(self) -> grpc.ChannelCredentials:
-        """Credentials of a new connection to a replica."""
         certificate, key, authority = self._current()
         return grpc.ssl_channel_credentials(authority, key, certificate)
 

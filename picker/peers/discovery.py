@@ -19,8 +19,6 @@ Resolve = Callable[[str], Awaitable[Sequence[str]]]
 
 @dataclass(frozen=True, slots=True)
 class PeerName:
-    """A host, which may resolve to several replicas, and their port."""
-
     host: str
     port: int
 
@@ -54,7 +52,6 @@ def peer_name(text: str, default_port: int | None = None) -> PeerName:
 
 
 async def resolve(host: str) -> Sequence[str]:
-    """Resolve `host` with the system's resolver. Raises `OSError`."""
     try:
         return [str(ip_address(host))]
     except ValueError:
@@ -70,10 +67,7 @@ async def resolve(host: str) -> Sequence[str]:
 def peer_addresses(
     known: Mapping[PeerName, Sequence[str]], server_name: str = ""
 ) -> list[PeerAddress]:
-    """The addresses behind names, without duplicates, at most `MAX_PEERS`.
-
-    Certificates must name `server_name`; with "" the name that was resolved.
-    """
+    """Return the distinct addresses; certificates name `server_name` or, with "", their host."""
     addresses: dict[str, PeerAddress] = {}
     for name, hosts in known.items():
         for host in hosts:
@@ -83,11 +77,7 @@ def peer_addresses(
 
 
 class NamedPeers:
-    """Resolves names regularly. Owns the last addresses of each name.
-
-    A name that resolves to nothing has no replicas; a name that fails to resolve keeps its last
-    addresses.
-    """
+    """Resolves names regularly; a name that fails to resolve keeps its last addresses."""
 
     def __init__(
         self,
@@ -96,9 +86,6 @@ class NamedPeers:
         server_name: str = "",
         resolving: Resolve = resolve,
     ) -> None:
-        """`found` is called with all addresses after each round. Certificates must name
-        `server_name`; with "" the name that was resolved.
-        """
         self._names, self._found = tuple(names), found
         self._server_name, self._resolve = server_name, resolving
         self._known: dict[PeerName, Sequence[str]] = {}

@@ -1,7 +1,4 @@
-"""One replica's side of the exchange, without sockets and clocks: bytes in, bytes out.
-
-`server` and `mesh` carry the bytes. Nothing here waits, and any message may be lost.
-"""
+"""One replica's side of the exchange, without sockets and clocks: bytes in, bytes out."""
 
 import logging
 import secrets
@@ -38,8 +35,7 @@ class PeerRefusedError(PickerError):
     """The replica speaks another version of the exchange, or belongs to another pool."""
 
 
-class OwnAddressError(PickerError):
-    """This replica has called itself."""
+class OwnAddressError(PickerError): ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +82,6 @@ class PeerExchange:
 
     @property
     def hash_seed(self) -> int:
-        """The seed in use."""
         return self._seeds.value
 
     def use(self, plugins: dict[str, object]) -> None:
@@ -104,15 +99,11 @@ class PeerExchange:
     # The calling side
 
     def hello(self, now_seconds: float) -> bytes:
-        """The first message of a call."""
         seed = self._seeds.offer(now_seconds)
         return encoded_report(PeerReport(hello=Hello(self.replica_id, self.pool, seed)))
 
     def welcomed(self, data: bytes, now_seconds: float) -> tuple[bytes, Cursor]:
-        """Accept the answer: the peer's id, and a cursor on the outbox.
-
-        Raises `PeerMessageError` or `OwnAddressError`.
-        """
+        """Accept the answer; return the peer's id, and a cursor on the outbox."""
         welcome = decoded_welcome(data)
         if welcome.replica_id == self.replica_id:
             raise OwnAddressError("this replica has called itself")
@@ -120,17 +111,17 @@ class PeerExchange:
         return welcome.replica_id, self.outbox.open(welcome.last_sequence)
 
     def next(self, cursor: Cursor, now_seconds: float) -> bytes | None:
-        """The next message to the peer of `cursor`; None if there is nothing to report now."""
+        """Return the next message to the peer of `cursor`, if there is something to report."""
         return cursor.next(self._seeds.offer(now_seconds), now_seconds)
 
     def goodbye(self) -> bytes:
-        """The last message of this replica, whose load is now zero."""
+        """Return the last message of this replica, whose load is now zero."""
         return encoded_report(PeerReport(goodbye=True))
 
     # The called side
 
     def greeted(self, data: bytes, now_seconds: float) -> tuple[bytes, bytes]:
-        """Accept a call: the caller's id, which may be this replica's own, and the answer.
+        """Accept a call; return the caller's id, which may be this replica's own, and the answer.
 
         Raises `PeerMessageError` or `PeerRefusedError`; the caller sees their texts.
         """
@@ -175,9 +166,7 @@ class PeerExchange:
         return learned
 
     def _add_up_loads(self, now_seconds: float) -> None:
-        """Publish the sums of all loads to the plugins, unless that happened just before: then
-        `tick` does it. Otherwise each message would cost time for the loads of all peers.
-        """
+        """Publish the sums of all loads, unless that happened just before: then `tick` does it."""
         if not self._are_loads_old or now_seconds < self._add_up_at_seconds:
             return
         self._are_loads_old = False

@@ -1,8 +1,7 @@
 """The loads that peers report, until they fall silent, and the numbers of their batches.
 
-The plugins merge the batches; the inbox only rejects duplicates and counts the missing ones. Loads
-are absolute numbers with a version: the newest of each peer counts. They expire when the peer is
-silent for a while, for whatever reason, so no count outlives its replica.
+The newest load of each peer counts, and expires when the peer is silent for a while, for whatever
+reason, so no count outlives its replica. The plugins merge the batches.
 """
 
 from collections.abc import Mapping
@@ -17,9 +16,7 @@ _MAX_MISSING = 1024  # batches of a peer
 
 @dataclass(frozen=True, slots=True)
 class InboxLimits:
-    """The loads of a peer count for `silence_seconds` after its last message; the number of its
-    last batch is remembered for `memory_seconds`, so that it can resume there.
-    """
+    """Loads count for `silence_seconds`, the number of a peer's last batch for `memory_seconds`."""
 
     silence_seconds: float = 6.0
     memory_seconds: float = 900.0
@@ -29,8 +26,6 @@ class InboxLimits:
 
 @dataclass(slots=True)
 class _Peer:
-    """The state of one replica, which has a new id after a restart."""
-
     last_message_seconds: float
     last_sequence: int = 0
     missing: set[int] = field(default_factory=set)  # recent batches that may still arrive
@@ -50,15 +45,14 @@ class Inbox:
 
     @property
     def known(self) -> int:
-        """The number of remembered peers."""
         return len(self._peers)
 
     def greet(self, peer: bytes, now_seconds: float) -> int:
-        """Begin a call of a peer; returns the number of its last batch, 0 for none."""
+        """Begin a call of a peer; return the number of its last batch, 0 for none."""
         return self._peer(peer, now_seconds).last_sequence
 
     def take_batch(self, peer: bytes, sequence: int, now_seconds: float) -> bool:
-        """Note the arrival of a batch; False for a duplicate."""
+        """Note the arrival of a batch; return False for a duplicate."""
         known = self._peer(peer, now_seconds)
         last = known.last_sequence
         if sequence <= last:
@@ -74,7 +68,7 @@ class Inbox:
         return True
 
     def take_loads(self, peer: bytes, report: LoadReport, now_seconds: float) -> bool:
-        """Store reported loads; whether they changed."""
+        """Store reported loads; return whether they changed."""
         known = self._peer(peer, now_seconds)
         if report.version < known.version or (
             report.version == known.version and not report.is_whole
@@ -92,12 +86,12 @@ class Inbox:
         return before != after
 
     def say_goodbye(self, peer: bytes) -> bool:
-        """Remove a peer that shuts down; whether it had loads."""
+        """Remove a peer that shuts down; return whether it had loads."""
         known = self._peers.pop(peer, None)
         return known is not None and bool(known.loads)
 
     def expire(self, now_seconds: float) -> bool:
-        """Drop the state of silent peers; whether any loads were dropped."""
+        """Drop the state of silent peers; return whether any loads were dropped."""
         changed, self._has_lost_loads = self._has_lost_loads, False
         for peer, known in list(self._peers.items()):
             silent = now_seconds - known.last_message_seconds
@@ -112,18 +106,16 @@ class Inbox:
 
     @property
     def size(self) -> int:
-        """The number of loads of all peers."""
         return sum(len(known.loads) for known in self._peers.values())
 
     def loads(self) -> dict[str, dict[str, EndpointLoad]]:
-        """The sum of the loads of all peers, by plugin and endpoint."""
+        """Return the sum of the loads of all peers, by plugin and endpoint."""
         total: dict[str, dict[str, EndpointLoad]] = {}
         for known in self._peers.values():
             _add(total, known.loads)
         return total
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` when a bound is broken."""
         if len(self._peers) > self._limits.max_peers:
             raise AssertionError(f"{len(self._peers)} peers are remembered")
         for known in self._peers.values():

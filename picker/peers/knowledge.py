@@ -19,8 +19,6 @@ _NOTHING: Mapping[str, EndpointLoad] = {}
 
 @dataclass(slots=True)
 class Learned:
-    """The number of entries that plugins accepted, and of the others by reason."""
-
     placements: int = 0
     bindings: int = 0
     other_seed: int = 0
@@ -53,12 +51,10 @@ class Knowledge:
         self._fingerprints: dict[int, int] = {}  # by seed
 
     def connect(self, outbox: Outbox) -> None:
-        """Send everything that plugins learn to `outbox`."""
         self._outbox = outbox
         self._connect_plugins()
 
     def use(self, plugins: Mapping[str, object]) -> None:
-        """Switch to the plugins of another configuration, by name."""
         for placing in self._placements.values():
             placing.report_placements(None)
         for binding in self._sessions.values():
@@ -77,12 +73,11 @@ class Knowledge:
         self.set_loads_elsewhere(self._elsewhere)
 
     def use_hash_seed(self, seed: int) -> None:
-        """Make all plugins hash with `seed`."""
         for plugin in self._placements.values():
             plugin.use_hash_seed(seed)
 
     def fingerprints(self) -> Mapping[str, int]:
-        """The fingerprints of the plugins' seeds, by plugin name."""
+        """Return the fingerprints of the plugins' seeds, by plugin name."""
         found = {}
         for name, plugin in self._placements.items():
             seed = plugin.hash_seed
@@ -92,7 +87,6 @@ class Knowledge:
         return found
 
     def loads(self) -> dict[LoadKey, EndpointLoad]:
-        """The loads of this replica."""
         counts = self._inflight.own_counts.items()
         loads: dict[LoadKey, EndpointLoad] = {
             (PICKER, key): EndpointLoad(count) for key, count in counts
@@ -111,7 +105,7 @@ class Knowledge:
             plugin.set_loads_elsewhere(loads.get(name, _NOTHING))
 
     def identify(self, key: str) -> EndpointName | None:
-        """The present server behind the key of an endpoint; None if it has left the pool."""
+        """Return the present server behind the key of an endpoint; None if it has left the pool."""
         known = self._datastore.get(key)
         if known is None:
             return None

@@ -34,8 +34,7 @@ _OPTIONS = [
 ]
 
 
-class _DuplicateAddressError(Exception):
-    """Another address already leads to the same replica."""
+class _DuplicateAddressError(Exception): ...
 
 
 class Mesh:
@@ -67,7 +66,6 @@ class Mesh:
             self._changed.set()
 
     async def tick(self) -> None:
-        """Begin a round of reports every `interval_seconds`, until cancelled."""
         while True:
             await asyncio.sleep(self.interval_seconds)
             self.exchange.tick(self.clock())
@@ -76,7 +74,6 @@ class Mesh:
             begun.set()
 
     async def next_round(self) -> None:
-        """Wait for the next round."""
         await self._round.wait()
 
     async def run(self) -> None:
@@ -114,7 +111,6 @@ class Mesh:
             self.series.connected.set(len(self._connected))
 
     def _count(self) -> None:
-        """Add the growth of the exchange's own counts to the series."""
         series, exchange, learned = self.series, self.exchange, self.exchange.learned
         entries = series.entries_total.labels
         for name, counter, now in (
@@ -135,8 +131,6 @@ class Mesh:
 
 
 class PeerClient:
-    """Owns the connection to one address."""
-
     def __init__(self, address: PeerAddress, mesh: Mesh) -> None:
         self._address, self._mesh = address, mesh
         self._exchange = mesh.exchange
@@ -158,7 +152,7 @@ class PeerClient:
             await asyncio.sleep(pause * self._rng.uniform(0.75, 1.25))
 
     async def _connect(self) -> float | None:
-        """Hold one connection; returns the seconds until the next attempt, None for a back-off."""
+        """Hold one connection; return the seconds until the next attempt, None for a back-off."""
         result, pause = "ended", None
         try:
             async with self._channel() as channel:

@@ -1,14 +1,12 @@
 """The reports of this replica to its peers: bounded batches, with the same bytes for all.
 
-Theory of operation. The entries that plugins learn become batches in a log every few milliseconds:
-numbered, encoded once, and limited in bytes; the oldest batches are dropped first. A peer is a
-cursor in the log. A slow peer loses the oldest batches that it has not read, without effect on
-others; a peer that returns names its last batch and resumes there; a new peer receives the whole
-log, and so starts with recent knowledge. Nothing waits for a peer.
+The entries that plugins learn become batches in a log: numbered, encoded once, and limited in
+bytes; the oldest batches are dropped first. A peer is a cursor in the log, so a slow peer loses
+only its own batches; one that returns resumes behind its last batch; a new one receives the whole
+log.
 
-Loads are absolute numbers outside of the log. A cursor remembers the version that it sent last and
-sends the changes since, at most once per batch. It sends all loads at the beginning and then every
-few seconds, which repairs losses and shows that this replica is alive.
+Loads are absolute numbers outside of the log: a cursor sends the changes since its last version,
+and all loads every few seconds, which repairs losses and shows that this replica is alive.
 """
 
 from __future__ import annotations
@@ -39,9 +37,7 @@ _NOTHING = EndpointLoad()
 
 @dataclass(frozen=True, slots=True)
 class OutboxLimits:
-    """`log_bytes` bounds the log, `pending_bytes` the entries between two flushes, `batch_bytes`
-    one message. All loads are sent again every `resend_seconds`.
-    """
+    """Limits of the log, of the entries between two flushes, and of one message, in bytes."""
 
     log_bytes: int = 8 * 2**20
     pending_bytes: int = 2 * 2**20
@@ -51,8 +47,6 @@ class OutboxLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Logged:
-    """A batch in the log."""
-
     sequence: int
     encoded: bytes
     made_at_seconds: float
@@ -95,7 +89,7 @@ class LoadBoard:
         return LoadReport(self.version, True, dict(self._loads))
 
     def since(self, version: int) -> LoadReport | None:
-        """The changes since `version`; None if there are none."""
+        """Return the changes since `version`; None if there are none."""
         if version == self.version:
             return None
         if version < self._oldest:
@@ -134,20 +128,16 @@ class Outbox:
 
     @property
     def pending_bytes(self) -> int:
-        """The estimated bytes of the pending entries."""
         return self._pending_bytes
 
     @property
     def sequence(self) -> int:
-        """The number of the last batch."""
         return self._sequence
 
     def placed(self, plugin: str, endpoint: str, hashes: BlockHashes, capacity: int) -> None:
-        """Add a placement: a prompt was sent to `endpoint`."""
         self._gather((plugin, endpoint, hashes, capacity))
 
     def bound(self, plugin: str, session: str, endpoint: str, moves: int) -> None:
-        """Add a binding of a session to `endpoint`."""
         self._gather((plugin, endpoint, session, moves))
 
     def flush(self, fingerprints: Mapping[str, int], loads: Loads, now_seconds: float) -> None:
@@ -170,17 +160,16 @@ class Outbox:
         self._log_bytes = self._pending_bytes = 0
 
     def open(self, last_sequence: int) -> Cursor:
-        """A cursor behind batch `last_sequence`, the last one that the peer has received."""
+        """Return a cursor behind batch `last_sequence`, the last one that the peer has received."""
         return Cursor(self, min(last_sequence, self._sequence))
 
     def after(self, sequence: int) -> _Logged | None:
-        """The first batch behind `sequence` that is still in the log."""
+        """Return the first batch behind `sequence` that is still in the log."""
         if sequence >= self._sequence or not self._log:
             return None
         return self._log[max(0, sequence + 1 - self._log[0].sequence)]
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` when a bound is broken or the log has gaps."""
         if sum(len(one.encoded) for one in self._log) != self._log_bytes:
             raise AssertionError("the log is miscounted")
         if self._log_bytes > self.limits.log_bytes or (
@@ -236,7 +225,7 @@ class Cursor:
         self._seed_changes = outbox.seed_changes
 
     def next(self, seed: Seed, now_seconds: float) -> bytes | None:
-        """The next message; None if there is nothing to report now."""
+        """Return the next message; None if there is nothing to report now."""
         logged = self._outbox.after(self._sequence)
         loads = self._report(now_seconds)
         changed = self._seed_changes != self._outbox.seed_changes

@@ -1,11 +1,9 @@
 """The agreement of replicas on one hash seed that no configuration names.
 
-Theory of operation. A hash means something to another replica only if both use the same seed, and
-clients must not know the seed. Each replica draws one at its start and sends it to its peers over a
-channel that only they can read. All follow the seed of lowest rank; ranks are totally ordered, so
-replicas that exchange their seeds in any order end with the same one. A fresh seed ranks behind
-every settled one, so a replica that joins follows those that would lose their index, whatever its
-clock says. A seed settles some seconds after it was drawn.
+A hash means something to another replica only if both use the same seed, which clients must not
+know. Each replica draws one and sends it to its peers over a private channel. All follow the seed
+of lowest rank, so they end with the same one in any order. A fresh seed ranks behind every settled
+one, so a replica that joins follows those that would lose their index, whatever its clock says.
 
 A configured seed is never sent and never changes. Replicas compare its fingerprint instead.
 """
@@ -20,7 +18,7 @@ _NAME = b"pointsman prompt hash seed"
 
 
 def fingerprint(seed: int) -> int:
-    """A number that identifies a seed without revealing it."""
+    """Return a number that identifies a seed without revealing it."""
     digest = hashlib.sha256(_NAME + seed.to_bytes(8, "little")).digest()
     return int.from_bytes(digest[:8], "little")
 
@@ -31,10 +29,7 @@ def seed_of_secret(secret: bytes) -> int:
 
 
 class SeedAgreement:
-    """Owns the seed that this replica uses.
-
-    Times are monotonic seconds; `unix_seconds` is the time of day at the start.
-    """
+    """Owns the seed of this replica. Times are monotonic; `unix_seconds` is the time of day now."""
 
     def __init__(
         self,
@@ -56,17 +51,15 @@ class SeedAgreement:
         return self._value
 
     def offer(self, now_seconds: float) -> Seed:
-        """The seed to send to peers now."""
         if not self._is_configured and now_seconds >= self._settles_at:
             self._seed = replace(self._seed, is_settled=True)
         return self._seed
 
     def matches(self, other: Seed) -> bool:
-        """True if a peer uses the same seed."""
         return other.fingerprint == self._seed.fingerprint
 
     def receive(self, other: Seed, now_seconds: float) -> bool:
-        """Compare with a peer's seed; True if this replica now uses that one instead of its own."""
+        """Compare with a peer's seed; return whether this replica now uses that one instead."""
         value = other.value
         if self._is_configured or value is None or fingerprint(value) != other.fingerprint:
             return False

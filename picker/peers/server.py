@@ -25,7 +25,7 @@ MAX_COMPLAINTS = 256  # remembered so that each is logged once
 
 
 def peer_port(host: str, port: int, credentials: PeerCredentials | None = None) -> ServerOptions:
-    """The options of the port (0: any free one). Without credentials every caller is trusted."""
+    """Return the options of the port; without credentials every caller is trusted."""
     return ServerOptions(
         host,
         port,
@@ -34,8 +34,7 @@ def peer_port(host: str, port: int, credentials: PeerCredentials | None = None) 
     )
 
 
-class _NotYetError(PickerError):
-    """The endpoints of the pool are not known here yet."""
+class _NotYetError(PickerError): ...
 
 
 class PoolReports:
@@ -51,13 +50,11 @@ class PoolReports:
         self._callers: dict[bytes, int] = {}  # calls by replica
 
     def begin(self, peer: bytes, address: str) -> None:
-        """Count a call that begins."""
         self._callers[peer] = self._callers.get(peer, 0) + 1
         self.series.reporting.set(len(self._callers))
         log.info("peer %s reports (%s)", peer.hex()[:8], address)
 
     def end(self, peer: bytes) -> None:
-        """Count a call that has ended."""
         self._callers[peer] -= 1
         if not self._callers[peer]:
             del self._callers[peer]
@@ -76,7 +73,7 @@ class PeerServer:
         self._complaints: deque[tuple[str, str]] = deque(maxlen=MAX_COMPLAINTS)
 
     async def start(self, port: ServerOptions) -> int:
-        """Listen; returns the port. Raises `OSError`."""
+        """Listen; return the port. Raises `OSError`."""
         self._server = GrpcServer(port, {REPORT_METHOD: self._open})
         return await self._server.start()
 
@@ -135,7 +132,7 @@ class PeerServer:
             reports.end(peer)
 
     def _pool_of(self, first: bytes) -> PoolReports:
-        """The pool that the hello names. Raises `PeerMessageError` or `PeerRefusedError`."""
+        """Return the pool that the hello names. Raises `PeerMessageError` or `PeerRefusedError`."""
         if len(self._pools) == 1:
             return self._first
         hello = decoded_report(first).hello
@@ -159,6 +156,6 @@ class PeerServer:
 
 
 async def _next(read: Read, seconds: float) -> bytes | None:
-    """The next message; None at the end of the call. Raises `TimeoutError`."""
+    """Return the next message; None at the end of the call. Raises `TimeoutError`."""
     async with asyncio.timeout(seconds):
         return await read()

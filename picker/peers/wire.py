@@ -1,8 +1,8 @@
 """The messages between replicas, as values and as the bytes of proto/pointsman/replica/v1.
 
-Decoding checks what other replicas send. It skips and counts each invalid entry of a message and
-accepts the rest. A batch is encoded once for all peers: concatenated protobuf messages mean their
-merge, so the bytes of a batch are followed by those of the fields for one peer.
+Decoding skips and counts each invalid entry and accepts the rest. Concatenated protobuf messages
+mean their merge, so a batch is encoded once for all peers, and the fields for one peer follow its
+bytes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -55,9 +55,7 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class Binding(msgspec.Struct, frozen=True):
-    """A plugin bound a session to an endpoint. `moves` counts the earlier endpoints of the session,
-    so the binding with the greater number wins.
-    """
+    """A plugin bound a session to an endpoint; the binding with more `moves` wins."""
 
     plugin: str
     endpoint: EndpointName
@@ -68,8 +66,8 @@ class Binding(msgspec.Struct, frozen=True):
 class Batch(msgspec.Struct, frozen=True):
     """The entries that a replica gathered in some milliseconds; numbered from 1 without gaps.
 
-    `fingerprints` identify the hash seeds of the plugins by name; `unusable` counts the entries
-    that decoding skipped.
+    `fingerprints` identify the plugins' hash seeds; `unusable` counts the entries skipped in
+    decoding.
     """
 
     sequence: int
@@ -80,9 +78,7 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class LoadReport(msgspec.Struct, frozen=True):
-    """The load of a replica: all of it (`is_whole`), or the changes. `unusable` counts the
-    entries that decoding skipped.
-    """
+    """The load of a replica: all of it (`is_whole`), or the changes."""
 
     version: int
     is_whole: bool
@@ -92,10 +88,7 @@ class LoadReport(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """A hash seed as replicas send it; a configured one has only a fingerprint and no `value`.
-
-    Times are since 1970. All replicas follow the seed of lowest `rank`.
-    """
+    """A hash seed as replicas send it; a configured one has only a fingerprint and no `value`."""
 
     fingerprint: int
     value: int | None = None
@@ -111,8 +104,6 @@ class Seed:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message of a call."""
-
     replica_id: bytes
     pool: str
     seed: Seed
@@ -129,8 +120,6 @@ class PeerWelcome:
 
 
 class PeerReport(msgspec.Struct, frozen=True):
-    """One message of a call; every part is optional."""
-
     hello: Hello | None = None
     batch: Batch | None = None
     loads: LoadReport | None = None
@@ -143,8 +132,7 @@ class PeerMessageError(PickerError):
     """A peer sent a message that cannot be decoded."""
 
 
-class _EntryError(PickerError):
-    """An invalid entry of a message."""
+class _EntryError(PickerError): ...
 
 
 def encoded_batch(batch: Batch) -> bytes:
@@ -201,7 +189,6 @@ def encoded_report(report: PeerReport) -> bytes:
 
 
 def decoded_report(data: bytes) -> PeerReport:
-    """Decode a report. Raises `PeerMessageError`."""
     message = _parsed(pb.Report(), data)
     return PeerReport(
         _hello(message.hello) if message.HasField("hello") else None,
@@ -220,7 +207,6 @@ def encoded_welcome(welcome: PeerWelcome) -> bytes:
 
 
 def decoded_welcome(data: bytes) -> PeerWelcome:
-    """Decode a welcome. Raises `PeerMessageError`."""
     message = _parsed(pb.Welcome(), data)
     return PeerWelcome(_id(message.replica_id), message.last_sequence, _seed(message.seed))
 
@@ -288,7 +274,6 @@ def _batch(message: pb.Batch) -> Batch:
 
 
 def _or_none(read: Callable[[E], T], entry: E) -> T | None:
-    """Apply `read` to an entry; None if the entry is invalid."""
     try:
         return read(entry)
     except _EntryError:

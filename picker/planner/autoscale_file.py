@@ -44,9 +44,7 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
 
 
 class GroupSection(_Section, frozen=True):
-    """One of `groups`: the workers of a Deployment or, without one, a number that is only reported.
-    A `capacity` overrides that of the file.
-    """
+    """The workers of a Deployment or, without one, a number that is only reported."""
 
     name: str = ""
     deployment: _Name | Literal[""] = ""
@@ -72,7 +70,7 @@ class AutoscaleSection(_Section, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ScaledGroup:
-    """One group of workers; `deployment` "" writes nothing, `namespace` "" is that of the pool."""
+    """A group of workers; `deployment` "" writes nothing, `namespace` "" is that of the pool."""
 
     name: str
     deployment: str
@@ -81,7 +79,7 @@ class ScaledGroup:
     cost_per_replica_hour: float
 
     def has(self, endpoint: Endpoint) -> bool:
-        """True if the worker belongs to the group, by its role (`llm-d.ai/role`)."""
+        """Return whether the worker belongs to the group, by its role (`llm-d.ai/role`)."""
         role, stage = endpoint.labels.get(ROLE_LABEL), self.scaling.stage
         if stage is Stage.PREFILL:
             return role in PREFILL_ROLES - DECODE_ROLES

@@ -1,7 +1,5 @@
 """The service of a number of workers, predicted from the latency of one.
 
-Theory of operation
--------------------
 A step of a worker takes the time of the simulator's linear model:
 
     seconds = step_overhead + chunk / prefill_tokens_per_second
@@ -21,8 +19,6 @@ The time to the first token is that of an M/G/n queue of prompts: the wait excee
 probability `C(n, a) · exp(-2 (n - a) t / ((1 + cv²) S))`, where S is the time of one prompt among
 the decoding steps, a = rate · S, and C is Erlang's formula (Allen and Cunneen's correction for
 sizes of the squared coefficient of variation cv²); then its own time, log-normal, and half a step.
-
-A prefill worker has no decode term, and a decode worker no prompts.
 """
 
 from __future__ import annotations
@@ -47,7 +43,6 @@ _MAX_SECONDS: Final = 1e6
 
 
 def _deviates(num: int) -> tuple[float, ...]:
-    """Values of equal probability of the standard normal distribution."""
     return tuple(_NORMAL.inv_cdf((i + 0.5) / num) for i in range(num))
 
 
@@ -59,8 +54,6 @@ _HALF_ROOT: Final = math.sqrt(0.5)
 
 
 class Stage(Enum):
-    """The part of each request that the workers of a group run."""
-
     BOTH = "both"
     PREFILL = "prefill"
     DECODE = "decode"
@@ -69,9 +62,7 @@ class Stage(Enum):
 class WorkerCapacity(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True
 ):
-    """One worker: the speeds of the simulator's linear model, and its limits. `kv_tokens` None: the
-    KV cache sets no limit.
-    """
+    """One worker of the simulator's linear model; `kv_tokens` None: the KV cache sets no limit."""
 
     prefill_tokens_per_second: PositiveFloat
     decode_base_seconds: PositiveFloat
@@ -82,7 +73,6 @@ class WorkerCapacity(
     kv_tokens: PositiveInt | None = None
 
     def slowed(self, factor: float) -> WorkerCapacity:
-        """A worker whose steps take `factor` times as long."""
         return structs.replace(
             self,
             prefill_tokens_per_second=self.prefill_tokens_per_second / factor,
@@ -94,9 +84,10 @@ class WorkerCapacity(
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The requests per second to all workers together, and the mean tokens of a prompt, of which
-    `cached_tokens` are in a cache, and of an answer. The variations are squared coefficients of
-    variation, of the uncached prompt tokens and of the output tokens.
+    """The requests per second to all workers, and the mean tokens of a prompt and of an answer.
+
+    The variations are squared coefficients of variation, of the uncached prompt and the output
+    tokens.
     """
 
     rate: float
@@ -110,9 +101,7 @@ class Load:
 class LatencyObjective(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True
 ):
-    """At least `share` of the requests have their first token within `ttft_seconds`, and a mean
-    time of at most `itl_seconds` between their tokens. None: no bound.
-    """
+    """Bounds that at least `share` of the requests keep; None is no bound."""
 
     ttft_seconds: PositiveFloat | None = None
     itl_seconds: PositiveFloat | None = None
@@ -121,9 +110,10 @@ class LatencyObjective(
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The prediction for a number of replicas. `within` is the share of requests within the
-    objective; the latencies are quantiles at its `share`, infinite under overload. `busy` is the
-    used share of a worker's capacity.
+    """The prediction for a number of replicas.
+
+    `within` is the share of requests within the objective, the latencies are quantiles at its
+    `share`, infinite under overload; `busy` is the used share of a worker's capacity.
     """
 
     replicas: int
@@ -154,9 +144,7 @@ def predict(
 def replicas_for(
     load: Load, worker: WorkerCapacity, objective: LatencyObjective, stage: Stage, limit: int
 ) -> tuple[int, float]:
-    """The fewest replicas that keep the objective, at most `limit`, and the share of requests
-    within it.
-    """
+    """Return the fewest replicas, at most `limit`, for the objective, and the share within."""
 
     @cache
     def within(replicas: int) -> float:
@@ -206,7 +194,6 @@ class _Pool:
         )
 
     def within(self, objective: LatencyObjective) -> float:
-        """The share of requests within the objective."""
         share = 1.0
         if self._stage is not Stage.DECODE and objective.ttft_seconds is not None:
             share *= self.prompts.within(objective.ttft_seconds)
@@ -217,7 +204,7 @@ class _Pool:
         return share if self._has_room(objective.share) else 0.0
 
     def _has_room(self, share: float) -> bool:
-        """True if the sequences of the busiest worker fit."""
+        """Return whether the sequences of the busiest worker fit."""
         worker, load = self._worker, self._load
         running = self.running + _NORMAL.inv_cdf(share) * self.running_spread
         context = load.prompt_tokens + load.output_tokens / 2
@@ -226,15 +213,13 @@ class _Pool:
 
 
 def _log_normal(mean: float, variation: float) -> tuple[float, float]:
-    """Mean and deviation of the logarithm of a log-normal number with this mean and squared
-    coefficient of variation.
-    """
+    """Return mean and deviation of the logarithm of a number with this mean and variation."""
     square = math.log1p(variation)
     return math.log(mean) - square / 2, math.sqrt(square)
 
 
 def _points(mean: float, variation: float, deviates: tuple[float, ...]) -> list[float]:
-    """Values of equal probability of a log-normal number, ascending."""
+    """Return values of equal probability of a log-normal number, ascending."""
     if mean <= 0:
         return [0.0]
     middle, deviation = _log_normal(mean, variation)
@@ -242,16 +227,14 @@ def _points(mean: float, variation: float, deviates: tuple[float, ...]) -> list[
 
 
 class _Latency(ABC):
-    """A latency with a known distribution."""
-
     is_overloaded = False
 
     @abstractmethod
     def within(self, seconds: float) -> float:
-        """The share of requests with at most this latency."""
+        """Return the share of requests with at most this latency."""
 
     def quantile(self, share: float) -> float:
-        """The latency of this share of requests, by bisection to 0.1 ms."""
+        """Return the latency of this share of requests, by bisection to 0.1 ms."""
         if self.is_overloaded:
             return math.inf
         low, high = 0.0, _RESOLUTION_SECONDS
@@ -290,9 +273,7 @@ class _FirstTokens(_Latency):
 
 
 class _NextTokens(_Latency):
-    """The mean time between the tokens of an answer: that of a pure decode step (`step`: mean and
-    deviation), plus the time of prompts that join (`joining`: per token, and those that waited
-    behind its own prompt).
+    """The mean time between the tokens of an answer: decode steps and prompts that join.
 
     The number of joining prompts is Poisson; the sum of k log-normal prompt times is approximated
     by a log-normal number of equal mean and variance (Fenton and Wilkinson).
@@ -305,9 +286,7 @@ class _NextTokens(_Latency):
         joining: tuple[float, float],
         prompt: tuple[float, float],
     ) -> None:
-        """`answers` are points of the distribution of output tokens after the first, `prompt` the
-        mean time of a prompt and its variation.
-        """
+        """`answers` are points of the distribution of output tokens after the first."""
         middle, spread = step
         each, behind = joining
         seconds, variation = prompt
@@ -341,7 +320,7 @@ class _NextTokens(_Latency):
 
 
 def _poisson(mean: float) -> tuple[int, list[float]]:
-    """The first number with a relevant probability, and the probabilities from there."""
+    """Return the first number with a relevant probability, and the probabilities from there."""
     first = max(0, int(mean - 4 * math.sqrt(mean)))
     last = int(mean + 4 * math.sqrt(mean)) + 2
     if not mean:
@@ -356,9 +335,7 @@ def _poisson(mean: float) -> tuple[int, list[float]]:
 
 
 def erlang_c(servers: int, offered: float) -> float:
-    """The probability of waiting with `offered` < `servers` erlangs (Erlang C, by the recursion of
-    Erlang B).
-    """
+    """Return the probability of waiting with `offered` < `servers` erlangs."""
     blocked = 1.0
     for k in range(1, servers + 1):
         blocked = offered * blocked / (k + offered * blocked)

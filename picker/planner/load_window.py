@@ -12,9 +12,7 @@ from picker.types import BYTES_PER_TOKEN
 
 @dataclass(slots=True)
 class LoadWindow:
-    """Owns the sums since the last `take`: prompt and output tokens, and the mean times between
-    tokens, in seconds, of responses that pass through the picker.
-    """
+    """Owns the sums since the last `take`; times are of responses through the picker."""
 
     arrivals: int = 0
     fresh: Sums = NO_SUMS
@@ -23,9 +21,7 @@ class LoadWindow:
     gaps: Sums = NO_SUMS
 
     def decided(self, decision: Decision) -> None:
-        """Count a request that is sent to its endpoint. Cached tokens are those that the prefix
-        index expects; the tokens of an unknown prompt are estimated from its bytes.
-        """
+        """Count a request that is sent; tokens of an unknown prompt are estimated."""
         self.arrivals += 1
         prompt, cached = 0, 0
         if decision.result is not None:
@@ -54,7 +50,6 @@ class LoadWindow:
             self.gaps = self.gaps.plus(decoding / (tokens - 1))
 
     def take(self) -> LoadWindow:
-        """Return the sums and reset them."""
         taken = LoadWindow(self.arrivals, self.fresh, self.cached, self.output, self.gaps)
         self.arrivals = 0
         self.fresh = self.cached = self.output = self.gaps = NO_SUMS

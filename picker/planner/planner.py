@@ -1,19 +1,14 @@
 """The decision of one interval: the next number of replicas of a group of workers.
 
-Theory of operation
--------------------
 `slo` forecasts the rate of requests at the time when replicas that are requested now will have
 started, by Holt's level and trend. The level moves slowly, because a minute of requests is a small
-sample; a count that the forecast does not explain (more than three standard deviations of a Poisson
-number away) resets it, so that a burst is followed at once. One standard deviation of the
-forecast's error is added, and the waiting requests, to be served within an interval. The result is
-the fewest replicas whose predicted share of requests within the objective suffices; measured times
-between tokens correct the model.
+sample; a count more than three standard deviations of a Poisson number away resets it, so that a
+burst is followed at once. One standard deviation of the forecast's error is added, and the waiting
+requests, to be served within an interval. The result is the fewest replicas whose predicted share
+of requests within the objective suffices; measured times between tokens correct the model.
 
-`thresholds` adds or removes one replica if the mean queue (prefill) or the use of the KV cache
-(others) of an interval exceeds a threshold, unless replicas have yet to start; after an addition it
-removes none for three intervals. Thresholds and rules are those of Dynamo's load-based planner (its
-`docs/architecture/load_planner.md`).
+`thresholds` adds or removes one replica by the mean queue (prefill) or the use of the KV cache,
+with the rules of Dynamo's load-based planner (its `docs/architecture/load_planner.md`).
 
 Both results stay between `min_replicas` and `max_replicas`, change by at most `max_step`, and fall
 only to the maximum that any of the last `patience_intervals` wanted.
@@ -44,8 +39,6 @@ SLOWNESS_GAIN: Final = 0.1
 
 
 class Mode(Enum):
-    """The method that finds the number of replicas."""
-
     SLO = "slo"
     THRESHOLDS = "thresholds"
 
@@ -53,9 +46,7 @@ class Mode(Enum):
 class Thresholds(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True
 ):
-    """The limits for adding or removing a replica: waiting requests per replica (prefill), share of
-    the KV cache in use (others).
-    """
+    """The limits of waiting requests per replica (prefill) and of KV cache use (others)."""
 
     queue_up: NonNegativeFloat = 5.0
     queue_down: NonNegativeFloat = 0.2
@@ -69,9 +60,7 @@ DYNAMO_THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """The settings of one group. Without a `worker` only thresholds are possible; `max_step` None
-    means no limit. `startup_seconds` is from the request for a replica to its first request.
-    """
+    """The settings of one group; without a `worker` only thresholds are possible."""
 
     mode: Mode
     stage: Stage
@@ -108,7 +97,6 @@ class Sums:
 
     @property
     def variation(self) -> float:
-        """The squared coefficient of variation."""
         if not self.total or not self.squares:
             return 1.0
         return max(0.0, self.squares * self.count / self.total**2 - 1)
@@ -119,13 +107,11 @@ NO_SUMS: Final = Sums()
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One interval. `arrivals` include refused requests; `cached` and `fresh` are their prompt
-    tokens that are in a cache or not, `output` the tokens of finished responses.
+    """One interval. `arrivals` include refused requests, `cached` and `fresh` are prompt tokens.
 
-    At the end of the interval, `waiting` requests wait in the picker and at workers, and `ready` of
-    the requested `replicas` serve; all other values are means over the interval. `itl_seconds` is
-    None if nothing measures it. Without `is_whole` the metrics of some worker were missing, and the
-    means are those of the others.
+    `waiting` and `ready` are those at its end; all other values are means over the interval.
+    `itl_seconds` is None if nothing measures it. Without `is_whole` the metrics of some worker were
+    missing, and the means are those of the others.
     """
 
     seconds: float
@@ -145,7 +131,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The wanted replicas, and the reason. `rate` is the forecast, None without one."""
+    """The wanted replicas, and the reason; `rate` is the forecast, None without one."""
 
     replicas: int
     reason: str
@@ -153,8 +139,6 @@ class Plan:
 
 
 class Planner:
-    """Owns the state of one group over its intervals."""
-
     def __init__(self, scaling: Scaling) -> None:
         """Raises `ValueError` for `slo` without a worker's capacity."""
         if scaling.mode is Mode.SLO and scaling.worker is None:
@@ -260,7 +244,6 @@ class RateForecast:
         self.error = 0.0  # standard deviation of the level
 
     def add(self, arrivals: int, seconds: float) -> None:
-        """Add the count of an interval of `seconds`."""
         rate = arrivals / seconds
         if self._level is None:
             self._level, self.error = rate, math.sqrt(arrivals) / seconds
@@ -279,7 +262,7 @@ class RateForecast:
         )
 
     def at(self, intervals: float) -> float:
-        """The forecast rate, `intervals` after the last one."""
+        """Return the forecast rate, `intervals` after the last one."""
         if self._level is None:
             return 0.0
         return max(0.0, self._level + intervals * self._trend)

@@ -11,8 +11,7 @@ QUIET_SECONDS = 1.0
 class Activity:
     """Tracks whether a decision was made within the last second or a request is under way.
 
-    Every decision begins with `snapshot`. The task that awaits `began` detects that the pool is
-    idle; until then it counts as busy.
+    The task that awaits `began` detects that the pool is idle; until then it counts as busy.
     """
 
     def __init__(
@@ -27,7 +26,6 @@ class Activity:
 
     @property
     def busy(self) -> bool:
-        """True if metrics should be fresh."""
         return self._busy
 
     def snapshot(self) -> Snapshot:

@@ -1,8 +1,7 @@
 """The pool as this process knows it: its endpoints, and their metrics as last scraped.
 
-`Datastore` is the sole owner of that state. Discovery writes the endpoints, the scraper writes
-metrics and attributes, everything else reads immutable snapshots. All methods are synchronous, do
-no I/O and read no clock; they are called from the event-loop thread only.
+Discovery writes the endpoints, the scraper writes metrics and attributes, everything else reads
+immutable snapshots. All methods are synchronous and are called from the event-loop thread only.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -24,8 +23,7 @@ class Snapshot:
     """The pool at one moment.
 
     `candidates` are in the order in which endpoints were first named; `metrics` is None for an
-    endpoint that was never scraped or whose scrapes went stale; `last_metrics` are then the last
-    ones known.
+    endpoint without fresh scrapes, `last_metrics` are the last ones known.
     """
 
     candidates: tuple[Candidate, ...]
@@ -36,9 +34,8 @@ class Snapshot:
 class EndpointChanges:
     """One change of the endpoints.
 
-    An endpoint whose address changed was removed and added; one with another change, in its labels
-    or the location of its metrics, was `updated`. `restarted` are the keys of endpoints whose
-    worker restarted at the same address.
+    An endpoint whose address changed was removed and added; one with another change was `updated`.
+    `restarted` are the keys of endpoints whose worker restarted at the same address.
     """
 
     added: tuple[Endpoint, ...] = ()
@@ -57,9 +54,9 @@ Describe = Callable[[Endpoint], Mapping[str, Any]]
 class Datastore:
     """Owns the endpoints with their metrics and attributes.
 
-    `observers` and `describers` are the plugins of the configuration in use: observers drop their
-    state about an endpoint that left or restarted; describers derive attributes from an endpoint
-    alone, by "Type/producer", when it joins or changes.
+    The plugins are those of the configuration in use: `observers` drop their state about an
+    endpoint that left or restarted, `describers` derive attributes from an endpoint alone, by
+    "Type/producer".
     """
 
     def __init__(
@@ -79,7 +76,6 @@ class Datastore:
 
     @property
     def synced(self) -> bool:
-        """True if discovery has set the endpoints at least once."""
         return self._synced
 
     def subscribe(self, listener: ChangeListener) -> None:
@@ -90,15 +86,11 @@ class Datastore:
         self._listeners.remove(listener)
 
     def watch(self, watcher: Callable[[], None]) -> None:
-        """Call `watcher` whenever the next snapshot will differ: for endpoints and for metrics,
-        thousands of times a second in a large pool. It must be quick and must not fail.
-        """
+        """Call `watcher` whenever the next snapshot will differ; it must be quick and not fail."""
         self._watchers.append(watcher)
 
     def follow_models(self, listener: Callable[[frozenset[str]], None]) -> None:
-        """Call `listener` with the models, including LoRA adapters, that an endpoint names for the
-        first time.
-        """
+        """Call `listener` with the models and adapters that an endpoint names first."""
         self._model_listeners.append(listener)
 
     def use(self, observers: Iterable[EndpointObserver], describers: Iterable[Describe]) -> None:
@@ -120,7 +112,6 @@ class Datastore:
 
     @property
     def size(self) -> int:
-        """The number of endpoints."""
         return len(self._candidates)
 
     def get(self, key: str) -> Candidate | None:
@@ -128,7 +119,7 @@ class Datastore:
         return self._candidates.get(key)
 
     def is_answering(self, candidate: Candidate) -> bool:
-        """True if a result of a scrape is still valid: load or attributes."""
+        """Return whether a result of a scrape is still valid: load or attributes."""
         if candidate.metrics is not None:
             return True
         describe = self._describers
@@ -138,8 +129,8 @@ class Datastore:
     def set_endpoints(self, desired: Iterable[Endpoint]) -> EndpointChanges:
         """Make the pool exactly `desired` (a later duplicate key wins).
 
-        An endpoint that only changed its labels keeps its metrics. One whose address, port or
-        incarnation changed is another server: its metrics are dropped, and observers are notified.
+        A new address, port or incarnation means another server: metrics are dropped, observers
+        notified.
         """
         wanted = {endpoint.key: endpoint for endpoint in desired}
         gone = [key for key in self._candidates if key not in wanted]
@@ -149,8 +140,9 @@ class Datastore:
     def change_endpoints(
         self, present: Iterable[Endpoint], gone: Iterable[str] = ()
     ) -> EndpointChanges:
-        """Like `set_endpoints` with the current endpoints, but replace those with the keys of
-        `present` and remove the keys of `gone`. The cost is independent of the size of the pool.
+        """Replace the endpoints with the keys of `present`, and remove those of `gone`.
+
+        The cost is independent of the size of the pool.
         """
         removed = [self._candidates.pop(key).endpoint for key in gone if key in self._candidates]
         added: list[Endpoint] = []
@@ -189,9 +181,8 @@ class Datastore:
     ) -> None:
         """Store the result of a scrape; ignored if the endpoint has left.
 
-        `attributes` are merged with the known ones. A process start time other than the last known
-        one means that the worker restarted with an empty cache, even if scrapes failed in between:
-        observers are notified.
+        Another process start time than the last known one means that the worker restarted with an
+        empty cache, even if scrapes failed in between.
         """
         candidate = self._candidates.get(key)
         if candidate is None:
@@ -219,7 +210,6 @@ class Datastore:
         self._changed()
 
     def add_models(self, models: frozenset[str]) -> None:
-        """Record the models that an endpoint names."""
         new = models - self._models
         if new and len(self._models) < MAX_MODELS:
             self._models |= new
@@ -227,7 +217,6 @@ class Datastore:
                 listener(new)
 
     def drop_attributes(self, key: str, names: Iterable[str]) -> None:
-        """Drop attributes of an endpoint that went stale."""
         candidate = self._candidates.get(key)
         gone = frozenset(names)
         if candidate is None or gone.isdisjoint(candidate.attributes):
@@ -236,10 +225,7 @@ class Datastore:
         self._changed()
 
     def mark_stale(self, key: str) -> None:
-        """Drop the metrics of an endpoint whose scrapes keep failing; the endpoint stays usable.
-
-        They remain as its `last_metrics`.
-        """
+        """Drop the metrics of an endpoint whose scrapes keep failing, except as `last_metrics`."""
         candidate = self._candidates.get(key)
         if candidate is None or candidate.metrics is None:
             return

@@ -4,17 +4,13 @@
     - {name: w0, namespace: default, address: 127.0.0.1, port: "8000", labels: {role: decode}}
 
 `port` may be a number or a string, `address` IPv4, IPv6 or a host name. Beyond the reference's keys
-there are `rank`, the data-parallel rank of the entry's pod that it serves, and `nodeAddress`, the
-machine it runs on. The labels `metricsAddress` and `metricsPort` locate its metrics if they are not
-at its own address; the port alone has no effect.
+there are `rank`, the data-parallel rank of the entry's pod that it serves, and `nodeAddress`. The
+labels `metricsAddress` and `metricsPort` locate metrics elsewhere; the port alone has no effect.
 
-Host names are resolved at the start and again every few seconds, unless the proxy itself routes to
-names. A name with several addresses yields an endpoint at each; one that cannot be resolved retains
-its last addresses.
-
-The file is read again when it changes, in place, by renaming or by changing a link on its path; all
-changes apply at once. A bad entry is skipped and reported, the good ones apply. The file must
-be readable when the picker starts; afterwards an unreadable file changes nothing.
+Host names are resolved every few seconds, unless the proxy itself routes to names; a name yields an
+endpoint at each of its addresses, and one that fails retains its last ones. All changes of the file
+(in place, by renaming, by a link on its path) apply at once, without the bad entries. It must be
+readable when the picker starts; afterwards an unreadable file changes nothing.
 """
 
 from __future__ import annotations
@@ -66,8 +62,8 @@ Resolve: TypeAlias = Callable[[str], tuple[str, ...]]
 class PoolContents:
     """The contents of an endpoints file.
 
-    `skipped` names the ignored entries with reasons, one line each, `remarks` are hints for the
-    author; both are truncated. `num_skipped` counts all.
+    `skipped` names ignored entries with reasons and `remarks` are hints for the author, both
+    truncated; `num_skipped` counts all.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -78,9 +74,7 @@ class PoolContents:
 
 
 class FileDiscovery:
-    """Synchronizes the datastore's endpoints and the rules of requests with a file, and the
-    endpoints' addresses with DNS.
-    """
+    """Synchronizes the datastore and the rules of requests with a file, and addresses with DNS."""
 
     def __init__(
         self,
@@ -93,8 +87,9 @@ class FileDiscovery:
         *,
         follows: bool = True,
     ) -> None:
-        """`read` parses the file's bytes; it raises `ConfigError`, with the name, for a malformed
-        file. Without `resolve` the proxy routes to host names; with `follows` the file is watched.
+        """`read` parses the file's bytes and raises `ConfigError` for a malformed file.
+
+        Without `resolve` the proxy routes to host names; with `follows` the file is watched.
         """
         self._path, self._decode, self._follows = path, read, follows
         self._names = None if resolve is None else HostNames(resolve)
@@ -106,23 +101,20 @@ class FileDiscovery:
         self._complaint = ""
 
     def load(self) -> None:
-        """Read the file. Raises `ConfigError` if it cannot be read or is malformed."""
         content = self._read()
         if content != self._content:
             self._content = content
             self._apply(self._parse(content))
 
     def is_absent(self) -> bool:
-        """Always false: the picker does not start without the file."""
+        """Return False: the picker does not start without the file."""
         return False
 
     def problem(self) -> str | None:
-        """The reason why the file cannot be read, and the names that do not resolve, if any."""
         unresolved = () if self._names is None else self._names.problems.values()
         return "; ".join((*filter(None, [self._complaint]), *unresolved)) or None
 
     async def run(self) -> None:
-        """Follow the file and the names in it until cancelled."""
         async with asyncio.TaskGroup() as group:
             if self._follows:
                 group.create_task(self._follow_file(), name="endpoints file")
@@ -238,10 +230,7 @@ class HostNames:
             self.problems = problems
 
     def located(self, endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
-        """Replace names by addresses; omit endpoints without any.
-
-        An endpoint at one of several addresses gets the address as a suffix of its name.
-        """
+        """Replace names by addresses, suffixed if there are several; omit endpoints without any."""
         found: list[Endpoint] = []
         for endpoint in endpoints:
             addresses = self._addresses.get(endpoint.address, ())
@@ -266,17 +255,13 @@ class HostNames:
 
 @dataclass(frozen=True, slots=True)
 class EntryProblem:
-    """Describe the error at `path` of the document."""
-
     path: tuple[str | int, ...]
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointList:
-    """The usable entries of a list of endpoints, the errors of the others, and the usable entries
-    that have the address of an earlier one.
-    """
+    """The usable entries, the errors of the others, and the entries with a doubled address."""
 
     endpoints: tuple[Endpoint, ...]
     problems: tuple[EntryProblem, ...] = ()
@@ -284,8 +269,7 @@ class EndpointList:
 
 
 def endpoints_of(document: Any, wrong: Mapping[int, str] = _NOTHING_WRONG) -> EndpointList:
-    """Parse the endpoints of a document, whose addresses may be host names. Raises `ConfigError`
-    for a malformed list.
+    """Parse the endpoints of a document. Raises `ConfigError` for a malformed list.
 
     `wrong` are the errors that its text already showed, by the positions of entries.
     """

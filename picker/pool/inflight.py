@@ -1,7 +1,6 @@
 """The in-flight counters: the requests that this picker has under way at each endpoint.
 
-Scrapes lag behind; the picker's own count is the lower bound of every load signal. The counts that
-other replicas report are added to it.
+Scrapes lag behind; the picker's own count is the lower bound of every load signal.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,14 +8,11 @@ from types import MappingProxyType
 
 
 class InflightLoad:
-    """Sole owner of the in-flight counters, keyed by endpoint key.
+    """Sole owner of the in-flight counters, keyed by endpoint key. Event-loop thread only.
 
-    `counts` and `own_counts` are live, read-only views of the non-zero counters: of all replicas
-    together, and of this one alone. Legs are the parts of requests at endpoints other than their
-    destination, prefill, say; only `requests` includes them.
-
-    Every `acquire` is matched by exactly one `release`, even if the endpoint has left the pool. An
-    endpoint without requests has no entry. Event-loop thread only.
+    `counts` (of all replicas) and `own_counts` are live, read-only views of the non-zero counters.
+    Legs are parts of requests at endpoints other than their destination; only `requests` includes
+    them. Every `acquire` needs exactly one `release`, even if the endpoint has left the pool.
     """
 
     __slots__ = (
@@ -42,12 +38,10 @@ class InflightLoad:
 
     @property
     def total(self) -> int:
-        """Requests under way at all endpoints together, in all replicas."""
         return self._total + self._others_total
 
     @property
     def own_total(self) -> int:
-        """Requests under way at all endpoints, in this replica."""
         return self._total
 
     def requests(self, key: str) -> int:
@@ -55,7 +49,6 @@ class InflightLoad:
         return self._sums.get(key, 0) + self._legs.get(key, 0)
 
     def acquire_legs(self, keys: Iterable[str]) -> None:
-        """Count a part of a request at each of these endpoints."""
         for key in keys:
             self._legs[key] = self._legs.get(key, 0) + 1
 
@@ -69,7 +62,6 @@ class InflightLoad:
                 del self._legs[key]
 
     def acquire(self, key: str) -> None:
-        """Count a request that leaves for `key`."""
         self._counts[key] = self._counts.get(key, 0) + 1
         self._sums[key] = self._sums.get(key, 0) + 1
         self._total += 1
@@ -95,7 +87,6 @@ class InflightLoad:
             self._sums[key] = self._sums.get(key, 0) + count
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` when the counters contradict each other."""
         if any(count < 1 for count in self._counts.values()):
             raise AssertionError(f"a counter is below one: {self._counts}")
         if sum(self._counts.values()) != self._total:

@@ -1,6 +1,6 @@
-"""Parts that Kubernetes objects of several kinds have in common, with the limits that the
-definitions under `crds/` set. Patterns end with `END`, the equivalent in Python of "$" in an API
-server. A description states in words what a pattern allows.
+"""Parts that Kubernetes objects of several kinds share, with the limits of `crds/`.
+
+Patterns end with `END`, Python's equivalent of "$" in an API server.
 """
 
 from datetime import datetime
@@ -51,8 +51,6 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class ObjectMeta(Part, frozen=True, kw_only=True):
-    """The metadata of every Kubernetes object."""
-
     name: ObjectName
     namespace: NamespaceName = DEFAULT_NAMESPACE
     creation_timestamp: Timestamp | None = None

@@ -1,15 +1,12 @@
 """Objectives and rewrites: the objects, their meaning, and the rules that apply to requests.
 
-Theory of operation: an objective gives the requests that name it a priority. A rule of a rewrite
-matches some models exactly, or every model (it is generic then). Of the rules that match a
-request's model exactly the first one decides, in the order of `RewriteRules`; where there is none,
-the first generic one. The rule then draws one of its targets.
+Of the rules that match a request's model exactly the first one decides, in the order of
+`RewriteRules`; where there is none, the first generic one. The rule draws one of its targets.
 
-The structs follow `InferenceObjective` and `InferenceModelRewrite` of `llm-d.ai/v1alpha2`; objects
-come from a cluster or from an endpoints file. As the API server of the reference picker does, a
-rule without targets, no rules and an empty target are accepted; a rule that no request can follow
-is omitted and reported as a doubt. Where the reference leaves the order of rules with equal
-timestamps to its sort, names and then the order within a resource decide here.
+The structs follow `InferenceObjective` and `InferenceModelRewrite` of `llm-d.ai/v1alpha2`. As in
+the reference, a rule without targets, no rules and an empty target are accepted; a rule that no
+request can follow is omitted and reported as a doubt. For equal timestamps, names and then the
+order within a resource decide, where the reference leaves the order to its sort.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -34,14 +31,12 @@ POOL_KIND: Final = "InferencePool"
 
 
 class PoolReference(Part, frozen=True, kw_only=True):
-    """The pool whose requests an object concerns."""
-
     group: GroupName = POOL_GROUP
     kind: KindName = POOL_KIND
     name: ReferentName
 
     def names(self, pool: str, group: str = POOL_GROUP) -> bool:
-        """True if it is the InferencePool called `pool` of `group`."""
+        """Return whether it is the InferencePool called `pool` of `group`."""
         return (self.group, self.kind, self.name) == (group, POOL_KIND, pool)
 
 
@@ -53,8 +48,6 @@ class ObjectiveSpec(Part, frozen=True, kw_only=True):
 
 
 class InferenceObjective(Part, frozen=True, kw_only=True):
-    """A name that requests send in a header, and its priority. The status is not read."""
-
     api_version: str
     kind: Literal["InferenceObjective"]
     metadata: ObjectMeta
@@ -63,21 +56,15 @@ class InferenceObjective(Part, frozen=True, kw_only=True):
 
 
 class ModelMatch(Part, frozen=True, kw_only=True):
-    """A model by the name in requests."""
-
     type: Literal["Exact"] = "Exact"
     value: Annotated[str, Meta(min_length=1)]
 
 
 class Match(Part, frozen=True, kw_only=True):
-    """The condition of a rule."""
-
     model: ModelMatch
 
 
 class Target(Part, frozen=True, kw_only=True):
-    """The model to ask for instead, and its share of the requests."""
-
     model_rewrite: str
     weight: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
 
@@ -89,20 +76,16 @@ class Rule(Part, frozen=True, kw_only=True):
     targets: Annotated[tuple[Target, ...], Meta(min_length=1)] | None = None
 
     def drawn(self) -> tuple[str, tuple[Target, ...]]:
-        """The targets of a matching request, and their key in the object."""
+        """Return the targets of a matching request, and their key in the object."""
         return "targets", self.targets or ()
 
 
 class RewriteSpec(Part, frozen=True, kw_only=True):
-    """The rules, in order of precedence."""
-
     pool_ref: PoolReference
     rules: tuple[Rule, ...]
 
 
 class InferenceModelRewrite(Part, frozen=True, kw_only=True):
-    """The replacements for models that requests name. The status is not read."""
-
     api_version: str
     kind: Literal["InferenceModelRewrite"]
     metadata: ObjectMeta
@@ -111,18 +94,15 @@ class InferenceModelRewrite(Part, frozen=True, kw_only=True):
 
 
 class LegacyRule(Rule, frozen=True, kw_only=True):
-    """In v1.2 of the legacy group `targets` was called `split`."""
+    """In v1.2 of the legacy group `targets` was called `split`; `targets` takes precedence."""
 
     split: Annotated[tuple[Target, ...], Meta(min_length=1)] | None = None
 
     def drawn(self) -> tuple[str, tuple[Target, ...]]:
-        """See the base class; `targets` take precedence."""
         return ("split", self.split) if self.split and not self.targets else super().drawn()
 
 
 class LegacyRewriteSpec(RewriteSpec, frozen=True, kw_only=True):
-    """The rules, in order of precedence."""
-
     rules: tuple[LegacyRule, ...]
 
 
@@ -151,9 +131,7 @@ def shape_of(kind: str, version: object) -> type[PolicyObject] | None:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """An objective. Requests give only its name, not its namespace. Without a priority it has no
-    effect; below 0 requests may be shed.
-    """
+    """An objective; requests name it without a namespace. Below priority 0 they may be shed."""
 
     name: str
     priority: int | None = None
@@ -162,7 +140,7 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class RewriteTarget:
-    """A replacement model; `weight` is 1 or more; None: drawn only if no target has a weight."""
+    """A replacement model; `weight` None: drawn only if no target has a weight."""
 
     model: str
     weight: int | None = None
@@ -170,12 +148,7 @@ class RewriteTarget:
 
 @dataclass(frozen=True, slots=True)
 class RewriteRule:
-    """One rule of one resource.
-
-    `models` are the names that it matches exactly; empty: it is generic. `created_at_seconds` and
-    `name` are those of the resource, `position` is the index of the rule in it. `targets` is never
-    empty.
-    """
+    """One rule of one resource; without `models` it is generic, and `targets` is never empty."""
 
     name: str
     targets: tuple[RewriteTarget, ...]
@@ -201,14 +174,11 @@ class RewriteRule:
 
 
 def objective_of(given: InferenceObjective) -> Objective:
-    """Convert an object to an objective."""
     return Objective(given.metadata.name, given.spec.priority, given.metadata.namespace)
 
 
 def rules_of(given: InferenceModelRewrite) -> tuple[RewriteRule, ...]:
-    """Convert a rewrite to rules; omit those without targets. A rewrite without a creation
-    timestamp is older than all others.
-    """
+    """Convert a rewrite to rules with targets; one without a creation time is the oldest."""
     created = given.metadata.creation_timestamp
     return tuple(
         RewriteRule(
@@ -279,8 +249,6 @@ class Rewritten:
 
 
 class RewriteRules:
-    """All rules, in their order of precedence. Immutable."""
-
     __slots__ = ("_exact", "_generic")
 
     def __init__(self, rules: Iterable[RewriteRule] = ()) -> None:
@@ -299,22 +267,17 @@ class RewriteRules:
 
 @dataclass(frozen=True, slots=True)
 class RuleSet:
-    """All objectives, with distinct names, and all rules of all rewrites."""
-
     objectives: tuple[Objective, ...] = ()
     rewrites: tuple[RewriteRule, ...] = ()
 
     @property
     def priorities(self) -> tuple[int, ...]:
-        """The distinct priorities of objectives, highest first."""
         known = {one.priority for one in self.objectives if one.priority is not None}
         return tuple(sorted(known, reverse=True))
 
     @property
     def rewritten(self) -> frozenset[tuple[str, str]]:
-        """Pairs of a matched model and each replacement; for a generic rule, pairs of each target
-        with itself.
-        """
+        """Return pairs of model and replacement; a generic rule's target pairs with itself."""
         return frozenset(
             (model, target.model)
             for rule in self.rewrites
@@ -329,8 +292,7 @@ NO_RULES = RuleSet()
 class RequestRules:
     """Owns the objectives and the rewrites. Event-loop thread only; no method does I/O.
 
-    Discovery replaces all of them at once. A request reads each once, so a change applies to later
-    requests.
+    Discovery replaces all of them at once, and a request reads each once.
     """
 
     def __init__(self) -> None:
@@ -341,15 +303,13 @@ class RequestRules:
 
     @property
     def current(self) -> RuleSet:
-        """The current objectives and rules; the same object until a change."""
         return self._current
 
     def subscribe(self, listener: Callable[[RuleSet], None]) -> None:
-        """Call `listener` after every change; it must not fail."""
         self._listeners.append(listener)
 
     def use(self, rules: RuleSet) -> bool:
-        """Replace all rules; return true if that is a change."""
+        """Replace all rules; return whether that is a change."""
         if rules == self._current:
             return False
         self._current = rules

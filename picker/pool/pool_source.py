@@ -7,9 +7,7 @@ class PoolSource(Protocol):
     """Synchronizes a datastore and the rules of requests with a file or a cluster."""
 
     def load(self) -> None:
-        """Called once before the picker serves. Loads what is available immediately; raises
-        `ConfigError` for a permanent error.
-        """
+        """Load what is available at once, before the picker serves. Raises `ConfigError`."""
         ...
 
     async def run(self) -> None:
@@ -17,9 +15,9 @@ class PoolSource(Protocol):
         ...
 
     def is_absent(self) -> bool:
-        """True if the pool is known not to exist."""
+        """Return whether the pool is known not to exist."""
         ...
 
     def problem(self) -> str | None:
-        """The reason why the pool may be outdated, as a sentence; None: it is current."""
+        """Return why the pool may be outdated, as a sentence; None: it is current."""
         ...

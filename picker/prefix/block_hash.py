@@ -6,9 +6,8 @@ A prompt is its tokens packed as little-endian uint32. With XXH64:
     id_i   = XXH64(the bytes of block i)
     hash_i = XXH64(LE64(id_i) ‖ LE64(hash_{i-1})),  hash_{-1} = root
 
-so a hash identifies its block and all blocks before it. A partial last block is hashed like any
-other. These hashes are internal to the picker and need not equal an engine's. The reference seeds
-XXH64 with 0; a random seed prevents clients from constructing prompts whose hashes collide.
+so a hash identifies its block and all blocks before it; a partial last block is hashed too. The
+reference seeds XXH64 with 0; a random seed prevents clients from constructing colliding prompts.
 """
 
 from collections.abc import Iterable
@@ -31,7 +30,6 @@ def prompt_hashes(
     max_blocks: int | None = None,
     seed: int = 0,
 ) -> tuple[BlockHashes, ...]:
-    """Compute the `block_hashes` of each prompt of a request for `model`."""
     root = root_hash(model, salt, seed)
     return tuple(
         [block_hashes(prompt, root, block_size_tokens, max_blocks, seed) for prompt in prompts]
@@ -50,11 +48,7 @@ def block_hashes(
     max_blocks: int | None = None,
     seed: int = 0,
 ) -> BlockHashes:
-    """Compute the hashes of the first `max_blocks` blocks of a prompt, in order.
-
-    `tokens` is packed uint32; incomplete tokens at the end are hashed as they are. Raises
-    `ValueError` for a block size below one.
-    """
+    """Compute the hashes of the first `max_blocks` blocks of packed uint32 tokens."""
     if block_size_tokens < 1:
         raise ValueError(f"block size must be at least 1 token, got {block_size_tokens}")
     digest, link = xxhash.xxh64_intdigest, _LINK.pack

@@ -14,8 +14,7 @@ where extras is null or a list of maps {"Hash": text}. With `xxh64`:
     key_i   = XXH64(LE64(key_{i-1}) ‖ LE32 of each token ‖ for each extra LE64(length) ‖ extra)
 
 The extras of a block are the content hashes of the media that overlap it, in order; on block 0 the
-cache salt follows them. Only full blocks have a key. Keys need not equal an engine's hashes,
-because engines also send the tokens.
+cache salt follows them. Keys need not equal an engine's hashes, because engines also send tokens.
 """
 
 from collections.abc import Sequence
@@ -42,15 +41,12 @@ class HashAlgorithm(Enum):
 
 
 class BlockKeys:
-    """Computes keys for one block size, seed and algorithm. Stateless."""
-
     def __init__(
         self,
         block_size_tokens: int,
         seed: str = "",
         algorithm: HashAlgorithm = HashAlgorithm.XXH64,
     ) -> None:
-        """Raise `ValueError` for a block size below one."""
         if block_size_tokens < 1:
             raise ValueError(f"block size must be at least 1 token, got {block_size_tokens}")
         self.block_size_tokens = block_size_tokens
@@ -60,7 +56,6 @@ class BlockKeys:
         self._is_xxh64 = algorithm is HashAlgorithm.XXH64
 
     def root(self, model: str) -> int:
-        """Compute the key before block 0, which separates models and adapters."""
         if self._is_xxh64:
             return _xxh64_key(xxhash.xxh64_intdigest(self._seed), b"", (model,))
         return _fnv(cbor2.dumps([_fnv(self._seed), None, model], canonical=True))

@@ -1,21 +1,14 @@
 """Estimates which endpoint holds which prompt blocks, in at most 64 bytes per held block.
 
-Theory of operation
--------------------
-The index is a set of pairs of a block hash and an endpoint. A `PairTable` maps each pair to a node
-of a `RecencyLists`, where each endpoint has a list of its nodes in the order of their last use. The
-key of a pair is the hash mixed with a salt of the endpoint; an endpoint that is removed and returns
-gets a new salt. (Two pairs may have the same 63-bit key, as two prompts may have the same hash;
-neither is worth a byte of memory.)
+A `PairTable` maps each pair of a block hash and an endpoint to a node of a `RecencyLists`, where
+each endpoint has a list of its nodes in the order of their last use. The key of a pair is the hash
+mixed with a salt of the endpoint; one that is removed and returns gets a new salt. (Two pairs may
+have the same 63-bit key, as two prompts may have the same hash; neither is worth a byte of memory.)
 
-A hash identifies its block and all blocks before it, so prompts are paths of a tree, and a record
-of a block includes the blocks before it. Recording refreshes the blocks last to first, as paged
+A record of a block includes the blocks before it. Recording refreshes them last to first, as paged
 engines free them, so an endpoint over its capacity loses the tail of a prompt before its beginning,
-which other prompts are likelier to share. It follows that an endpoint that holds a block holds all
-blocks before it: a match is contiguous from block 0, and a binary search finds its end.
-
-(The reference picker counts, for each endpoint, all blocks it holds up to the first block that no
-endpoint holds; an engine can only reuse an unbroken prefix, so that count overstates the match.)
+and holds all blocks before any that it holds: a binary search finds the end of a match. (The
+reference counts all blocks up to the first that no endpoint holds, which overstates the match.)
 
 Short prompts are processed block by block and long ones by arrays, with the same result.
 """
@@ -41,8 +34,6 @@ _SCRAMBLE = ((30, 0xBF58_476D_1CE4_E5B9), (27, 0x94D0_49BB_1331_11EB))  # splitm
 
 @dataclass(slots=True)
 class _Holder:
-    """An endpoint that holds blocks."""
-
     key: str
     salt: int  # mixed into the keys of its pairs
     anchor: int  # of its recency list
@@ -109,7 +100,6 @@ class PrefixIndex:
             self._evict(holder, holder.size - capacity)
 
     def remove(self, key: str) -> None:
-        """Remove an endpoint and its blocks; unknown endpoints are ignored."""
         holder = self._holders.pop(key, None)
         if holder is None:
             return
@@ -118,7 +108,6 @@ class PrefixIndex:
         self._is_listed = False
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` if the parts of the index disagree."""
         self._table.check_integrity()
         for holder in self._holders.values():
             self._recency.check_integrity(holder.anchor)
@@ -130,7 +119,6 @@ class PrefixIndex:
     # Matching
 
     def _holders_of(self, block: int) -> list[int]:
-        """Return the positions of the endpoints that hold this block."""
         if len(self._names) > _MAX_SINGLE_LOOKUPS:
             held = self._table.holds(_keys(np.uint64(block), self._salts))
             found: list[int] = held.nonzero()[0].tolist()
@@ -155,7 +143,7 @@ class PrefixIndex:
         """Find the runs of endpoints that hold block 0.
 
         Endpoints share prefixes, so few distinct runs occur: the run of one endpoint is tried on
-        the others. After `_MAX_PIVOTS` such trials, binary search finds the remaining runs.
+        the others, up to `_MAX_PIVOTS` times; then binary search finds the remaining runs.
         """
         low = np.ones(len(salts), np.int64)  # a run is at least low and at most high
         high = np.full(len(salts), len(hashes), np.int64)

@@ -10,13 +10,9 @@ a msgpack payload: the array `[seconds, events, rank?]`. Newer vLLM sends an eve
     AllBlocksCleared
 
 A hash is an integer or bytes, of which the last eight count. An extra key of a block is a string,
-or a list that begins with one. Further fields are ignored.
-
-Each event is decoded independently. Events of an unknown type, events with an invalid field, and
-blocks of a group that caches only part of the tokens (a sliding window, a state) are skipped and
-reported; the other events of the message count. Blocks whose parents were skipped have no known
-parent, so matches become too short. Blocks whose removal was skipped count until their engine
-clears its cache.
+or a list that begins with one. Unknown and invalid events, and blocks of a group that caches only
+part of the tokens (a sliding window, a state), are skipped and reported; the others count. Blocks
+whose parents were skipped match too little; those whose removal was skipped count until a clear.
 """
 
 import struct
@@ -57,8 +53,7 @@ _EVENT = msgspec.msgpack.Decoder()
 _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-class KvEventError(PickerError):
-    """A message cannot be decoded."""
+class KvEventError(PickerError): ...
 
 
 class _SkipError(PickerError):
@@ -126,10 +121,7 @@ def parse_topic(topic: str) -> Topic:
 
 
 def split_message(payload: bytes, part_bytes: int) -> Iterator[bytes]:
-    """Split a message into messages of about `part_bytes`, at least one event each, in order.
-
-    A small message, and bytes that are not a message, are yielded unchanged.
-    """
+    """Split a large message into messages of about `part_bytes` with at least one event."""
     if len(payload) <= part_bytes:
         yield payload
         return
@@ -154,10 +146,7 @@ def split_message(payload: bytes, part_bytes: int) -> Iterator[bytes]:
 def decode_events(
     payload: bytes, engine: EngineType = EngineType.VLLM
 ) -> tuple[list[KvEvent], list[SkippedKvEvent]]:
-    """Decode the events of one message, in order, and list the skipped ones.
-
-    Raises `KvEventError` if `payload` is not a message.
-    """
+    """Decode the events of one message, and list the skipped ones. Raises `KvEventError`."""
     try:
         batch = _BATCH.decode(payload)
         raws = _BATCH.decode(batch[1]) if len(batch) > 1 else None

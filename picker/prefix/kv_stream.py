@@ -1,8 +1,8 @@
 """Detects losses, repeats and restarts from the numbers of one engine's messages. Pure.
 
-An engine numbers its messages from 0 after each start. A listener that joins late or is too slow
-sees a gap; a number not higher than the last means a restart with an empty cache. For a short while
-after a replay, the subscription may deliver replayed messages again.
+Numbers begin at 0 after each start: a gap is a loss, and a number that does not rise is a restart
+with an empty cache. For a short while after a replay, the subscription may repeat replayed
+messages.
 """
 
 from dataclasses import dataclass
@@ -30,14 +30,13 @@ class EventStream:
 
     @property
     def wanted(self) -> int:
-        """The number that follows if nothing is lost."""
         return 0 if self.applied is None else self.applied + 1
 
     def receive(self, number: int, now_seconds: float) -> Continuity:
         """Classify message `number` of the subscription.
 
-        `RESTARTED` resets the stream; the caller passes the same message again. `GAP` asks the
-        caller to request the missing messages, then to apply this one.
+        `RESTARTED` resets the stream; the caller passes the message again. `GAP` asks the caller to
+        request the missing messages, then to apply this one.
         """
         if self._last_received is not None and number <= self._last_received:
             self.reset()

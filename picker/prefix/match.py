@@ -1,4 +1,4 @@
-"""Declares the attribute that a prefix-cache producer computes, and its key."""
+"""The attribute that a prefix-cache producer computes, and its key."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -14,10 +14,9 @@ _NO_TIERS: Mapping[str, Mapping[str, int]] = MappingProxyType({})
 class PrefixCacheMatchInfo(msgspec.Struct, frozen=True):
     """The part of a request's prompt that each candidate probably has in its KV cache.
 
-    `match_blocks` maps an endpoint key to a number of blocks in [0, `total_blocks`]; an endpoint
-    that is absent matches nothing. A block has `block_size_tokens` tokens, the last of a prompt
-    perhaps fewer. `tier_blocks` counts the blocks at each endpoint by tier, if tiers are known
-    (`gpu`, `cpu`; a block may be in several).
+    `match_blocks` maps endpoint keys to numbers of blocks in [0, `total_blocks`]; absent keys match
+    nothing. A block has `block_size_tokens` tokens, the last perhaps fewer. `tier_blocks` counts
+    them by tier, if tiers are known (`gpu`, `cpu`; a block may be in several).
     """
 
     total_blocks: int
@@ -27,5 +26,4 @@ class PrefixCacheMatchInfo(msgspec.Struct, frozen=True):
 
 
 def match_info_key(producer: str) -> DataKey[PrefixCacheMatchInfo]:
-    """Return the key under which the producer instance `producer` stores its match."""
     return DataKey(MATCH_INFO, producer)

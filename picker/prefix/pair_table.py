@@ -1,15 +1,13 @@
 """Maps 64-bit keys to small numbers, in a hash table that looks up many keys at once.
 
-Theory of operation
--------------------
-Keys are uniform (the caller mixes them) and never 0. A bucket is eight lanes of keys, one cache
-line; the home of a key is `(key >> 32) * buckets >> 32`, so the buckets are in the order of keys.
-If its home is full, a key is spilled into a dict and its home is marked; few keys are, because a
-table is at most half full. No entry is ever moved to make room, so a deletion sets a lane to 0.
+Keys are uniform and never 0. A bucket is eight lanes of keys, one cache line; the home of a key is
+`(key >> 32) * buckets >> 32`, so the buckets are in the order of keys. If its home is full, a key
+is spilled into a dict and its home is marked; few keys are, because a table is at most half full.
+No entry is moved to make room, so a deletion sets a lane to 0.
 
-The table grows by half, in place and step by step. Because homes are in key order, the home of a
-key in the larger table is at or right of its present one. So buckets are moved from the last to the
-first, a few with each insertion: homes from `_frontier` on are those of the larger table.
+The table grows by half, in place: the home of a key in the larger table is at or right of its
+present one, so buckets are moved from the last to the first, a few with each insertion. Homes from
+`_frontier` on are those of the larger table.
 
 Memory: 12 bytes per lane, so 24 to 36 per entry, 4 to 5 for its position and about 2 for spilling.
 """
@@ -66,7 +64,6 @@ class PairTable:
         return found
 
     def holds(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Test each key for presence."""
         home = self._homes(keys)
         equal = self._rows[home] == keys[:, None]
         hit: npt.NDArray[np.bool_] = equal.view(np.uint64)[:, 0] != 0
@@ -76,7 +73,6 @@ class PairTable:
         return hit
 
     def find_one(self, key: int) -> int:
-        """Look up the value of one key; 0 if absent."""
         high = key >> 32  # inlined `_home`, to save a call
         home = high * self._num_buckets >> 32
         if home >= self._frontier:
@@ -149,7 +145,6 @@ class PairTable:
         self._shrink_if_empty()
 
     def delete_one(self, value: int) -> None:
-        """Remove the entry of this value, which is present."""
         self._entries -= 1
         at = self._where_view[value]
         if at == _SPILLED:
@@ -159,7 +154,6 @@ class PairTable:
         self._shrink_if_empty()
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` if lookups cannot find an entry."""
         at = self._keys.nonzero()[0]
         if len(at) + len(self._spill) != self._entries:
             raise AssertionError("entries are miscounted")
@@ -258,7 +252,6 @@ class PairTable:
         self._move(1)
 
     def _move(self, count: int) -> None:
-        """Move the keys of the last `count` unmoved buckets to their new homes."""
         first = max(0, self._frontier - count)
         part = self._keys[first * LANES : self._frontier * LANES]
         at = part.nonzero()[0]

@@ -1,27 +1,18 @@
 """Indexes which endpoint holds which prompt blocks, from the events of the engines.
 
-Theory of operation
--------------------
-An endpoint has a shelf for each tier and cache group. A shelf maps the engine's own block hashes to
+An endpoint has a shelf for each tier and cache group, which maps the engine's own block hashes to
 the keys that this picker computed from the same tokens (`block_keys`); `_holders` maps a key to the
-shelves that have it. So an event about an engine hash (a removal, a store in another tier, the
-parent of a new block) applies to keys.
+shelves that have it. So an event about an engine hash applies to keys.
 
 Engine blocks and keys may differ in size. If a chain of engine blocks ends within a key, its
 remaining tokens wait at its last hash (`loose`) for the block that continues it. A key that covers
 several engine blocks is removed with the first of them. A block that an engine stores twice must be
 removed twice. An engine loads only whole blocks, so if a block covers several keys, a match counts
-whole blocks only: a prompt that shares 32 tokens with a chunk of 64 in host memory matches nothing
-there.
+whole blocks only.
 
 Blocks with an unknown parent are dropped: without the tokens before them they have no key. Like a
-lost message, that makes matches too short, never wrong.
-
-Blocks of a request that was just sent count at its endpoint for a limited time (`expect`), until
-the engine reports them.
-
-Memory: some 250 bytes per block that an engine holds, and never more than `max_keys` keys: at the
-limit, new keys are ignored until others are removed.
+lost message, that makes matches too short, never wrong. Memory: some 250 bytes per block that an
+engine holds; at `max_keys` keys, new ones are ignored until others are removed.
 """
 
 from collections import deque
@@ -40,8 +31,6 @@ _MAX_SHELVES = 64  # tiers and cache groups of an endpoint
 
 @dataclass(slots=True, eq=False)
 class _Shelf:
-    """The blocks of one endpoint in one tier and cache group, by engine hash."""
-
     endpoint: str
     tier: str
     keys: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -117,7 +106,6 @@ class PreciseIndex:
     # Events
 
     def apply(self, endpoint: str, model: str, event: KvEvent) -> None:
-        """Apply one event of an endpoint that serves `model`."""
         if isinstance(event, BlocksStored):
             self._store(endpoint, model, event)
         elif isinstance(event, BlocksRemoved):
@@ -163,7 +151,6 @@ class PreciseIndex:
         return matches
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` if shelves and holders disagree."""
         for key, shelves in self._holders.items():
             if not shelves or len(set(map(id, shelves))) != len(shelves):
                 raise AssertionError("a key has no shelf, or one twice")
@@ -301,9 +288,7 @@ class PreciseIndex:
         return _NOTHING if engine is None else engine.spans
 
     def _runs(self, keys: Sequence[int]) -> Iterator[tuple[dict[str, set[str]], int]]:
-        """Yield the tiers by endpoint and the length of each run of keys that share them, up to the
-        first key without a holder.
-        """
+        """Yield the tiers by endpoint and the length of each run of keys that share them."""
         shelves: tuple[_Shelf, ...] = ()
         expected: dict[str, int] = {}
         count = 0
@@ -338,9 +323,7 @@ class PreciseIndex:
 
 
 class _Tally:
-    """Adds up one endpoint's match. If blocks of some tiers cover several keys (`spans`), the runs
-    are collected first, to count the whole blocks among them.
-    """
+    """Adds up one endpoint's match; blocks of several keys (`spans`) need all runs first."""
 
     __slots__ = ("_blocks", "_runs", "_score", "_spans", "_tiers", "_weights")
 
@@ -352,7 +335,6 @@ class _Tally:
         self._weights: Mapping[str, float] = {}
 
     def add(self, tiers: set[str], count: int, weights: Mapping[str, float]) -> None:
-        """Add `count` blocks that are in these tiers."""
         if self._spans:
             self._runs.append((tiers, count))
             self._weights = weights

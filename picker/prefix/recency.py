@@ -1,16 +1,13 @@
 """Orders entries by last use, in many doubly linked lists that share two arrays.
 
-Theory of operation
--------------------
 An entry is a small number, a node; `_next` and `_prev` give its neighbours. Every list is a ring
-that begins and ends at a node of its own, its anchor: the anchor's next is the oldest entry, its
-previous the newest. Node 0 is unused. Free nodes are chained through `_next`.
+with a node of its own, its anchor: the anchor's next is the oldest entry, its previous the newest.
+Node 0 is unused. Free nodes are chained through `_next`.
 
-Many entries are unlinked at once by cutting out whole runs. The blocks of a prompt are linked last
+Many entries are unlinked at once by cutting out whole runs: the blocks of a prompt are linked last
 to first, so those that an endpoint still holds form few runs of neighbours, each in reverse prompt
-order. Nodes in any other arrangement are unlinked one by one.
-
-Memory: 8 bytes a node, an eighth more at most.
+order. Nodes in any other arrangement are unlinked one by one. Memory: 8 bytes a node, an eighth
+more at most.
 """
 
 from collections.abc import Iterable
@@ -32,7 +29,6 @@ class RecencyLists:
         self._free = 0  # the first of the chain of free nodes
 
     def open(self) -> int:
-        """Create an empty list; return its anchor."""
         anchor = self.take_one()
         self._next_view[anchor] = self._prev_view[anchor] = anchor
         return anchor
@@ -55,7 +51,6 @@ class RecencyLists:
         return taken
 
     def take_one(self) -> int:
-        """Allocate a node, not yet in a list."""
         node = self._free
         if node:
             self._free = self._next_view[node]
@@ -136,7 +131,6 @@ class RecencyLists:
         return counted
 
     def check_integrity(self, anchor: int) -> None:
-        """Raise `AssertionError` if the two directions of a list disagree."""
         node = anchor
         for _ in range(self._unused):
             after = self._next_view[node]

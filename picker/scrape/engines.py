@@ -24,8 +24,7 @@ _LABEL = re.compile(
 class Series:
     """A series to read: its name, and the labels that a sample must have.
 
-    `old_names` are its names in earlier versions of the engine, which are read if a page does not
-    have `name`.
+    `old_names`, of earlier versions of the engine, are read if a page does not have `name`.
     """
 
     name: str
@@ -40,7 +39,6 @@ class EngineSeries:
     The geometry of the KV cache is in labels of an info series (`cache_info` with the two label
     names) or in two gauges. `lora` is an info series whose sample with the greatest value names the
     adapters. `ttft` is the histogram of times to first token, `generated` a counter of tokens.
-    `custom` are further numbers, by the name of their attribute.
     """
 
     waiting: Series | None = None
@@ -80,7 +78,6 @@ class EngineSeries:
 
 
 def bucket_name(histogram: Series) -> str:
-    """The name of the buckets of `histogram` on a page."""
     return f"{histogram.name}_bucket"
 
 
@@ -178,6 +175,5 @@ class EngineTable:
     default: str = DEFAULT_ENGINE
 
     def of(self, labels: Mapping[str, str]) -> EngineSeries:
-        """The engine that an endpoint's labels name; the default if that is unknown."""
         named: Iterable[str] = (labels[key] for key in self.label_keys if key in labels)
         return self.engines.get(next(iter(named), ""), self.engines[self.default])

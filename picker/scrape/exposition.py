@@ -1,8 +1,7 @@
 """Find a few series in a Prometheus text exposition without parsing the rest.
 
-A worker's page has tens of kilobytes, most of it histogram buckets that the picker does not read.
-`scan` searches each name with `bytes.find` and decodes only the lines that are samples of exactly
-that name. It never raises: it skips a malformed line.
+A worker's page is mostly histogram buckets that the picker does not read. `scan` searches each name
+with `bytes.find`, decodes only its samples, skips malformed lines, and never raises.
 """
 
 import math
@@ -34,10 +33,7 @@ class PageSample:
 
 
 def scan(exposition: bytes, names: Iterable[str]) -> dict[str, tuple[PageSample, ...]]:
-    """The samples of each wanted series, in the order of the page.
-
-    Names without samples are absent from the result.
-    """
+    """Return the samples of each wanted series that has any, in the order of the page."""
     found: dict[str, tuple[PageSample, ...]] = {}
     for name in names:
         samples = tuple(_samples(exposition, name.encode()))
@@ -47,9 +43,7 @@ def scan(exposition: bytes, names: Iterable[str]) -> dict[str, tuple[PageSample,
 
 
 def only(page: bytes, names: Iterable[str]) -> bytes:
-    """The lines of `page` on which `scan` could find samples of these names, grouped by name and
-    in the order of the page.
-    """
+    """Return the lines on which `scan` could find samples of these names, grouped by name."""
     lines = [
         b"%b%b\n" % (name, rest)
         for name in map(str.encode, names)
@@ -60,10 +54,7 @@ def only(page: bytes, names: Iterable[str]) -> bytes:
 
 
 def greatest(exposition: bytes, name: str) -> PageSample | None:
-    """The sample of a series with the greatest value, the first of equals; None without samples.
-
-    For a series with thousands of samples of which one matters: few labels are decoded.
-    """
+    """Return the first sample of a series with the greatest value, decoding few labels."""
     found: list[tuple[float, int, bytes]] = []
     for index, line in enumerate(_lines(exposition, name.encode())):
         value = _plain_value(line)
@@ -75,7 +66,7 @@ def greatest(exposition: bytes, name: str) -> PageSample | None:
 
 
 def _plain_value(line: bytes) -> float | None:
-    """The value on a line that is a sample; undefined for any other line."""
+    """Return the value on a line that is a sample; undefined for any other line."""
     if b"#" in line:  # only decoding distinguishes a label from an exemplar
         sample = _sample(line)
         return None if sample is None else sample.value
@@ -91,7 +82,6 @@ def _samples(page: bytes, name: bytes) -> Iterator[PageSample]:
 
 
 def _lines(page: bytes, name: bytes) -> Iterator[bytes]:
-    """Yield the rest of each line that starts with `name`."""
     position = page.find(name)
     while position >= 0:
         after = position + len(name)
@@ -145,7 +135,7 @@ def _number(word: bytes) -> float | None:
 
 
 def _labelled(body: bytes) -> tuple[Mapping[str, str] | None, bytes]:
-    """The labels at the start of `body`, and the rest; (None, …) when malformed.
+    """Return the labels at the start of `body`, and the rest; (None, …) when malformed.
 
     The labels of a worker do not change between scrapes, so short ones are decoded once.
     """
@@ -164,7 +154,6 @@ def _remembered_labels(block: bytes) -> Mapping[str, str] | None:
 
 
 def _labels(body: bytes) -> tuple[dict[str, str] | None, bytes]:
-    """Decode `{name="value",…}` at the start of `body`; (None, …) when it is malformed."""
     labels: dict[str, str] = {}
     position = 1
     while True:

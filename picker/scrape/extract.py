@@ -2,8 +2,8 @@
 
 A page may describe several engines: the data-parallel ranks of one server, the models of a Triton.
 Counts are then summed, KV usage is the unweighted mean, and the block size is the smallest. If each
-rank is an endpoint, only the samples of its rank count. So the result never depends on the order of
-the page. Tensor- and pipeline-parallel ranks repeat the same requests; the greatest value counts.
+rank is an endpoint, only its samples count. Tensor- and pipeline-parallel ranks repeat the same
+requests; the greatest value counts. So the result never depends on the order of the page.
 """
 
 import math
@@ -29,9 +29,8 @@ _Samples = Mapping[str, Sequence[PageSample]]
 def extract(scrape: Scrape, engine: EngineSeries) -> Extraction:
     """Read one metrics page.
 
-    Each load series is independent: one that is missing or unusable (NaN, infinite, negative) is
-    unknown and reported. Raises `ExtractError` if no load series is readable. An engine without
-    load series has attributes only.
+    A load series that is missing or unusable (NaN, infinite, negative) is unknown and reported.
+    Raises `ExtractError` if the engine has load series and none is readable.
     """
     samples = scan(scrape.page, engine.names)
     problems: list[str] = []
@@ -72,7 +71,6 @@ def extract(scrape: Scrape, engine: EngineSeries) -> Extraction:
 
 
 def _read_old_name(page: bytes, samples: dict[str, tuple[PageSample, ...]], series: Series) -> None:
-    """Use the samples of an old name of a series that has none under its present name."""
     if series.old_names and series.name not in samples:
         found = scan(page, series.old_names)
         samples.update(
@@ -81,7 +79,6 @@ def _read_old_name(page: bytes, samples: dict[str, tuple[PageSample, ...]], seri
 
 
 def _served_models(samples: _Samples, engine: EngineSeries) -> frozenset[str]:
-    """The models in the labels of the series of running requests."""
     found = () if engine.running is None else samples.get(engine.running.name, ())
     return frozenset(
         one.labels[label] for one in found for label in MODEL_LABELS if label in one.labels
@@ -91,10 +88,9 @@ def _served_models(samples: _Samples, engine: EngineSeries) -> frozenset[str]:
 def _served(
     scrape: Scrape, engine: EngineSeries, before: ServedTotals | None
 ) -> ServedTotals | None:
-    """The served totals; `before` while that is fresh, None for an engine without them.
+    """Return the served totals; `before` while that is fresh, None for an engine without them.
 
-    Dozens of buckets would double the cost of a scrape, and no decision reads them. A histogram of
-    more than `MAX_BUCKETS` is skipped.
+    Dozens of buckets would double the cost of a scrape, and no decision reads them.
     """
     now, ttft, generated = scrape.now_seconds, engine.ttft, engine.generated
     if before is not None and now - before.read_at_seconds < SERVED_SECONDS:
@@ -129,7 +125,7 @@ def _served(
 
 
 def _edge(text: str) -> float | None:
-    """The upper edge of a bucket, which may be infinite; None for an invalid label."""
+    """Return the upper edge of a bucket, which may be infinite; None for an invalid label."""
     try:
         edge = float(text)
     except ValueError:
@@ -146,7 +142,7 @@ def _mean_share(values: Sequence[float]) -> float:
 def _values(
     samples: _Samples, series: Series | None, rank: int | None, problems: list[str]
 ) -> list[float]:
-    """The usable values of a series, one per engine; adds the others to `problems`."""
+    """Return the usable values of a series, one per engine; add the others to `problems`."""
     if series is None:
         return []
     found = [sample.value for sample in _per_engine(samples, series, rank)]
@@ -160,9 +156,7 @@ def _values(
 
 
 def _unusable(series: Series, value: float) -> str:
-    """The problem with a value. The text contains no number that changes from page to page, because
-    each new text is logged.
-    """
+    """Return the problem with a value, without numbers: each new text is logged."""
     if math.isfinite(value):
         kind = "negative" if value < 0 else "out of range"
     else:
@@ -175,7 +169,7 @@ def _usable(value: float) -> bool:
 
 
 def _per_engine(samples: _Samples, series: Series, rank: int | None) -> list[PageSample]:
-    """One sample per engine of the page (of the given rank only), in the order of the page."""
+    """Return one sample per engine (of the given rank only), in the order of the page."""
     matching: Sequence[PageSample] = samples.get(series.name, ())
     if series.labels:
         matching = [sample for sample in matching if _has(sample.labels, series.labels)]
@@ -194,9 +188,7 @@ def _per_engine(samples: _Samples, series: Series, rank: int | None) -> list[Pag
 
 
 def _without_parts(samples: Sequence[PageSample]) -> Sequence[PageSample]:
-    """The samples without those that another one includes: SGLang reports a total, with an empty
-    priority, beside the count of each priority.
-    """
+    """Omit samples that another one includes: SGLang reports a total with an empty priority."""
     if not any(sample.labels.get(_PART_LABEL) for sample in samples):
         return samples
     return [sample for sample in samples if not sample.labels.get(_PART_LABEL)] or samples
@@ -207,7 +199,7 @@ def _has(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
 
 
 def of_rank(samples: Sequence[PageSample], rank: int) -> Sequence[PageSample]:
-    """The samples of one data-parallel rank; all of them where the page has no ranks."""
+    """Return the samples of one data-parallel rank; all of them where the page has no ranks."""
     ranked = [
         (next((sample.labels[name] for name in RANK_LABELS if name in sample.labels), None), sample)
         for sample in samples
@@ -228,7 +220,7 @@ def _supersedes(sample: PageSample, other: PageSample) -> bool:
 def _geometry(
     samples: _Samples, engine: EngineSeries, rank: int | None
 ) -> tuple[int | None, int | None]:
-    """Tokens per KV block and number of KV blocks; None where the page has none."""
+    """Return tokens per KV block and number of KV blocks; None where the page has none."""
     if engine.cache_info is not None:
         infos = _per_engine(samples, engine.cache_info, rank)
         sizes = [_count(info.labels.get(engine.block_size_label)) for info in infos]
@@ -255,7 +247,7 @@ def _gauge_counts(samples: _Samples, series: Series | None, rank: int | None) ->
 
 
 def _process_start(samples: _Samples) -> float | None:
-    """The start of the youngest process of the page; each restart changes it."""
+    """Return the start of the youngest process of the page; each restart changes it."""
     starts = [sample.value for sample in samples.get(PROCESS_START, ()) if _usable(sample.value)]
     return max(starts, default=None)
 
@@ -263,7 +255,7 @@ def _process_start(samples: _Samples) -> float | None:
 def _adapters(
     page: bytes, series: Series | None, rank: int | None
 ) -> tuple[frozenset[str], frozenset[str], int | None]:
-    """The running and waiting LoRA adapters, and the limit, from the latest sample.
+    """Return the running and waiting LoRA adapters, and the limit, from the latest sample.
 
     Engines write a new sample for every combination and never remove one; the value is the time of
     writing.
@@ -313,10 +305,9 @@ def _names(text: str) -> set[str]:
 def _custom(
     samples: _Samples, engine: EngineSeries, rank: int | None, problems: list[str]
 ) -> dict[str, float]:
-    """Custom numbers: the sample with the latest timestamp, the first of equals, must be finite.
+    """Return custom numbers: the sample with the latest timestamp, the first of equals.
 
-    Their meaning is unknown here, so several samples are not combined: labels in the configuration
-    select one.
+    Their meaning is unknown, so samples are not combined: labels in the configuration select one.
     """
     attributes: dict[str, float] = {}
     for name, series in engine.custom:

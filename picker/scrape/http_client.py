@@ -1,6 +1,6 @@
 """The HTTP/1.1 client that fetches metrics pages: one idle connection per endpoint, GET only.
 
-Written for this one use, because a general client costs three times as much CPU per page.
+A general client costs three times as much CPU per page.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ class ScrapeError(PickerError):
 
 
 class PageFetcher(Protocol):
-    """Fetches the pages of one source."""
-
     async def fetch(self, address: str) -> bytes:
         """Fetch the page at `address`, a `host:port`. Raises `ScrapeError`."""
         ...
@@ -69,11 +67,7 @@ class HttpPages:
             self.forget(address)
 
     async def fetch(self, address: str) -> bytes:
-        """Fetch the page at `address`, a `host:port`. Raises `ScrapeError`.
-
-        Follows one redirection to another path of the same server, and remembers that path until
-        it fails.
-        """
+        """Follow one redirection on the same server, and remember its path until it fails."""
         request = self._requests.get(address) or self._prepare(address, self._path)
         deadline = asyncio.get_running_loop().time() + self._timeout_seconds
         response = await self._response(address, request, deadline)
@@ -99,7 +93,6 @@ class HttpPages:
             raise ScrapeError(str(error)) from None
 
     def forget(self, address: str) -> None:
-        """Close the idle connection to `address`."""
         self._requests.pop(address, None)
         connection = self._idle.pop(address, None)
         if connection is not None:
@@ -153,7 +146,7 @@ class HttpPages:
 
 
 def _redirected(address: str, path: str, response: PageReader) -> str:
-    """The path that a redirection names. Raises `ScrapeError` for another server."""
+    """Return the path that a redirection names. Raises `ScrapeError` for another server."""
     try:
         own = urlsplit(f"http://{address}{path}")
         target = urlsplit(urljoin(own.geturl(), response.redirects_to))
@@ -170,8 +163,7 @@ def _redirected(address: str, path: str, response: PageReader) -> str:
     return found
 
 
-class _LostError(PickerError):
-    """The connection ended before the first byte of the response."""
+class _LostError(PickerError): ...
 
 
 class _Connection(asyncio.Protocol):
@@ -185,7 +177,6 @@ class _Connection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """True if a request may be sent."""
         transport = self._transport
         return transport is not None and self._answer is None and not transport.is_closing()
 
@@ -212,7 +203,6 @@ class _Connection(asyncio.Protocol):
         return response
 
     def close(self) -> None:
-        """Close at once, without flushing."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -222,7 +212,6 @@ class _Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop has a class of its own
 
     def data_received(self, data: bytes) -> None:
-        """Feed the reader; unsolicited bytes close the connection."""
         reader = self._reader
         if reader is None or self._answer is None or self._answer.done():
             self.close()
@@ -234,7 +223,7 @@ class _Connection(asyncio.Protocol):
             self._answer.set_exception(error)
 
     def eof_received(self) -> None:
-        """End of the server's bytes; returning None closes the transport."""
+        """Return None, which closes the transport."""
         self._ended()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -268,7 +257,7 @@ class _Connection(asyncio.Protocol):
 
 
 def tls_context(location: PageLocation) -> ssl.SSLContext | None:
-    """The TLS context for pages over https; None for plain http. Raises `OSError`."""
+    """Return the TLS context for pages over https; None for plain http. Raises `OSError`."""
     if location.scheme != "https":
         return None
     files: TlsFiles = location.tls

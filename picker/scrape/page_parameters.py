@@ -1,7 +1,4 @@
-"""The parameters that all HTTP data sources share.
-
-`maxPageBytes` (16777216) is the largest page: a larger one counts as a failed scrape.
-"""
+"""The parameters that all HTTP data sources share; `maxPageBytes` (16777216) bounds a page."""
 
 from base.durations import parse_duration
 from picker.framework.registry import Parameters, PositiveInt
@@ -26,7 +23,6 @@ class PageParameters(Parameters, frozen=True, kw_only=True):
     def locate(
         self, path: str, port: int | None = None, *, use_node_address: bool = False
     ) -> PageLocation:
-        """The location of the page at `path`. Raises `ValueError` for invalid values."""
         if self.scheme not in ("http", "https"):
             raise ValueError(f"scheme must be http or https, got '{self.scheme}'")
         if not is_request_path(path):
@@ -60,6 +56,6 @@ class PageParameters(Parameters, frozen=True, kw_only=True):
 
 
 def checked_source(parameters: DataSource) -> DataSource:
-    """A data source is its parameters. Raises `ValueError` for values that make no sense."""
+    """Build a data source from its parameters. Raises `ValueError` for senseless values."""
     _ = parameters.location
     return parameters

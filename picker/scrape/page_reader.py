@@ -1,8 +1,7 @@
 """One HTTP/1.1 response, parsed from bytes as they arrive, without I/O; the parser is llhttp.
 
-An ambiguous response is an error, after which the connection cannot be reused. Nothing that a
-server sends makes reading cost more than its bytes: the head, the body and the sum of all bytes
-have limits.
+An ambiguous response is an error, after which the connection cannot be reused. The head, the body
+and the sum of all bytes have limits.
 """
 
 import httptools
@@ -19,10 +18,7 @@ class ResponseError(PickerError):
 
 
 class PageReader:
-    """Collects one response; its body has at most `max_body_bytes`.
-
-    The parser calls the `on_…` methods.
-    """
+    """Collects one response; the parser calls the `on_…` methods."""
 
     __slots__ = (
         "_chunks",
@@ -54,12 +50,10 @@ class PageReader:
 
     @property
     def begun(self) -> bool:
-        """True if any byte has arrived."""
         return self._received > 0
 
     @property
     def status(self) -> int:
-        """The status; valid once the head has arrived."""
         return int(self._parser.get_status_code())
 
     @property
@@ -73,9 +67,9 @@ class PageReader:
         return self._keep_alive and not self._surplus
 
     def feed(self, data: bytes) -> bool:
-        """Parse `data`; returns True when the response is complete. Raises `ResponseError`.
+        """Parse `data`; return whether the response is complete. Raises `ResponseError`.
 
-        Bytes beyond the end of the response make the connection unfit for reuse.
+        Bytes beyond its end make the connection unfit for reuse.
         """
         self._received += len(data)
         try:
@@ -94,7 +88,6 @@ class PageReader:
         return False
 
     def end(self) -> None:
-        """End of the connection. Raises `ResponseError` unless it completes the response."""
         if not self._head_done or self._has_length:
             raise ResponseError("the connection ended before the response did")
         self._complete = True
@@ -128,7 +121,6 @@ class PageReader:
             )
 
     def on_headers_complete(self) -> None:
-        """The end of a head; the head of an interim response does not count."""
         self._head_done = not self._is_interim()
 
     def on_body(self, data: bytes) -> None:
@@ -140,7 +132,6 @@ class PageReader:
         self._chunks.append(data)
 
     def on_message_complete(self) -> None:
-        """The end of a response, which may be an interim one."""
         if not self._is_interim():
             if not self._complete:
                 self._keep_alive = bool(self._parser.should_keep_alive())

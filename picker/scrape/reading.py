@@ -1,9 +1,8 @@
 """One extractor on one endpoint: stores the values of pages, and decides when they are stale.
 
-A value that is missing on a page is unknown. A failed page changes nothing: the last values stay.
-After repeated failures they expire: the load is marked stale, attributes are dropped. Every failure
-is counted, a change of state is logged once. Changes of the problems of pages are logged at the
-first, second, fourth, … time only, because a series may come and go with every page.
+A failed page changes nothing until, after repeated failures, the values expire: the load is marked
+stale, attributes are dropped. Changes of the problems of pages are logged at the first, second,
+fourth, … time only, because a series may come and go with every page.
 """
 
 import logging
@@ -26,10 +25,7 @@ class StalenessLimits:
 
 
 class EndpointReading:
-    """Owns the state of one extractor (by its position in the source) for one endpoint.
-
-    No clock: times are arguments, in seconds.
-    """
+    """Owns the state of one extractor (by its position in the source) for one endpoint."""
 
     __slots__ = (
         "_changes",
@@ -74,7 +70,6 @@ class EndpointReading:
 
     @property
     def series(self) -> Sequence[str] | None:
-        """The names of the series to read; None for the whole page."""
         extractor = self._extractor
         return extractor.series(self.endpoint) if isinstance(extractor, NamesItsSeries) else None
 

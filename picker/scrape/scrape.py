@@ -1,12 +1,10 @@
 """Scrape the pages of every endpoint, with one task per address of each source.
 
-Theory of operation. A tick is the shortest interval between two scrapes; a source's own interval is
-a multiple of it. While requests are decided or in flight, a source is scraped at its interval,
-which grows with the pool, so that scraping does not crowd out the decisions on the same event loop.
-While the pool is idle, the interval doubles with each scrape up to a limit. The first decision
-after that uses metrics as old as that limit, and triggers a scrape of every address within one
-tick. The first scrapes of many addresses that join together are spread at the later rate.
-Endpoints that share an address of a source share its page.
+A tick is the shortest interval between two scrapes; a source's own interval is a multiple of it and
+grows with the pool, so that scraping does not crowd out the decisions on the same event loop. While
+the pool is idle, the interval doubles with each scrape up to a limit; the first decision after that
+triggers a scrape of every address within one tick. The first scrapes of many addresses that join
+together are spread at the later rate.
 """
 
 from __future__ import annotations
@@ -42,9 +40,8 @@ class ScrapeSettings:
     """The rate of scrapes, and the expiry of old values.
 
     `tick_seconds` is the interval while the pool is busy, `idle_seconds` the longest one while it
-    is idle. A scrape costs about 0.1 ms of the event loop that also decides, so the limit of
-    `max_scrapes_per_second` over all addresses is a third of a core: beyond 125 endpoints the
-    interval grows with the pool.
+    is idle. A scrape costs about 0.1 ms of the event loop, so the limit of `max_scrapes_per_second`
+    over all addresses is a third of a core: beyond 125 endpoints the interval grows with the pool.
     """
 
     tick_seconds: float = MIN_TICK_SECONDS
@@ -55,8 +52,6 @@ class ScrapeSettings:
 
 @dataclass(frozen=True, slots=True)
 class PolledSource:
-    """A source that is scraped over the network."""
-
     source_type: str
     location: PageLocation
     pages: PageFetcher
@@ -64,7 +59,6 @@ class PolledSource:
 
 
 def polled(bindings: Sequence[SourceBinding]) -> tuple[PolledSource, ...]:
-    """The sources that have pages. Raises `ConfigError` for unusable certificates."""
     sources: list[PolledSource] = []
     for binding in bindings:
         location = binding.source.location
@@ -114,7 +108,6 @@ class Scraper:
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Scrape the endpoints of the datastore until cancelled."""
         self._datastore.subscribe(self._note_changes)
         known = self._datastore.snapshot().candidates
         self._note_changes(EndpointChanges(tuple(one.endpoint for one in known), ()))
@@ -159,7 +152,6 @@ class Scraper:
         self._begin([one for one in touched if one.endpoints and one.task is None], group)
 
     def _begin(self, targets: Sequence[_Target], group: asyncio.TaskGroup) -> None:
-        """Start the tasks of new targets; many of them wait for their turn."""
         wait = len(targets) / self._settings.max_scrapes_per_second
         wait = wait if wait > self._settings.tick_seconds else 0.0
         for target in targets:
@@ -167,14 +159,12 @@ class Scraper:
             target.task = group.create_task(self._scrape(target, wait), name=name)
 
     def _take_away(self, endpoint: Endpoint) -> list[_Target]:
-        """Remove `endpoint` from its targets, and return them."""
         targets = [self._targets[one] for one in self._at.pop(endpoint.key, ())]
         for target in targets:
             del target.endpoints[endpoint.key]
         return targets
 
     def _place(self, endpoint: Endpoint) -> list[_Target]:
-        """Add `endpoint` to its targets, and return them."""
         targets: list[_Target] = []
         for index, source in enumerate(self._sources):
             address = source.location.address(endpoint)
@@ -205,12 +195,11 @@ class Scraper:
         target.end()
 
     def _tick_of(self, index: int) -> int:
-        """The interval of a source in ticks."""
         interval = self._sources[index].location.interval_seconds
         return 1 if interval is None else max(1, round(interval / self._settings.tick_seconds))
 
     def _readings(self, target: _Target) -> list[EndpointReading]:
-        """One reading per endpoint and extractor; those of unchanged servers continue."""
+        """Return one reading per endpoint and extractor; those of unchanged servers continue."""
         endpoints = target.endpoints.values()
         known = {(one.endpoint.key, one.position): one for one in target.readings}
         ranks = {endpoint.rank_index for endpoint in endpoints}
@@ -260,7 +249,6 @@ class Scraper:
             await target.pause(interval * self._rng.uniform(1 - JITTER, 1 + JITTER))
 
     def _interval_seconds(self, target: _Target) -> float:
-        """Update and return the interval until the next scrape."""
         busy = target.ticks * self._tick_seconds
         if self._activity is None or self._activity.busy:
             target.interval_seconds = busy
@@ -272,7 +260,6 @@ class Scraper:
         return target.interval_seconds
 
     async def _watch(self, activity: Activity) -> None:
-        """Scrape every address soon whenever the pool becomes busy."""
         while True:
             await activity.began()
             for target in self._targets.values():
@@ -307,7 +294,6 @@ class _Target:
     _timer: asyncio.TimerHandle | None = field(default=None, repr=False)
 
     def follow(self, readings: Sequence[EndpointReading]) -> None:
-        """Pass pages to `readings` from now on; all others end."""
         staying = set(readings)
         for reading in self.readings:
             if reading not in staying:
@@ -321,10 +307,10 @@ class _Target:
             self.task.cancel()
 
     async def take(self, page: bytes, now_seconds: float, interval_seconds: float) -> float:
-        """Pass a page to all readings; returns the seconds of the event loop that this took.
+        """Pass a page to all readings; return the seconds of the event loop that this took.
 
-        A large page is searched once for all readings, one slice at a time, so that the loop can
-        decide requests in between.
+        A large page is searched one slice at a time, so that the loop can decide requests in
+        between.
         """
         self.failures = 0
         clock, spent = asyncio.get_running_loop().time, 0.0
@@ -343,7 +329,7 @@ class _Target:
         return spent + clock() - begun
 
     def _series(self) -> Sequence[str] | None:
-        """The names of all series that the readings use; None if one uses the whole page."""
+        """Return the names of all series of the readings; None if one uses the whole page."""
         names: dict[str, None] = {}
         for reading in self.readings:
             series = reading.series
@@ -353,13 +339,11 @@ class _Target:
         return tuple(names)
 
     def fail(self, reason: str, now_seconds: float) -> None:
-        """Report a failed scrape to all readings."""
         self.failures += 1
         for reading in self.readings:
             reading.fail(reason, now_seconds)
 
     async def pause(self, seconds: float) -> None:
-        """Wait for `seconds`, or until `hurry` ends the wait."""
         loop = asyncio.get_running_loop()
         self._pause = loop.create_future()
         self._timer = loop.call_later(seconds, self._resume)
@@ -370,7 +354,6 @@ class _Target:
             self._pause = None
 
     def hurry(self, seconds: float) -> None:
-        """End the pause within `seconds`."""
         loop = asyncio.get_running_loop()
         if self._pause is None or self._timer is None:
             return

@@ -1,9 +1,4 @@
-"""Data sources and extractors: the locations of pages, and the values read from them.
-
-A source names the location of its pages, an extractor reads a page. Both do no I/O; `scrape` does
-it. An extractor that needs the endpoint alone and no page is an `EndpointExtractor`; it belongs to
-a source without a location.
-"""
+"""Data sources and extractors: the locations of pages, and the values read from them. No I/O."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +13,7 @@ _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 def is_request_path(path: str) -> bool:
-    """True if `path`, with or without a query, is valid in the first line of a request."""
+    """Return whether `path`, with or without a query, is valid in the first line of a request."""
     return path.startswith("/") and path.isascii() and path.isprintable() and " " not in path
 
 
@@ -28,8 +23,6 @@ class ExtractError(PickerError):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """The TLS settings of scrapes over https; "" names no file."""
-
     verify: bool = False
     ca_cert_path: str = ""
     client_cert_path: str = ""
@@ -40,8 +33,8 @@ class TlsFiles:
 class PageLocation:
     """The location of the pages of a source.
 
-    `port` None: the port of the endpoint's metrics. `use_node_address`: the address of the
-    endpoint's node in place of its own. `interval_seconds` None: the interval of the load.
+    `port` None: the port of the endpoint's metrics. `use_node_address`: that of its node instead.
+    `interval_seconds` None: the interval of the load.
     """
 
     scheme: str = "http"
@@ -53,7 +46,7 @@ class PageLocation:
     max_page_bytes: int = MAX_PAGE_BYTES
 
     def address(self, endpoint: Endpoint) -> str | None:
-        """The `host:port` of the page about `endpoint`, IPv6 in brackets; None if it is unknown."""
+        """Return the `host:port` of the page, IPv6 in brackets; None if it is unknown."""
         host, _, port = (endpoint.metrics_host_port or endpoint.host_port).rpartition(":")
         if self.use_node_address:
             if endpoint.node_address is None:
@@ -67,9 +60,8 @@ class PageLocation:
 class Scrape:
     """A page about `endpoint`.
 
-    `rank` is the data-parallel rank of the endpoint if several endpoints share the page: only the
-    values of that rank count. `previous` are the last metrics, `now_seconds` is monotonic, and
-    `interval_seconds` is the time until the next page.
+    With `rank` several endpoints share the page, and only the values of that rank count. `previous`
+    are the last metrics; `interval_seconds` is the time until the next page.
     """
 
     page: bytes
@@ -82,9 +74,7 @@ class Scrape:
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """The contents of a page: the endpoint's load (None: the page has none), attributes by
-    "Type/producer", problems, and the names of served models.
-    """
+    """The contents of a page: load (None: the page has none), attributes, problems and models."""
 
     metrics: EndpointMetrics | None = None
     attributes: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
@@ -94,8 +84,6 @@ class Extraction:
 
 @runtime_checkable
 class DataSource(Protocol):
-    """A place of pages."""
-
     @property
     def location(self) -> PageLocation | None:
         """The location, constant for the life of the source; None for a source without pages."""
@@ -123,7 +111,7 @@ class EndpointExtractor(Protocol):
     """Derives attributes from an endpoint alone, when it joins or changes."""
 
     def describe(self, endpoint: Endpoint) -> Mapping[str, Any]:
-        """The attributes by "Type/producer". Never raises, whatever the endpoint."""
+        """Return the attributes by "Type/producer". Never raises, whatever the endpoint."""
         ...
 
 
@@ -146,8 +134,5 @@ class SourceBinding:
 
 
 def describers(plugins: Iterable[object]) -> tuple[Callable[[Endpoint], Mapping[str, Any]], ...]:
-    """The functions that derive attributes from endpoints alone, for the datastore.
-
-    They need no source to name them, because they need no page.
-    """
+    """Return the functions that derive attributes from endpoints alone; they need no source."""
     return tuple(one.describe for one in plugins if isinstance(one, EndpointExtractor))

@@ -18,17 +18,12 @@ _TEXTS = {
 
 
 class BlockAdder(Protocol):
-    """Adds the blocks of one API to a prompt."""
-
     def add(self, block: dict[str, Any]) -> None: ...
 
 
 @dataclass(slots=True)
 class OpenAIBlocks:
-    """Texts, refusals, `image_url`, `video_url`, `audio_url` and `input_audio`.
-
-    `headers` are the request's, so they apply to all of its videos.
-    """
+    """OpenAI's texts, refusals, images, videos and sounds; `headers` are about videos."""
 
     stream: PromptStream
     media: MediaTokens
@@ -88,10 +83,7 @@ class AnthropicBlocks:
 
 
 def system_text(system: object) -> str:
-    """The text of Anthropic's `system`, a string or a list of blocks.
-
-    Billing headers are left out because they differ from request to request.
-    """
+    """Return the text of Anthropic's `system`, without billing headers, which differ every time."""
     if isinstance(system, str):
         return system
     texts = (string(block.get("text")) for block in objects(system) if _is(block, "text"))
@@ -99,7 +91,7 @@ def system_text(system: object) -> str:
 
 
 def tool_result_text(block: dict[str, Any]) -> str:
-    """The text of a `tool_result`, one line per text block."""
+    """Return the text of a `tool_result`, one line per text block."""
     content = block.get("content")
     if isinstance(content, str):
         return content
@@ -107,12 +99,10 @@ def tool_result_text(block: dict[str, Any]) -> str:
 
 
 def tool_result_images(block: dict[str, Any]) -> list[dict[str, Any]]:
-    """The image blocks of a `tool_result`."""
     return [one for one in objects(block.get("content")) if _is(one, "image")]
 
 
 def objects(value: object) -> list[dict[str, Any]]:
-    """Return the objects in `value`; [] if it is not a list."""
     elements = value if isinstance(value, list) else []
     return [one for one in elements if isinstance(one, dict)]
 

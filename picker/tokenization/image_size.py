@@ -1,7 +1,4 @@
-"""Reads the size of a PNG, GIF, JPEG or WebP image from its header.
-
-Only the header is decoded, and only a fixed number of bytes is read.
-"""
+"""Reads the size of a PNG, GIF, JPEG or WebP image from a fixed number of bytes of its header."""
 
 import binascii
 from struct import Struct
@@ -31,7 +28,6 @@ def data_url_image_size(url: str) -> Size | None:
 
 
 def base64_image_size(text: str, begin: int = 0) -> Size | None:
-    """Read the width and height in pixels of a base64 image at `text[begin:]`; None if unknown."""
     header = _decoded(text, begin, _HEADER_CHARACTERS)
     if header.startswith(b"\xff\xd8"):
         return _known(_jpeg(_decoded(text, begin, _JPEG_CHARACTERS)))

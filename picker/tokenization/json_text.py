@@ -19,5 +19,4 @@ def json_text(value: object) -> str:
 
 
 def string(value: object) -> str:
-    """Return `value` if it is a string, else ""."""
     return value if isinstance(value, str) else ""

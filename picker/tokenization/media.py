@@ -96,7 +96,6 @@ class EstimateParameters(Parameters, frozen=True):
     video: VideoParameters = VideoParameters()
 
     def check(self) -> None:
-        """Raise `ValueError` for a number out of range."""
         image, video = self.image, self.video
         static, per_frame = image.static.static_token, video.tokens_per_frame
         _positive(
@@ -135,8 +134,6 @@ def _positive(values: Mapping[str, float]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MediaTokens:
-    """Counts the tokens of media items. A value."""
-
     parameters: EstimateParameters
 
     def of_image_url(self, url: str) -> int:

@@ -15,7 +15,6 @@ def distinct_items(features: Sequence[Sequence[MultiModalFeature]]) -> dict[str,
 
 
 def modalities(features: Sequence[Sequence[MultiModalFeature]]) -> Mapping[str, int]:
-    """Count the distinct items by modality."""
     return Counter(distinct_items(features).values())
 
 
@@ -24,8 +23,8 @@ def read_features(value: object, prompt: bytes) -> tuple[MultiModalFeature, ...]
 
     `value` is None or
     `{mm_hashes: {modality: [hash]}, mm_placeholders: {modality: [{offset, length}]}}`. A hash
-    without a place, or a place without a hash, is ignored. Raises `ValueError` for any other shape,
-    and if `check_items` does.
+    without a
+    place, or a place without a hash, is ignored. Raises `ValueError` for any other shape.
     """
     if value is None:
         return ()
@@ -44,8 +43,7 @@ def read_features(value: object, prompt: bytes) -> tuple[MultiModalFeature, ...]
 def check_items(features: Sequence[MultiModalFeature], prompt: bytes) -> None:
     """Raise `ValueError` if the items take more than `MAX_ITEMS_PER_TOKEN` times `prompt`'s tokens.
 
-    Every block of a prompt is hashed with its items, so without this bound a short request could
-    cause work out of proportion to its length.
+    Every block is hashed with its items, so a short request could cause work out of proportion.
     """
     room = MAX_ITEMS_PER_TOKEN * (len(prompt) // BYTES_PER_TOKEN)
     if sum(feature.length for feature in features) > room:

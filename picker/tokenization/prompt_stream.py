@@ -1,7 +1,7 @@
 """Collects the texts and media of a prompt and packs them, four bytes per token.
 
 Texts are joined once at the end, because prompts may be long. A media item starts on a token
-boundary and repeats one token, derived from the XXH64 of its content, once per token of its length.
+boundary and repeats one token, derived from the XXH64 of its content.
 """
 
 from collections.abc import Sequence
@@ -37,10 +37,7 @@ class PromptStream:
         self._media_tokens = 0
 
     def add_media(self, modality: str, content: str, num_tokens: int) -> None:
-        """Append a media item of `num_tokens` tokens, identified by its content.
-
-        It is shortened so that all media stay within `MAX_MEDIA_TOKENS`, to one token at least.
-        """
+        """Append a media item; it is shortened so that all media stay within `MAX_MEDIA_TOKENS`."""
         num_tokens = max(1, min(num_tokens, MAX_MEDIA_TOKENS - self._media_tokens))
         self._media_tokens += num_tokens
         self._flush()

@@ -1,8 +1,7 @@
-"""Builds requests to vLLM's render routes, which apply the chat template and tokenize, and reads
-their answers.
+"""Builds requests to vLLM's render routes, which tokenize, and reads their answers.
 
-`POST /v1/completions/render` answers a list of `{token_ids}`, one per prompt;
-`POST /v1/chat/completions/render` answers one `{token_ids, features}`.
+`POST /v1/completions/render` answers a list of `{token_ids}`, one per prompt; `POST
+/v1/chat/completions/render` answers one `{token_ids, features}`.
 
 Anthropic's Messages are converted to OpenAI's chat exactly as vLLM converts them, because both must
 render to the same tokens. `system` comes first; tool results become messages with the role `tool`
@@ -37,9 +36,7 @@ class RenderQuestion:
 
 
 def question_of(body: ParsedBody, model: str) -> RenderQuestion | None:
-    """Build the question that renders `body`; None for an API without a render route, and for a
-    body without a prompt that a server can render.
-    """
+    """Build the question that renders `body`; None if no route or no prompt allows it."""
     if body.payload is None:
         return None
     if body.api is Api.COMPLETIONS or body.api is Api.VLLM_GRPC:
@@ -93,8 +90,6 @@ def chat_of(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Parts:
-    """The parts that the blocks of one message convert to."""
-
     role: str
     content: list[dict[str, Any]] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)

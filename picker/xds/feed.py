@@ -1,6 +1,5 @@
 """Keeps the published endpoints equal to the pool.
 
-Draining endpoints have left the pool, so they are not published; ejected endpoints are still in it.
 Nothing is published before the pool is known, because a picker that has just started must not
 remove the endpoints of a proxy.
 """
@@ -44,7 +43,6 @@ class EndpointFeed:
             await self._changed.wait()
 
     def publish(self) -> None:
-        """Publish the present endpoints."""
         skipped = frozenset(self._assignment.skipped)
         for key in sorted(skipped - self._skipped):
             log.warning("%s is not published to proxies: its address is not an IP address", key)

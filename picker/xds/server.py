@@ -1,13 +1,8 @@
 """The methods of endpoint discovery: carries sessions over gRPC calls.
 
-Theory of operation. A stream is read and written at the same time. Requests go to the session;
-each request and each change of the cache wakes the writer, which asks the session for the next
-response. The session allows one unanswered response, so a slow client receives the latest state
-when it is ready, and nothing is queued.
-
-A stream ends when the client ends it, violates the protocol or names more than `MAX_NAMES`
-resources. A subscription to a resource that is not served here is answered as the protocol demands,
-with silence or with a removal, and named in the log.
+A stream is read and written at the same time: each request and each change of the cache wakes the
+writer, which asks the session for the next response. The session allows one unanswered response, so
+a slow client receives the latest state when it is ready, and nothing is queued.
 """
 
 import asyncio
@@ -40,12 +35,8 @@ R_out = TypeVar("R_out", covariant=True)
 
 
 class Session(Protocol[Q_in, R_out]):
-    """The state of one client; see `sotw` and `delta`."""
-
     @property
-    def names(self) -> frozenset[str]:
-        """The names that the client subscribes to."""
-        ...
+    def names(self) -> frozenset[str]: ...
 
     @property
     def remembered(self) -> int:
@@ -53,12 +44,10 @@ class Session(Protocol[Q_in, R_out]):
         ...
 
     def receive(self, request: Q_in) -> Acknowledgement:
-        """Process a request; returns its answer to the last response."""
+        """Process a request; return its answer to the last response."""
         ...
 
-    def poll(self, current: ResourceSet | None) -> R_out | None:
-        """The response to send now, if any."""
-        ...
+    def poll(self, current: ResourceSet | None) -> R_out | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +65,12 @@ DELTA = Variant("delta", DeltaSession, wire.delta_request, wire.delta_response)
 
 
 class EndpointDiscovery:
-    """Serves the contents of `cache`; counts in `series`."""
-
     def __init__(self, cache: Cache, series: XdsSeries) -> None:
         self._cache = cache
         self._series = series
 
     def methods(self) -> Mapping[str, Served]:
-        """The methods by path: of the service of endpoints, and of the aggregated service, which
-        answers for endpoints only.
-        """
+        """Return the methods of the endpoint service and of the aggregated one, by path."""
         return {
             wire.STREAM_ENDPOINTS: self._streams(SOTW),
             wire.DELTA_ENDPOINTS: self._streams(DELTA),
@@ -101,7 +86,6 @@ class EndpointDiscovery:
         return streaming(stream)
 
     async def fetch(self, read: Read, write: Write) -> None:
-        """Answer one request with the present endpoints."""
         data = await read()
         if data is None:
             raise RpcError(Status.INVALID_ARGUMENT, "a request without a message")
@@ -129,7 +113,6 @@ class _Lines:
         self._taken_at_seconds = self._clock()
 
     def take(self) -> bool:
-        """Take one line; False if none is left."""
         now = self._clock()
         gained = (now - self._taken_at_seconds) / LINE_SECONDS
         self._left, self._taken_at_seconds = min(self._left + gained, MAX_LINES), now
@@ -248,6 +231,6 @@ def _listed(names: Mapping[str, object] | frozenset[str] | set[str]) -> str:
 
 
 def _shown(text: str) -> str:
-    """The text of a client, printable and cut for one line of the log."""
+    """Return the text of a client, printable and cut for one line of the log."""
     short = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
     return "".join(letter if letter.isprintable() else " " for letter in short)

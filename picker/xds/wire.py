@@ -36,10 +36,7 @@ Q = TypeVar("Q")
 
 @dataclass(frozen=True, slots=True)
 class DecodedRequest(Generic[Q]):
-    """A request, its type of resources, and its sender.
-
-    `node_id` may be "" in all but the first request of a stream.
-    """
+    """A request, its type and sender; `node_id` may be "" after the first request of a stream."""
 
     type_url: str
     node_id: str
@@ -47,7 +44,6 @@ class DecodedRequest(Generic[Q]):
 
 
 def sotw_request(data: bytes) -> DecodedRequest[sotw.SotwRequest]:
-    """Decode a `DiscoveryRequest`. Raises `RpcError`."""
     message = _decoded(discovery_pb2.DiscoveryRequest, data)
     request = sotw.SotwRequest(
         names=tuple(message.resource_names),
@@ -58,7 +54,6 @@ def sotw_request(data: bytes) -> DecodedRequest[sotw.SotwRequest]:
 
 
 def delta_request(data: bytes) -> DecodedRequest[delta.DeltaRequest]:
-    """Decode a `DeltaDiscoveryRequest`. Raises `RpcError`."""
     message = _decoded(discovery_pb2.DeltaDiscoveryRequest, data)
     request = delta.DeltaRequest(
         subscribe=tuple(message.resource_names_subscribe),
@@ -71,7 +66,6 @@ def delta_request(data: bytes) -> DecodedRequest[delta.DeltaRequest]:
 
 
 def sotw_response(response: sotw.SotwResponse) -> bytes:
-    """Encode as a `DiscoveryResponse`."""
     message = discovery_pb2.DiscoveryResponse(
         version_info=response.version,
         resources=[_packed(one) for one in response.resources],
@@ -82,7 +76,6 @@ def sotw_response(response: sotw.SotwResponse) -> bytes:
 
 
 def delta_response(response: delta.DeltaResponse) -> bytes:
-    """Encode as a `DeltaDiscoveryResponse`."""
     message = discovery_pb2.DeltaDiscoveryResponse(
         resources=[
             discovery_pb2.Resource(name=one.name, version=one.version, resource=_packed(one))
@@ -96,7 +89,6 @@ def delta_response(response: delta.DeltaResponse) -> bytes:
 
 
 def assignment(cluster: str, endpoints: Iterable[Endpoint] = ()) -> Assignment:
-    """An assignment of these endpoints; `resource` encodes it after each change."""
     made = Assignment(cluster, _piece)
     for endpoint in endpoints:
         made.put(endpoint)
@@ -117,18 +109,16 @@ def resource(assignment: Assignment) -> XdsResource:
 
 
 def emptied(cluster: str) -> XdsResource:
-    """The resource of a cluster without endpoints."""
     return resource(assignment(cluster))
 
 
 def _piece(endpoint: Endpoint) -> bytes:
-    """Encode an endpoint as a field of its locality."""
     group = _Group(lb_endpoints=[_member(endpoint)])
     return cast("bytes", group.SerializeToString(deterministic=True))
 
 
 def _delimited(number: int, value: bytes) -> tuple[bytes, bytes]:
-    """The bytes of a message field `number`: tag, length and `value`."""
+    """Return the bytes of a message field `number`: tag, length and `value`."""
     head, rest = bytearray((number << 3 | _LENGTH_DELIMITED,)), len(value)
     while rest > 0x7F:
         head.append(rest & 0x7F | 0x80)
@@ -146,8 +136,8 @@ def _locality(locality: Locality) -> base_pb2.Locality | None:
 def _member(endpoint: Endpoint) -> endpoint_components_pb2.LbEndpoint:
     """A healthy endpoint, with its name for access logs.
 
-    Ejections are not published: the picker does not pick an ejected endpoint, and without a picker
-    the proxy's own checks decide.
+    The picker does not pick an ejected endpoint, and without a picker the proxy's own checks
+    decide.
     """
     member = endpoint_components_pb2.LbEndpoint(
         health_status=health_check_pb2.HEALTHY,

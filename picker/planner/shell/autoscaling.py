@@ -27,8 +27,6 @@ SAMPLE_SECONDS: Final = 1.0
 
 
 class ApiAccess(Protocol):
-    """The connection to an API server; `ClusterAccess` in a picker."""
-
     def load(self) -> None:
         """Find credentials. Raises `ConfigError`."""
         ...
@@ -57,7 +55,6 @@ class Autoscaling:
         self._interval = groups[0].scaling.interval_seconds
 
     def load(self) -> None:
-        """Find the credentials of the cluster. Raises `ConfigError`."""
         if self._access is not None:
             self._access.load()
 
@@ -81,7 +78,7 @@ class Autoscaling:
             group.sample(workers)
 
     def _must_wake(self) -> bool:
-        """True if requests wait for a group without workers."""
+        """Return whether requests wait for a group without workers."""
         is_wanted = self.watcher.arrivals > 0 or self._sight.waiting() > 0
         return is_wanted and any(group.replicas == 0 for group in self._groups)
 
@@ -97,8 +94,6 @@ class Autoscaling:
 
 @dataclass(slots=True)
 class _Samples:
-    """The sums of one group's metrics, sampled once a second."""
-
     waiting: Sums = NO_SUMS
     running: Sums = NO_SUMS
     kv_usage: Sums = NO_SUMS
@@ -110,8 +105,6 @@ class _Samples:
 
 
 class _Group:
-    """Owns the planner and the samples of one group."""
-
     def __init__(self, group: ScaledGroup, sight: PoolSight, series: AutoscaleSeries) -> None:
         self._group, self._sight, self._series = group, sight, series
         self._planner = Planner(group.scaling)
@@ -126,7 +119,6 @@ class _Group:
             self._scale = DeploymentScale(namespace, group.deployment)
 
     def sample(self, workers: Sequence[Candidate]) -> None:
-        """Add the last metrics of the workers."""
         mine = [one.metrics for one in workers if self._group.has(one.endpoint)]
         known, seen = [one for one in mine if one is not None], self._samples
         waiting = [one.waiting_requests for one in known if one.waiting_requests is not None]
@@ -154,7 +146,6 @@ class _Group:
             gauge.remove(*self._labels)
 
     async def plan(self, api: KubernetesApi | None, taken: LoadWindow, seconds: float) -> None:
-        """Decide on the replicas, report and write them."""
         known = await self._read(api)
         seen = self._observation(taken, seconds)
         self._begin()
@@ -180,9 +171,7 @@ class _Group:
                 self._count_success()
 
     async def _read(self, api: KubernetesApi | None) -> dict[str, Any] | None:
-        """Read the scale, if there is one. Without it the requested replicas are the last wanted
-        ones, or those that serve if they are more.
-        """
+        """Return the scale; without one, the last wanted replicas, or those that serve if more."""
         self._ready = sum(self._group.has(one.endpoint) for one in self._sight.endpoints())
         self.replicas = max(self._ready, self.replicas or 0)
         if api is None or self._scale is None:
@@ -196,8 +185,10 @@ class _Group:
         return found
 
     def _observation(self, taken: LoadWindow, seconds: float) -> Observation:
-        """Output tokens come from responses, else from the workers' counters; so does the time
-        between tokens, then by Little's law.
+        """Observe the interval.
+
+        Output tokens come from responses, else from the workers' counters; so does the time between
+        tokens, then by Little's law.
         """
         samples = self._samples
         running = samples.running.mean
@@ -239,7 +230,6 @@ class _Group:
         self._series.writes_total.labels(*self._labels, "ok").inc()
 
     def _failed(self, error: ScaleError) -> None:
-        """Count a failure, and log a new one."""
         self._series.writes_total.labels(*self._labels, error.result).inc()
         if str(error) != self._problem:
             self._problem = str(error)
@@ -247,7 +237,6 @@ class _Group:
 
 
 def read_groups(path: Path) -> tuple[ScaledGroup, ...]:
-    """Read the groups from the file of `--autoscale`. Raises `ConfigError`."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -258,7 +247,7 @@ def read_groups(path: Path) -> tuple[ScaledGroup, ...]:
 def access_for(
     groups: Sequence[ScaledGroup], flags: KubernetesFlags | None, path: Path
 ) -> ClusterAccess | None:
-    """The access to the Deployments of the groups; None if they have none. Raises `ConfigError`."""
+    """Return the access to the groups' Deployments, if there are any. Raises `ConfigError`."""
     named = [one.deployment for one in groups if one.deployment]
     if not named:
         return None

@@ -23,13 +23,10 @@ class ScaleError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DeploymentScale:
-    """The scale of one Deployment."""
-
     namespace: str
     name: str
 
     async def read(self, api: KubernetesApi) -> dict[str, Any]:
-        """Read the scale. Raises `ScaleError`."""
         try:
             return await api.get(DEPLOYMENTS, self.namespace, f"{self.name}/scale")
         except (ApiError, UnreachableError) as error:
@@ -68,7 +65,7 @@ class DeploymentScale:
 
 
 def replicas_of(scale: dict[str, Any]) -> int:
-    """The replicas that a scale requests; Kubernetes omits a 0."""
+    """Return the replicas that a scale requests; Kubernetes omits a 0."""
     found = _spec(scale).get("replicas")
     return found if isinstance(found, int) else 0
 

@@ -1,3 +1,1 @@
-"""The decisions of endpoint discovery: the resources, and the responses to each client. No I/O and
-no messages of Envoy.
-"""
+"""The resources of endpoint discovery, and the responses to each client. No I/O."""

@@ -15,8 +15,6 @@ RACK_LABEL = "topology.kubernetes.io/rack"
 
 @dataclass(frozen=True, slots=True)
 class Locality:
-    """The locality of an endpoint in Envoy's terms; "" for a missing label."""
-
     region: str = ""
     zone: str = ""
     sub_zone: str = ""
@@ -40,17 +38,15 @@ class Assignment:
 
     @property
     def size(self) -> int:
-        """The number of published endpoints."""
         return len(self._at)
 
     @property
     def places(self) -> Iterator[tuple[Locality, Sequence[bytes]]]:
-        """The encoded endpoints of each locality, sorted."""
+        """Return the encoded endpoints of each locality, sorted."""
         for place in sorted(self._places):
             yield Locality(*place), self._places[place].pieces
 
     def put(self, endpoint: Endpoint) -> None:
-        """Add an endpoint, or replace the one with its key."""
         self.remove(endpoint.key)
         self._known[endpoint.key] = endpoint
         if not _is_ip(endpoint.address):
@@ -65,7 +61,6 @@ class Assignment:
             self._show(endpoint)
 
     def remove(self, key: str) -> None:
-        """Remove the endpoint with that key, if there is one."""
         endpoint = self._known.pop(key, None)
         if endpoint is None:
             return

@@ -1,7 +1,7 @@
 """The published resources by name, each with a version that identifies its content.
 
-Versions are digests of the content, not numbers, so that a restarted picker with the same endpoints
-sends nothing to a client that still has them.
+Versions are digests of the content, so that a restarted picker with the same endpoints sends
+nothing to a client that still has them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -36,12 +36,11 @@ class ResourceSet:
 
 
 def resource_of(name: str, body: bytes) -> XdsResource:
-    """`body` under `name`; equal bytes have equal versions, in any process."""
     return XdsResource(name, xxhash.xxh3_64_hexdigest(body), body)
 
 
 def version_of(resources: Iterable[XdsResource]) -> str:
-    """One version for several resources, independent of their order."""
+    """Return one version for several resources, independent of their order."""
     digest = blake2b(digest_size=_DIGEST_BYTES)
     for name, version in sorted((one.name, one.version) for one in resources):
         digest.update(f"{len(name)}:{name}{version}".encode())
@@ -49,10 +48,7 @@ def version_of(resources: Iterable[XdsResource]) -> str:
 
 
 class Cache:
-    """Owns the current set. While `current` is None nothing is known, and nothing is sent.
-
-    Nothing is sent about a name in `awaited` before its first publication.
-    """
+    """Owns the current set. While `current` is None nothing is known, and nothing is sent."""
 
     def __init__(self, awaited: Iterable[str] = ()) -> None:
         self._awaited = frozenset(awaited)
@@ -61,11 +57,10 @@ class Cache:
 
     @property
     def current(self) -> ResourceSet | None:
-        """The last published set."""
         return self._current
 
     def publish(self, resources: Iterable[XdsResource]) -> bool:
-        """Replace all resources and notify; False if nothing changed."""
+        """Replace all resources and notify; return False if nothing changed."""
         fresh = {one.name: one for one in resources}
         before = self._current
         if before is not None and dict(before.resources) == fresh:
@@ -78,7 +73,7 @@ class Cache:
         return True
 
     def update(self, resource: XdsResource) -> bool:
-        """Replace the resource of one name and notify; False if nothing changed."""
+        """Replace the resource of one name and notify; return False if nothing changed."""
         before = {} if self._current is None else dict(self._current.resources)
         return self.publish((before | {resource.name: resource}).values())
 

@@ -1,12 +1,10 @@
 """One client of the incremental variant: requests change a subscription, responses hold changes.
 
-Theory of operation. As in `sotw`, `receive` processes requests and `poll` returns the next
-response. `_known` maps each name that the client has or was sent to its version, None for a
-resource that does not exist. A response holds the differences between `_known` and the current set
-within the subscription, and the names that are `_due` by the rules of the protocol without a
-difference. The contents of a rejected response have not arrived; they go with the next difference,
-since alone they would be rejected again. Nothing is sent about awaited names, so the client keeps
-its resources. A client that reconnects names its versions; unchanged resources are not sent again.
+`_known` maps each name that the client has or was sent to its version, None for a resource that
+does not exist. A response holds the differences between `_known` and the current set within the
+subscription, and the names that are `_due` by the rules of the protocol. The contents of a rejected
+response have not arrived; they go with the next difference, since alone they would be rejected
+again. Nothing is sent about awaited names. A client that reconnects names its versions.
 """
 
 from collections.abc import Mapping
@@ -21,10 +19,7 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class DeltaRequest:
-    """`initial_versions` are the client's resources from an earlier stream, in its first request.
-
-    `problem` is the reason of a NACK of the response with this nonce, None for any other request.
-    """
+    """A request; `problem` is the reason of a NACK of the response with this nonce, else None."""
 
     subscribe: tuple[str, ...] = ()
     unsubscribe: tuple[str, ...] = ()
@@ -56,18 +51,14 @@ class DeltaSession:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names that the client subscribes to."""
         return self._wanted.names
 
     @property
     def remembered(self) -> int:
-        """A lower bound of the number of stored names."""
         return max(map(len, (self._wanted.names, self._known, self._due)))
 
     def receive(self, request: DeltaRequest) -> Acknowledgement:
-        """Process a request. Its changes of the subscription count even with a stale nonce,
-        because the client does not repeat them.
-        """
+        """Process a request; with a stale nonce its changes of the subscription still count."""
         acknowledged = Acknowledgement.NONE
         if self._has_asked and request.nonce:
             acknowledged = self._pending.answer(request.nonce, request.problem)
@@ -103,7 +94,7 @@ class DeltaSession:
         self._due.update(names)  # the client drops them; a wildcard client needs them again
 
     def poll(self, current: ResourceSet | None) -> DeltaResponse | None:
-        """The response to send now, if any."""
+        """Return the response to send now, if any."""
         if current is None or not self._has_asked or self._pending.is_unanswered:
             return None
         news = self._news(current)
@@ -120,7 +111,6 @@ class DeltaSession:
         return DeltaResponse(changed, removed, self._pending.send())
 
     def _news(self, current: ResourceSet) -> set[str]:
-        """The names to send."""
         existing, known = current.resources, self._known
         news = {
             name

@@ -1,14 +1,11 @@
-"""One client of the state-of-the-world variant: every request names the whole subscription, and
-every response holds all of it.
+"""One client of the state-of-the-world variant: all requests and responses are complete.
 
-Theory of operation. `receive` processes requests, `poll` returns the next response, if any: none
-while one is unanswered, and none with a state that was sent before, whether acknowledged or
-rejected. So changes that are faster than a client become one response, and `poll` may be called
-at any time.
+`poll` returns none while a response is unanswered, and no state that was sent before, whether
+acknowledged or rejected. So changes that are faster than a client become one response.
 
-A response of this variant cannot report a removal: a resource that is absent from it stays. A
-vanished resource is therefore sent as an empty one. A client that reconnects always gets a
-response: its version belongs to its last response, which may be about other names.
+A resource that is absent from a response of this variant stays. A vanished resource is therefore
+sent as an empty one. A client that reconnects always gets a response: its version belongs to its
+last response, which may be about other names.
 """
 
 from collections.abc import Callable
@@ -20,7 +17,7 @@ from picker.xds.state.subscription import Acknowledgement, PendingResponse, Subs
 
 @dataclass(frozen=True, slots=True)
 class SotwRequest:
-    """`problem` is the reason of a NACK of the response with this nonce, else None."""
+    """A request; `problem` is the reason of a NACK of the response with this nonce, else None."""
 
     names: tuple[str, ...] = ()
     nonce: str = ""
@@ -51,12 +48,10 @@ class SotwSession:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names that the client subscribes to."""
         return self._wanted.names
 
     @property
     def remembered(self) -> int:
-        """A lower bound of the number of stored names."""
         return len(self._wanted.names)
 
     def receive(self, request: SotwRequest) -> Acknowledgement:
@@ -79,7 +74,7 @@ class SotwSession:
         return acknowledged
 
     def poll(self, current: ResourceSet | None) -> SotwResponse | None:
-        """The response to send now, if any."""
+        """Return the response to send now, if any."""
         if current is None or not self._has_asked or self._pending.is_unanswered:
             return None
         due = {name: one for name, one in current.resources.items() if self._wanted.covers(name)}

@@ -1,5 +1,4 @@
-"""The parts that both variants of the protocol share: the subscription of a client, and its one
-unanswered response.
+"""The subscription of a client and its one unanswered response, for both variants.
 
 Source: "xDS REST and gRPC protocol" of Envoy's documentation.
 """
@@ -27,7 +26,6 @@ class Subscription:
         self.is_wildcard = False
 
     def covers(self, name: str) -> bool:
-        """True if the client subscribes to `name`."""
         return self.is_wildcard or name in self.names
 
     def use(self, names: Iterable[str], is_wildcard: bool) -> None:
@@ -46,11 +44,10 @@ class PendingResponse:
 
     @property
     def nonce(self) -> str:
-        """The nonce of the last response; "" before the first one."""
         return str(self._count) if self._count else ""
 
     def send(self) -> str:
-        """Note a response as sent; returns its nonce."""
+        """Note a response as sent; return its nonce."""
         self._count += 1
         self.is_unanswered = True
         return self.nonce
