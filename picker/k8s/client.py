@@ -244,7 +244,7 @@ async def _events(
             for line in lines.added(piece):
                 silent_at = loop.time() + silent_seconds
                 yield decode_event(line)
-            # Bytes without a line end are silence: a proxy may send blanks to keep a connection open.
+            # Bytes without a line end are silence: a proxy may send blanks to keep it open.
             if loop.time() > silent_at:
                 raise TimeoutError("no whole line")
         lines.check_whole()

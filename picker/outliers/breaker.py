@@ -56,8 +56,7 @@ class AttemptResult(msgspec.Struct, frozen=True):
 class OutlierSettings:
     """The conditions for ejection and return; counts and seconds.
 
-    - `failures`: this many in a row eject; also the cap on requests under way at an unproven
-    endpoint.
+    - `failures`: this many in a row eject; also the cap on requests at an unproven endpoint.
     - `first_wait_seconds`, `longest_wait_seconds`, `jitter`: the wait before a probe doubles from
       the first to the second; jitter lengthens each by up to this part.
     - `probe_timeout_seconds`: an unanswered probe delays the next one by no more than this.
@@ -66,8 +65,7 @@ class OutlierSettings:
     - `steady_seconds`: an endpoint that is back for this long is ejected as if for the first time.
     - `silence_seconds`: a request out for this long, and longer than a failure took, does not fail.
     - `lapse_seconds`: an idle endpoint whose last success is older than this is unproven again.
-    - `burst_wait_seconds`: the longest wait of requests for the first answers of an unproven, full
-    pool.
+    - `burst_wait_seconds`: the longest wait for the first answers of an unproven, full pool.
     """
 
     failures: int = 3

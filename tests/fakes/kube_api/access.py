@@ -18,10 +18,7 @@ class Rule:
     namespace: str | None = None
 
     def allows(self, target: Target) -> bool:
-        """Return whether the rule covers a request.
-
-        The name of a list or watch is that of its field selector; a create has no name.
-        """
+        """Return whether the rule covers a request; a list has the name of its field selector."""
         wanted = target.resource.plural
         if target.subresource:
             wanted = f"{wanted}/{target.subresource}"

@@ -7,10 +7,7 @@ from datetime import UTC, datetime
 
 
 class LoopClock:
-    """The running loop's time since 1970.
-
-    Wall-clock time is read once, so stamps and timers never disagree.
-    """
+    """The running loop's time since 1970; wall-clock time is read once, so timers agree."""
 
     def __init__(self, epoch: float | None = None) -> None:
         self._loop = asyncio.get_running_loop()

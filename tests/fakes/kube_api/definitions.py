@@ -34,10 +34,7 @@ DEFINITIONS = Resource(
 
 
 class Definitions:
-    """Keeps the catalogue in step with the definitions in the store.
-
-    Deleting a definition deletes its objects and calls `removed` with its name.
-    """
+    """Keeps the catalogue in step with the definitions; `removed` gets a deleted one's name."""
 
     def __init__(self, store: Store, catalogue: Catalogue, removed: Callable[[str], None]) -> None:
         self._store = store

@@ -23,10 +23,7 @@ class Lists:
     _rests: dict[str, _Rest] = field(default_factory=dict)
 
     def page(self, target: Target) -> bytes:
-        """Return the JSON of one reply.
-
-        Raises ApiError 410 for an unknown `continue`, 504 for a version that is not reached yet.
-        """
+        """Return the JSON of one reply. Raises ApiError 410 or 504 (a version not reached yet)."""
         token = target.query.get("continue", "")
         version, items = self._continued(token) if token else self._begun(target)
         limit = target.number("limit")

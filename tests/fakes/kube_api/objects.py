@@ -90,12 +90,7 @@ class Objects:
         return self._write(resource, found, obj, options, warnings)
 
     def delete(self, resource: Resource, key: Key, options: DeleteOptions) -> tuple[Stored, bool]:
-        """Delete, or begin to; return the object and whether it is gone.
-
-        A Pod on a node has a grace period first: it is gone once the kubelet deletes it without
-        one.
-        Raises ApiError 404.
-        """
+        """Delete, or begin the grace period of a Pod on a node; return whether it is gone."""
         found = self._store.get(resource, key)
         metadata = found.obj["metadata"]
         if options.dry_run:

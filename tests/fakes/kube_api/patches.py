@@ -23,11 +23,7 @@ _MERGE_KEYS = {
 
 
 def patched(resource: Resource, obj: Object, content_type: str, patch: Any) -> Object:
-    """Return a patched copy of the object.
-
-    Raises ApiError 415 for a kind the resource does not accept (strategic merge patch on a custom
-    resource, JSON patch, server-side apply), 400 for a malformed patch.
-    """
+    """Return a patched copy; raises ApiError 415 or 400 for a patch that is not possible."""
     kinds: dict[str, Callable[[Object, Any], Any]] = {MERGE_PATCH: _merge}
     if not resource.custom:
         kinds[STRATEGIC_PATCH] = _strategic

@@ -51,12 +51,7 @@ def _ready(pod: Object) -> Object:
 
 
 def replay(api: KubeApi, recording: Recording) -> Iterator[Step]:
-    """Write one step at a time and yield it.
-
-    Objects from before the recording are written first. The server sets its own versions; a
-    deletion
-    leaves the object's last recorded state in the event.
-    """
+    """Write one step at a time and yield it, after the objects from before the recording."""
     for pod in recording.met_midway():
         api.write(pod)
     for step in recording.steps:

@@ -21,10 +21,7 @@ _POD_FIELDS = _ANY_FIELDS | {
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A resource: its names, and the rules by which its objects are written.
-
-    `rules` are a CRD's; a built-in resource has `check` instead, which returns the errors.
-    """
+    """A resource; `rules` are a CRD's, `check` returns the errors of a built-in one's objects."""
 
     group: str
     version: str

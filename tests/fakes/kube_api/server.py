@@ -33,10 +33,7 @@ _MAX_BODY_BYTES = 3 * 2**20
 
 
 class KubeApi:
-    """An API server whose parts are public, so that tests inspect and drive them.
-
-    `asked` is the log of requests.
-    """
+    """An API server whose parts are public; `asked` is the log of requests."""
 
     def __init__(
         self, clock: LoopClock | None = None, *, window: int = 1000, first_version: int = 1000
@@ -132,12 +129,7 @@ class KubeApi:
         self.clock.call_later(_CRD_GONE_SECONDS, lambda: self.watches.end(name))
 
     def write(self, obj: Object, *, even_if_same: bool = False) -> Stored:
-        """Store an object as it is, with its status, as kubelets and old schemas do.
-
-        Nothing is validated or pruned; missing uid, creation time and defaults of a CRD are filled
-        in.
-        `even_if_same` makes an event even of an unchanged state.
-        """
+        """Store an object as it is, as kubelets do; `even_if_same` makes an event of any state."""
         resource = self.catalogue.of_kind(obj["apiVersion"], obj["kind"])
         metadata = dict(obj["metadata"])
         if resource.namespaced:

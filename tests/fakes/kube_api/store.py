@@ -79,10 +79,7 @@ class Store:
         return self._commit(resource, Type.ADDED, None, obj)
 
     def replace(self, resource: Resource, obj: Object, *, even_if_same: bool = False) -> Stored:
-        """Write a new state of an existing object.
-
-        An equal state changes nothing, unless a field that is not stored here has changed.
-        """
+        """Write a new state; an equal one counts only if a field that is not stored has changed."""
         old = self.get(resource, key_of(obj))
         if not even_if_same and _without_version(old.obj) == _without_version(obj):
             return old

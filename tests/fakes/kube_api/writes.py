@@ -37,10 +37,7 @@ class FieldValidation(StrEnum):
 
 
 def decoded(resource: Resource, body: Any, validation: FieldValidation) -> tuple[Object, list[str]]:
-    """Return a copy of a body, pruned and defaulted, and its warnings.
-
-    Raises ApiError 400 for another kind, or for unknown fields under `Strict`.
-    """
+    """Return a pruned and defaulted copy, and its warnings. Raises ApiError 400."""
     if not isinstance(body, dict) or not isinstance(body.get("metadata", {}), dict):
         raise bad_request("the object provided is unrecognized (must be of type Object)")
     obj = copy.deepcopy(body)
@@ -106,12 +103,7 @@ def _redefaulted(resource: Resource, obj: Object) -> None:
 
 
 def updated(resource: Resource, old: Object, body: Object, *, status: bool) -> Object:
-    """Return a decoded body as the next state of `old`, by the main path or by `/status`.
-
-    Raises ApiError 409 for another version or uid, 422 for a broken rule, unless the old state
-    broke
-    it with the same value.
-    """
+    """Return the next state of `old`; a rule that it broke already may stay broken."""
     given, stored = body["metadata"], old["metadata"]
     _check_identity(resource, stored, given)
     if status:

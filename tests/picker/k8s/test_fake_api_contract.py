@@ -275,9 +275,7 @@ async def from_the_beginning(cluster: Cluster) -> list[dict[str, Any]]:
 def as_forgotten(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the events as a server sends them that no longer knows its beginning.
 
-    Its etcd is compacted every five minutes. Before the first time all is replayed, which is
-    correct
-    too and was not recorded.
+    Its etcd is compacted every five minutes. Before that all is replayed, which was not recorded.
     """
     if names(events) == str([("ADDED", "a"), ("ADDED", "b"), "EOF"]):
         return [{"type": "ERROR", "object": {"code": 410}}, {"type": "EOF"}]

@@ -88,9 +88,7 @@ def check(shown: list[tuple[float, set[str]]], *expected: tuple[float, set[str]]
 
 @pytest.mark.looptime
 async def test_endpoints_follow_a_recorded_life_of_a_pod() -> None:
-    """It serves from its readiness to its deletion, although it reports ready for three more
-    seconds.
-    """
+    """Its service ends with its deletion, although it reports ready for three more seconds."""
     async with following() as scene:
         scene.write_pool(APP)
         await scene.settled()

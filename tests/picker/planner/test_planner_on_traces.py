@@ -50,10 +50,7 @@ def a_ramp(at: float) -> float:
 
 
 def trace(rate: Callable[[float], float], seconds: float, top: float) -> list[Ask]:
-    """Return Poisson arrivals of a rate that is at most `top`.
-
-    Prompts and answers are log-normal with means of 4,000 and 700 tokens.
-    """
+    """Return Poisson arrivals of log-normal lengths; `top` is the greatest rate."""
     rng, at, asks = Random(1), 0.0, []
     while (at := at + rng.expovariate(top)) < seconds:
         if rng.random() * top < rate(at):
