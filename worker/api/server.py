@@ -1,8 +1,7 @@
 """The ASGI application: exact routes, one place where errors become statuses, abort on disconnect.
 
-A failure after the first byte cannot have a status any more. It becomes an error event, and the
-connection is cut without the stream's end (`[DONE]`, the last HTTP chunk), so that no client and no
-proxy takes half an answer for a whole one.
+A failure after the first byte becomes an error event, and the connection is cut without the
+stream's end, so that no client and no proxy takes half an answer for a whole one.
 """
 
 import asyncio
@@ -158,9 +157,7 @@ class WorkerApi:
             await self._fail(exchange, failure)
 
     async def _handled(self, exchange: Exchange) -> None:
-        """Run the route's handler; if it finds fields to ignore, run it again without them: the
-        engine has not been asked for anything by then.
-        """
+        """A handler that finds fields to ignore runs again: it has asked the engine for nothing."""
         handle = self._handler(exchange)
         try:
             await handle(exchange)
@@ -187,9 +184,7 @@ class WorkerApi:
     def _warn(
         self, exchange: Exchange, paths: list[str], briefly: str, what: str, more: str = ""
     ) -> None:
-        """Name ignored fields in a header of the reply (RFC 9111's `Warning`, section 5.5) and, the
-        first time, in the log.
-        """
+        """Name ignored fields in RFC 9111's `Warning` header and, the first time, in the log."""
         if not paths:
             return
         num_hidden = len(paths) - _NUM_IGNORED_SHOWN
@@ -210,25 +205,19 @@ class WorkerApi:
             )
 
     def _name(self, exchange: Exchange) -> None:
-        """Give the exchange its id: the client's, or with `--enable-request-id-headers` a new one;
-        with that flag the reply carries it.
-        """
         exchange.request_id = _request_id(exchange)
         if self._config.enable_request_id_headers:
             exchange.request_id = exchange.request_id or uuid.uuid4().hex
             exchange.add_header(b"x-request-id", exchange.request_id)
 
     def _path_of(self, exchange: Exchange) -> str:
-        """The path in the table of routes; a slash at its end does not count, as clients of servers
-        that redirect such paths expect.
-        """
+        """A slash at the end does not count: some clients expect to be redirected."""
         path = exchange.path.removesuffix("/")
         if path in self._routes:
             return path
         return exchange.path if model_id(exchange.path) is None else MODEL_PATH
 
     def _handler(self, exchange: Exchange) -> Handler:
-        """The route's handler; 401, 404 or 405 when there is none for this client."""
         methods = self._routes.get(self._path_of(exchange), {})
         # Answered without a key: browsers send none with a preflight.
         if exchange.method == "OPTIONS" and methods:
@@ -263,11 +252,7 @@ class WorkerApi:
 
 
 class _OpenApiDocument:
-    """The description of the routes, built when a client first requests it, then reused.
-
-    The build takes about 0.1 s of CPU, and few clients request it: it runs in a thread, once, while
-    other requests for the document wait for it.
-    """
+    """The description of the routes, built once in a thread, as that takes about 0.1 s of CPU."""
 
     def __init__(self, routes: Sequence[Route], *, has_keys: bool) -> None:
         self._routes = routes
@@ -276,7 +261,6 @@ class _OpenApiDocument:
         self._building = asyncio.Lock()
 
     async def reply(self, exchange: Exchange) -> None:
-        """Send the document as JSON."""
         async with self._building:
             if self._body is None:
                 self._body = await asyncio.to_thread(
@@ -286,21 +270,17 @@ class _OpenApiDocument:
 
 
 def _lost(error: EngineDeadError) -> RequestError:
-    """The 503 of an admitted request that was then lost, as of one that a shutdown aborts; refusals
-    at admission have another type.
-    """
+    """Return the 503 of a request that was lost; refusals at admission have another type."""
     message = f"The engine is not running: {error}"
     return RequestError(message, status=503, type="ServiceUnavailableError")
 
 
 def _printable(name: str) -> str:
-    """A field's path for a quoted string of a header, and for a log."""
     text = shown(name).replace("…", "...")
     return "".join(c if c.isascii() and c.isprintable() and c not in '"\\' else "?" for c in text)
 
 
 def _request_id(exchange: Exchange) -> str | None:
-    """The client's `x-request-id`, when it can be part of an id and of a header."""
     given = exchange.header(b"x-request-id")
     if not given or len(given) > MAX_REQUEST_ID_CHARS:
         return None

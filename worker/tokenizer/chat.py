@@ -1,10 +1,4 @@
-"""Chat messages → prompt text, through the model's own Jinja template in a sandbox.
-
-A template comes with a model file and its input from any client, so it runs in a sandbox with a
-budget (`sandbox`). It has the extras that Hugging Face templates rely on: `raise_exception`,
-`strftime_now`, `tojson` without HTML escapes, loop controls, and `{% generation %}`, which marks
-the model's text for training and has no effect here.
-"""
+"""Chat messages → prompt text, by the model's own Jinja template in a sandbox."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -94,10 +88,8 @@ class ChatTemplate:
         tool_source: str | None = None,
         limits: RenderLimits | None = None,
     ) -> None:
-        """Compile; raise `ModelError` when the template is not valid Jinja.
-
-        `special_tokens` are further variables of the template (`unk_token`, …); `tool_source` is
-        the template for requests with tools, if the model has a separate one.
+        """`special_tokens` are further variables of the template (`unk_token`, …); `tool_source` is
+        for requests with tools. Raises `ModelError` for what is not valid Jinja.
         """
         environment = BudgetedEnvironment(limits or RenderLimits(), [_Generation, loopcontrols])
         environment.filters["tojson"] = _tojson
@@ -117,19 +109,15 @@ class ChatTemplate:
 
     @property
     def tool_source(self) -> str:
-        """The source of the template for requests with tools."""
         return self._tool_source
 
     @property
     def shows_tools(self) -> bool:
-        """True if the template mentions tools."""
         return "tools" in self._tool_source
 
     @cached_property
     def takes_argument_objects(self) -> bool:
-        """True if the template expects the arguments of earlier tool calls as objects, as most do;
-        False for JSON text. Found by rendering both.
-        """
+        """True for arguments as objects, False for JSON text. Found by rendering both."""
         return self._writes_arguments(_PROBED) or not self._writes_arguments(json.dumps(_PROBED))
 
     def _writes_arguments(self, arguments: object) -> bool:
@@ -184,12 +172,10 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Render the prompt of a conversation; messages, tools and documents reach the template
-        unchanged. `continue_final_message` ends it with the last message's text, to be continued.
-
-        `variables` are the client's own template variables (`chat_template_kwargs`). Raise
-        `RequestError` (400) for a reserved variable, for messages that the template refuses, and
-        for a render over its budget.
+        """Render the prompt of a conversation. `continue_final_message` ends it with the last
+        message's text. `variables` are the client's (`chat_template_kwargs`). Raises `RequestError`
+        (400) for a reserved variable, for messages that the template refuses, and for a render over
+        its budget.
         """
         reserved = sorted(self._reserved & (variables or {}).keys())
         if reserved:
@@ -244,7 +230,6 @@ def _refusal(reason: str) -> RequestError:
 
 
 def _tagged(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Append a mark to the last text of the last message."""
     content = messages[-1].get("content") if messages else None
     marked: str | list[Any] | None = None
     if isinstance(content, str):
@@ -267,7 +252,7 @@ def _tagged(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _cut_at_tag(text: str) -> str:
-    """Cut the text at the mark; if the template trims messages, trim the end too."""
+    """If the template trims messages, the end is trimmed too."""
     at = text.rfind(_CONTINUE_TAG.strip())
     if at < 0:
         raise RequestError(

@@ -1,8 +1,6 @@
 """The text settings of a checkpoint: context length, end tokens, chat template.
 
-They are read before the engine starts, because its configuration depends on them; this takes some
-60 ms for the default model. The tokenizer itself (`tokenizer.build_tokenizer`) is built later,
-while the engine starts.
+The engine's configuration depends on them; the tokenizer itself is built later, while it starts.
 """
 
 from codecs import BOM_UTF8
@@ -52,18 +50,13 @@ _GGUF_SAMPLING = {
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The text side of one checkpoint. `eos_token_ids` end a sequence; the first is the model's
-    own, and all are below `vocab_size`, the number of embeddings. `chat_template` None means that
-    the model is not a chat model; `tool_chat_template` is its separate template for requests with
-    tools, if any.
+    """The text side of one checkpoint. `eos_token_ids` are all below `vocab_size`, the number of
+    embeddings; the first is the model's own. `chat_template` None: not a chat model.
 
-    `generation_config` holds the non-null keys of `generation_config.json`, among them the model's
-    sampling defaults (`temperature`, `top_p`, …). The file is in the directory, or next to a GGUF
-    file, whose own metadata take precedence. `special_tokens` maps the names in templates
-    (`bos_token`, `unk_token`, …) to texts.
-
-    `hidden_size` None: unknown. `gguf_metadata` is set for GGUF files only; for a directory, the
-    tokenizer reads its own files and gets `tokenizer_config`.
+    `generation_config` holds the non-null keys of `generation_config.json`, in the directory or
+    next to a GGUF file, whose own metadata take precedence. `special_tokens` maps the names in
+    templates to texts. `gguf_metadata` is set for GGUF files only, `tokenizer_config` for
+    directories.
     """
 
     path: Path
@@ -85,15 +78,12 @@ class Checkpoint:
 
     @property
     def eos_token_id(self) -> int | None:
-        """The model's own end token."""
         return self.eos_token_ids[0] if self.eos_token_ids else None
 
 
 def read_checkpoint(path: Path, *, any_architecture: bool = False) -> Checkpoint:
     """Describe a GGUF file or a Hugging Face directory; raise `ModelError` saying what is wrong.
-
-    An unsupported architecture is refused first, as its files may lack keys that this function
-    reads. `any_architecture` accepts it, for an engine that only needs the text.
+    `any_architecture` is for an engine that only needs the text.
     """
     if path.is_dir():
         return _from_directory(path, any_architecture)
@@ -173,9 +163,7 @@ def _gguf_template(file: GgufFile, key: str) -> str | None:
 
 
 def _gguf_vocab_size(file: GgufFile, num_tokens: int) -> int:
-    """The number of rows of the embedding. The metadata may be older than the tensors, and only
-    count in a file without any (a vocabulary alone).
-    """
+    """The metadata may be older than the tensors; they count in a file without tensors."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is not None and embedding.shape:
         return embedding.shape[0]
@@ -189,7 +177,7 @@ def _gguf_hidden_size(file: GgufFile) -> int | None:
 
 
 def _embedded(ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
-    """The distinct ids that the model can draw. Files list end tokens without an embedding."""
+    """Files list end tokens without an embedding, which the model cannot draw."""
     return tuple(dict.fromkeys(i for i in ids if 0 <= i < vocab_size))
 
 
@@ -198,9 +186,7 @@ def _known_id(value: object, tokens: list[str]) -> int | None:
 
 
 def _with_marked_ends(tokens: list[str], metadata: dict[str, Any], template: str) -> dict[str, Any]:
-    """Mark the end-of-turn tokens of the chat template as control tokens. Some converters mark them
-    as plain text, which a prompt would never encode as one token.
-    """
+    """Some converters mark end-of-turn tokens as plain text, which is never one token."""
     kinds = metadata.get(_KINDS)
     named = {text for text in _ENDS_OF_TURNS if text in template}
     if not named or not isinstance(kinds, list) or len(kinds) != len(tokens):
@@ -211,9 +197,7 @@ def _with_marked_ends(tokens: list[str], metadata: dict[str, Any], template: str
 
 
 def _ends_by_text(tokens: list[str], metadata: dict[str, Any]) -> list[int]:
-    """The tokens of a chat model's vocabulary that end a turn. If the file has token types, only
-    control and user-defined tokens count.
-    """
+    """If the file has token types, only control and user-defined tokens count."""
     kinds = metadata.get(_KINDS)
     marked = kinds if isinstance(kinds, list) and len(kinds) == len(tokens) else None
     found = {
@@ -301,7 +285,6 @@ def _id_list(value: object) -> list[int]:
 
 
 def _special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
-    """The text of every `…_token` of the configuration."""
     found = {
         key: _token_text(value)
         for key, value in tokenizer_config.items()
@@ -317,9 +300,7 @@ def _token_text(value: object) -> str:
 
 
 def _directory_template(path: Path, tokenizer_config: dict[str, Any], name: str) -> str | None:
-    """Find a template by name. As in transformers, files take precedence over
-    `tokenizer_config.json`, and that over the `chat_template.json` of processors.
-    """
+    """Files precede `tokenizer_config.json`, and that `chat_template.json`, as in transformers."""
     main = path / "chat_template.jinja"
     file = main if name == "default" else path / "additional_chat_templates" / f"{name}.jinja"
     if file.is_file():
@@ -362,9 +343,6 @@ class _TokenizerFile(msgspec.Struct):
 
 
 def _added_token_ids(path: Path, tokenizer_config: dict[str, Any]) -> dict[str, int]:
-    """Read the ids of added tokens by text from `tokenizer.json`, or from the configuration beside
-    a SentencePiece `tokenizer.model`.
-    """
     described = path / "tokenizer.json"
     if described.is_file():
         try:
@@ -386,7 +364,7 @@ def _added_token_ids(path: Path, tokenizer_config: dict[str, Any]) -> dict[str, 
 
 
 def served_name(path: Path) -> str:
-    """The default served name: the file's stem without its encoding, or the directory's name."""
+    """Return the file's stem without its encoding, or the directory's name."""
     if path.suffix.lower() != ".gguf":
         return path.resolve().name
     stem, dot, quantisation = path.stem.rpartition(".")

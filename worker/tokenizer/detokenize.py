@@ -1,10 +1,8 @@
 """Incremental detokenization: token ids → text, cut exactly at stop strings. Pure.
 
-Theory of operation. A byte-level token is a string of bytes, so the text of a sequence is one UTF-8
-stream cut at arbitrary places: an incremental decoder turns it into characters and holds back an
-incomplete tail. Its concatenated output is the decoding of the whole, wherever tokens are cut. With
-stop strings, the last `longest - 1` characters are held back, because a match may begin there and
-end later; older characters can never be part of a match and are released.
+The text of a sequence is one UTF-8 stream cut at arbitrary places; a decoder holds back an
+incomplete character. With stop strings, the last `longest - 1` characters are held back too,
+because a match may begin there; older ones can never be part of a match.
 """
 
 import codecs
@@ -26,10 +24,9 @@ class Detokenizer:
         include_stop: bool = False,
         strip_space: bool = False,
     ) -> None:
-        """The first `min_tokens` tokens are not searched for `stop` strings; `include_stop` leaves
-        the match in the text. Tokens in `skip_ids` have no text. `strip_space` removes a space at
-        the very beginning, for a tokenizer that `strips_leading_space` when no text precedes these
-        tokens.
+        """The first `min_tokens` tokens are not searched for `stop`; `include_stop` leaves the
+        match in the text. Tokens in `skip_ids` have no text. `strip_space` removes a space at the
+        very beginning.
         """
         self._token_bytes = token_bytes
         self._skip_ids = skip_ids
@@ -72,7 +69,6 @@ class Detokenizer:
         return released + held
 
     def _decoded(self, raw: bytes) -> str:
-        """Decode the characters that these bytes complete."""
         text = self._decoder.decode(raw)
         if self._strip_space and text:
             self._strip_space = False
@@ -80,7 +76,6 @@ class Detokenizer:
         return text
 
     def _push(self, text: str) -> str:
-        """Take new characters, search for stop strings, return text that cannot be part of one."""
         self._held += text
         # A match may begin in unchecked tokens and end later, so their text is held back too.
         if self._unchecked_tokens > 0:

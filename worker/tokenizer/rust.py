@@ -1,7 +1,7 @@
 """Tokenizers of the Rust `tokenizers` library, from `tokenizer.json` or from its parts.
 
-The library encodes. Decoding is done here: every token stands for exact bytes, derived from its
-spelling in the vocabulary, so that the incremental detokenizer can be a byte decoder.
+The library only encodes: the incremental detokenizer is a byte decoder, so each token stands for
+exact bytes, derived from its spelling in the vocabulary.
 """
 
 import re
@@ -21,9 +21,7 @@ Spelling = Callable[[str], bytes]
 
 
 class LibraryTokenizer:
-    """A tokenizer of the Rust library. Owns a table of the bytes of tokens seen so far (bounded by
-    the vocabulary).
-    """
+    """A tokenizer of the Rust library, with a table of the bytes of tokens seen so far."""
 
     def __init__(
         self,
@@ -31,9 +29,7 @@ class LibraryTokenizer:
         spelling: Spelling | None = None,
         strips_leading_space: bool = False,
     ) -> None:
-        """`spelling` maps a token's text in the vocabulary to its bytes (default: the byte-level
-        alphabet).
-        """
+        """`spelling` maps a token's text to its bytes (default: the byte-level alphabet)."""
         self._rust = rust
         self._spelling = spelling or byte_level_bytes
         self.strips_leading_space = strips_leading_space
@@ -72,9 +68,7 @@ class LibraryTokenizer:
 
 
 def _byte_decoder() -> dict[str, int]:
-    """GPT-2's printable stand-ins, character → byte: printable Latin-1 characters stand for
-    themselves, and the 68 others are shifted past U+0100 in order.
-    """
+    """Printable Latin-1 characters stand for themselves, the 68 others lie past U+0100 in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(b): b for b in printable}
     rest = (b for b in range(256) if b not in set(printable))
@@ -86,7 +80,6 @@ _BYTE_OF = _byte_decoder()
 
 
 def byte_level_bytes(spelling: str) -> bytes:
-    """The bytes of a token spelled in GPT-2's stand-ins."""
     try:
         return bytes([_BYTE_OF[c] for c in spelling])
     except KeyError:  # a token outside the alphabet stands for its own text
@@ -94,7 +87,7 @@ def byte_level_bytes(spelling: str) -> bytes:
 
 
 def _piece_spelling(space: str, has_byte_pieces: bool) -> Spelling:
-    """The spelling of a vocabulary of plain text: `space` for a blank, `<0x0A>` for a byte."""
+    """`space` stands for a blank, `<0x0A>` for a byte."""
 
     def spelled(piece: str) -> bytes:
         match = _BYTE_PIECE.fullmatch(piece) if has_byte_pieces else None
@@ -116,9 +109,7 @@ class _TokenizerFile(msgspec.Struct):
 
 
 def from_tokenizer_json(path: Path) -> LibraryTokenizer:
-    """Read a `tokenizer.json`; raise `ModelError` naming a decoder that is not byte-level or
-    SentencePiece-like.
-    """
+    """Read a `tokenizer.json`; raise `ModelError` naming a decoder that is not supported."""
     try:
         decoder = msgspec.json.decode(path.read_bytes(), type=_TokenizerFile).decoder
     except (OSError, msgspec.MsgspecError, RecursionError) as error:
@@ -135,7 +126,7 @@ def from_tokenizer_json(path: Path) -> LibraryTokenizer:
 
 
 def _decoding(path: Path, decoder: _Decoder | None) -> tuple[Spelling, bool]:
-    """The spelling of tokens, and whether a text loses its first space, by the file's decoder."""
+    """Return the spelling of tokens, and whether a text loses its first space."""
     if decoder is not None and decoder.type == "Metaspace":
         prepends = decoder.prepend_scheme != "never" and decoder.add_prefix_space
         return _piece_spelling(decoder.replacement, has_byte_pieces=False), prepends

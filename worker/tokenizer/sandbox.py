@@ -1,15 +1,9 @@
 """A Jinja sandbox with a budget: no request can keep a worker busy through its chat template.
 
-Theory of operation. A chat template comes with a model, its variables from any client. Jinja's
-immutable sandbox keeps both away from Python, but does not bound work. So every loop iteration,
-every call and every output character is charged to its render: loops through a filter woven into
-their bodies when the template is compiled, output through Jinja's `finalize` hook. Values are
-bounded wherever one operation can make them large: arithmetic, and the methods and filters that
-pad, repeat, join or replace. The clock is read every few hundred steps.
-
-The bound holds for any variables of a request. A hostile template can still spend time inside a
-single operation on its own values (comparing nested lists, say); templates come from the operator,
-and from requests only if the operator allows it.
+Jinja's immutable sandbox does not bound work. So every loop iteration, call and output character is
+charged: loops through a filter woven into their bodies, output through Jinja's `finalize` hook.
+Values are bounded wherever one operation can make them large. The bound holds for any variables of
+a request; a hostile template can still spend time inside a single operation on its own values.
 """
 
 import functools
@@ -42,7 +36,7 @@ _PADDING_METHODS = frozenset(("center", "ljust", "rjust", "zfill", "expandtabs")
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
     """The budget of one render. `steps` bounds loop iterations and calls; `chars` bounds the output
-    (macros and blocks included) and the length of any value. `clock` is monotonic.
+    and the length of any value. `clock` is monotonic.
     """
 
     steps: int = 1_000_000
@@ -51,8 +45,7 @@ class RenderLimits:
     clock: Callable[[], float] = time.monotonic
 
 
-class BudgetExceededError(SecurityError):
-    """The render exceeds its budget."""
+class BudgetExceededError(SecurityError): ...
 
 
 class _Budget:
@@ -65,7 +58,6 @@ class _Budget:
         self._deadline = limits.clock() + limits.seconds
 
     def step(self) -> None:
-        """Charge one loop iteration or call."""
         self._steps -= 1
         if self._steps < 0:
             raise BudgetExceededError(f"it takes more than {self._limits.steps} steps")
@@ -80,7 +72,7 @@ class _Budget:
 
 @pass_context
 def _step(context: Context, value: None, chars: int) -> bool:
-    """Charge one loop iteration with `chars` characters of template text: the woven-in filter."""
+    """The woven-in filter: charge one loop iteration with `chars` characters of template text."""
     budget: _Budget = context.parent[_BUDGET]
     budget.step()
     budget.charge_output(chars)
@@ -89,16 +81,14 @@ def _step(context: Context, value: None, chars: int) -> bool:
 
 @pass_context
 def _charge_output(context: Context, value: Any) -> Any:
-    """Charge a value before it becomes output: the `finalize` hook."""
+    """The `finalize` hook: charge a value before it becomes output."""
     budget: _Budget = context.parent[_BUDGET]
     budget.charge_output(_text_size(value, {}))
     return value
 
 
 class BudgetedEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's immutable sandbox with a budget for every render. Render its templates only through
-    `render_within_limits`.
-    """
+    """Render its templates only through `render_within_limits`."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
@@ -122,7 +112,6 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         return "".join(template.root_render_func(context))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute a binary operation; refuse powers and oversized results."""
         if operator == "**":
             raise SecurityError("powers are not supported")
         if operator == "*":
@@ -151,7 +140,6 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         return self._sized(super().call(context, obj, *args, **kwargs))
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Parse a template and weave the charges in."""
         tree = super()._parse(source, name, filename)
         _SizedConcatenations().visit(tree)
         for loop in tree.find_all(nodes.For):
@@ -163,8 +151,6 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         return tree
 
     def _guarded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a filter to refuse very large widths and oversized results."""
-
         @functools.wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> Any:
             passed = isinstance(args[0], Context | EvalContext | Environment)
@@ -204,7 +190,6 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         self._check_size(len(text) + text.count(old) * (len(new) - len(old)))
 
     def _sized(self, value: Any) -> Any:
-        """Return the value; raise `BudgetExceededError` if it is too long."""
         if isinstance(value, str | list | tuple):
             self._check_size(len(value))
         return value
@@ -232,9 +217,7 @@ def _check_format(text: str) -> None:
 
 
 def _check_wrapping(text: str, width: int = 79, **_: Any) -> None:
-    """Refuse a line that is too long for the width: `textwrap` copies the rest of a word for every
-    piece of it, which could take seconds.
-    """
+    """`textwrap` copies the rest of a word for every piece of it, which could take seconds."""
     copied = sum(len(line) ** 2 for line in text.splitlines())
     if copied > _MAX_WRAPPED * max(1, width):
         raise SecurityError("wordwrap: a line is too long for the width")

@@ -1,17 +1,14 @@
 """SentencePiece byte-pair encoding from scored pieces, run by the Rust `tokenizers` library.
 
-Theory of operation. Text is escaped (spaces become `▁`, and a text usually gets one in front) and
-cut into characters. Then the two neighbours whose concatenation is the piece with the best score
-are joined, the leftmost pair first among equals, until no neighbours make a piece. A character that
-is not a piece is spelled in byte pieces `<0x00>` to `<0xFF>`, or becomes the unknown piece if there
-are none. The library joins by a list of ranked pairs instead: every way to split every piece, by
-the piece's score. Pairs that make the same piece then rank one after the other rather than equal,
-which has made no difference in any text compared with the sentencepiece library.
+Text is escaped (spaces become `▁`) and cut into characters. Then the two neighbours that make the
+piece with the best score are joined, the leftmost first, until none are left; a character that is
+no piece is spelled in byte pieces, or becomes the unknown piece. The library joins by a list of
+ranked pairs instead: every way to split every piece, by the piece's score. Pairs of one piece then
+rank one after the other rather than equal, which has made no difference in any text compared with
+the original.
 
 The pieces come from a GGUF file or from `tokenizer.model`, a protobuf message
-(sentencepiece_model.proto of https://github.com/google/sentencepiece) whose few relevant fields are
-read without protoc. A message is a sequence of (key, value) pairs, key = field number · 8 + wire
-type; unknown fields are skipped.
+(sentencepiece_model.proto of https://github.com/google/sentencepiece) that is read without protoc.
 """
 
 import re
@@ -35,8 +32,7 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 @dataclass(frozen=True, slots=True)
 class ScoredPiece:
     """One entry of the vocabulary; its id is its index. `kind` is SentencePiece's (and GGUF's)
-    type: normal, unknown, control, user defined, unused or byte. A mark with `strips_left` or
-    `strips_right` absorbs the blanks beside it.
+    type. A mark with `strips_left` or `strips_right` absorbs the blanks beside it.
     """
 
     text: str
@@ -47,20 +43,17 @@ class ScoredPiece:
 
     @property
     def is_mark(self) -> bool:
-        """True if the piece is matched in a text before any joining."""
+        """Return if the piece is matched in a text before any joining."""
         return self.kind in (CONTROL, USER_DEFINED) and bool(self.text)
 
     @property
     def mark_text(self) -> str:
-        """The text of a mark in unescaped text."""
         return self.text.replace(SPACE, " ")
 
 
 @dataclass(frozen=True, slots=True)
 class SentencePieceOptions:
-    """A model's additions around a text. `space_after_marks`: text after a control or user defined
-    token gets a space in front, like the beginning of a text.
-    """
+    """The additions around a text; with `space_after_marks` a text after a mark gets a space."""
 
     bos_id: int | None = None
     eos_id: int | None = None
@@ -172,7 +165,7 @@ def _merges(pieces: Sequence[ScoredPiece]) -> list[tuple[float, str, str]]:
 
 
 def _unused_splits(pieces: Sequence[ScoredPiece]) -> dict[int, tuple[int, ...]]:
-    """For each unused piece, the ids that replace it in an encoding: its parts."""
+    """Return the ids that replace each unused piece in an encoding: its parts."""
     unused = {p.text for p in pieces if p.kind == UNUSED}
     if not unused:
         return {}
@@ -227,14 +220,11 @@ class SentencePieceFile:
     add_space_prefix: bool
 
 
-class _DamagedError(Exception):
-    """The bytes are not a message."""
+class _DamagedError(Exception): ...
 
 
 def read_sentencepiece(path: Path) -> SentencePieceFile:
-    """Read a file; raise `ModelError` if it is damaged, uses another algorithm than BPE, or
-    rewrites text before it is cut.
-    """
+    """Read a file; raise `ModelError` if it is damaged, is not BPE, or rewrites text first."""
     try:
         return _parse(path, path.read_bytes())
     except OSError as error:
@@ -294,7 +284,7 @@ def _piece(data: bytes) -> ScoredPiece:
 
 
 def _known_id(value: int | bytes, num_pieces: int) -> int | None:
-    """An id of the vocabulary, or None: the file writes -1 (as 64 bits) for a missing token."""
+    """The file writes -1 (as 64 bits) for a missing token."""
     return value if isinstance(value, int) and value < num_pieces else None
 
 

@@ -1,10 +1,8 @@
-"""A tokenizer without a model, for `--engine sim`.
+"""A tokenizer without a model, for `--engine sim`: about one token a word, stable ids, no inverse.
 
-It behaves like a real tokenizer at a fraction of the cost: about one token a word, stable ids, and
-answers that look like words. It is not invertible: spaces are not tokens, and a word outside the
-built-in list takes the id of a listed word by its hash, so `decode(encode(x))` preserves the length
-and the punctuation but not the words. It preserves the basis of prefix caching: equal text has
-equal ids, and an answer sent back in the next turn encodes to its original ids.
+A word outside the built-in list takes the id of a listed word by its hash, and spaces are no
+tokens, so `decode(encode(x))` preserves length and punctuation but not the words. Prefix caching
+works: equal text has equal ids, and an answer sent back encodes to its original ids.
 
 Ids: [0, 256) bytes; [256, 256 + 1024) words, each standing for " word"; then the two ChatML marks.
 """
@@ -28,7 +26,7 @@ CHAT_TEMPLATE = (
 
 
 def _word_list() -> tuple[str, ...]:
-    """1,024 distinct pronounceable words: every pair of 32 syllables."""
+    """Return 1,024 distinct pronounceable words: every pair of 32 syllables."""
     onsets = ("b", "d", "f", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z", "sh", "tr", "gl")
     syllables = [onset + vowel for onset in onsets for vowel in ("a", "o")]
     codas = ("", "n")
@@ -54,7 +52,6 @@ _MARKS = {IM_START: IM_START_ID, IM_END: IM_END_ID}
 
 @lru_cache(maxsize=1 << 16)
 def _piece_ids(piece: str) -> tuple[int, ...]:
-    """Ids of one piece: a mark, a listed word, raw bytes of a sign, or the hash of another word."""
     known = _MARKS.get(piece) or _ID_OF_WORD.get(piece)
     if known is not None:
         return (known,)
@@ -67,8 +64,6 @@ def _piece_ids(piece: str) -> tuple[int, ...]:
 
 
 class SimTokenizer:
-    """The simulator's tokenizer; the module's docstring has its contract."""
-
     @property
     def special_ids(self) -> frozenset[int]:
         return frozenset((IM_START_ID, IM_END_ID))

@@ -1,9 +1,9 @@
 """Text ↔ token ids: the interface, and the construction of a checkpoint's tokenizer.
 
-A GGUF file does not contain the rule that cuts text into words before byte-pair merging, only its
-name in `tokenizer.ggml.pre`; the table here has the published rules. A rule is a list of regular
-expressions applied in turn: the matches of one, and the text between them, are pieces that the next
-one cuts further and that no merge crosses.
+A GGUF file contains only the name of the rule that cuts text into words before byte-pair merging;
+the table here has the published rules. A rule is a list of regular expressions applied in turn:
+what one matches, and the text between, are pieces that the next one cuts further and that no merge
+crosses.
 """
 
 from collections.abc import Iterable
@@ -48,10 +48,9 @@ _DEFAULT_RULES = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2_WORDS, r"\p{N}+", r"[0-9][0-9][
 
 @dataclass(frozen=True, slots=True)
 class PreTokenization:
-    """One rule. `patterns` are applied in turn; None stands for GPT-2's own, built into the
-    library. `splits_digits`: every digit is a piece. `ignore_merges`: a word that is a token stays
-    one token, whatever the merges say. `compose`: the text is first converted to Unicode's composed
-    form (NFC). `adds_bos`: the begin token is added unless the file says otherwise.
+    """One rule. `patterns` None stands for GPT-2's own. `splits_digits`: every digit is a piece.
+    `ignore_merges`: a word that is a token stays one. `compose`: the text becomes NFC first.
+    `adds_bos`: the begin token is added unless the file says otherwise.
     """
 
     patterns: tuple[str, ...] | None = None
@@ -61,7 +60,7 @@ class PreTokenization:
     adds_bos: bool = False
 
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
-        """The library's form of the rule, with GPT-2's byte alphabet as the last step."""
+        """Return the library's form of the rule, with GPT-2's byte alphabet as the last step."""
         steps: list[Any] = []
         if self.splits_digits:
             steps.append(pre_tokenizers.Digits(individual_digits=True))
@@ -117,9 +116,7 @@ class Tokenizer(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """The largest id plus one, including added tokens. A model may have more embeddings, and
-        should not have fewer.
-        """
+        """The largest id plus one, including added tokens; the model's embeddings may be more."""
         ...
 
     @property
@@ -143,15 +140,13 @@ class Tokenizer(Protocol):
     def encode_with_offsets(
         self, text: str, *, add_special_tokens: bool
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Encode a text and return, for each id, its range of characters in `text`: empty for
-        additions of the tokenizer, the same for all tokens that spell one character.
+        """Encode a text and return, for each id, its range of characters: empty for additions of
+        the tokenizer, the same for all tokens that spell one character.
         """
         ...
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
-        """Decode a whole sequence; bytes that are not UTF-8 become U+FFFD. There are never blanks
-        between special tokens, whatever `spaces_between_special_tokens` says.
-        """
+        """Decode a sequence, without blanks between special tokens; wrong bytes become U+FFFD."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -226,7 +221,6 @@ def _byte_level_from_gguf(path: Path, metadata: dict[str, Any]) -> LibraryTokeni
 def _list_of(
     path: Path, metadata: dict[str, Any], key: str, kind: type[_Entry], *others: type
 ) -> list[_Entry]:
-    """Read a list of entries of one type; empty if it is missing."""
     values = metadata.get(f"{_KEY}{key}", [])
     if not isinstance(values, list) or not set(map(type, values)) <= {kind, *others}:
         raise ModelError(f"{path}: {_KEY}{key} is not a list of {kind.__name__} values")
@@ -234,7 +228,6 @@ def _list_of(
 
 
 def _asked_id(metadata: dict[str, Any], kind: str, default: bool, vocab_size: int) -> int | None:
-    """The "bos" or "eos" token, if the file (or else `default`) says that it is added."""
     token_id = metadata.get(f"{_KEY}{kind}_token_id")
     if not metadata.get(f"{_KEY}add_{kind}_token", default):
         return None
@@ -242,9 +235,7 @@ def _asked_id(metadata: dict[str, Any], kind: str, default: bool, vocab_size: in
 
 
 def _add_marked_tokens(rust: RustTokenizer, tokens: list[str], types: list[int]) -> None:
-    """Add control and user-defined tokens, which are matched before pre-tokenisation. Only control
-    tokens can be skipped in the output.
-    """
+    """Marked tokens are matched first. Only control tokens can be skipped in the output."""
     marked = [(t, kind) for t, kind in zip(tokens, types, strict=False) if kind >= CONTROL]
     rust.add_special_tokens(
         [AddedToken(t, special=True, normalized=False) for t, kind in marked if kind == CONTROL]
@@ -271,7 +262,6 @@ def _sentencepiece_from_gguf(path: Path, metadata: dict[str, Any]) -> SentencePi
 
 
 def _from_sentencepiece(path: Path, config: dict[str, Any]) -> SentencePieceTokenizer:
-    """Build from a `tokenizer.model`, with the tokens and switches of `tokenizer_config.json`."""
     file = read_sentencepiece(path)
     pieces = _with_added_tokens(path, file.pieces, config)
     adds_bos = config.get("add_bos_token", True) is not False

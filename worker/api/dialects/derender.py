@@ -1,6 +1,5 @@
 """`/v1/completions/derender` and `/v1/chat/completions/derender`: token ids that a worker generated
-→ the answer that the client asked for, without the engine. It is the last part of a request that
-was rendered, then run on token-level routes.
+become the answer that the client asked for, without the engine.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class TokenEntry(msgspec.Struct):
         return int(self.token.removeprefix("token_id:"))
 
     def logprobs(self) -> TokenLogprobs:
-        """The entry in the engine's form; the rank is that among the listed likeliest tokens."""
+        """The rank is that among the listed likeliest tokens."""
         others = self.top_logprobs or []
         return TokenLogprobs(
             (self.token_id, *(other.token_id for other in others)),
@@ -90,9 +89,7 @@ class GenerateAnswer(msgspec.Struct):
 
 
 class DerenderChatRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of `POST /v1/chat/completions/derender`. `chat_request` is the body of the chat: without
-    it tools and stop strings are unknown, and no parser looks for calls.
-    """
+    """Body of `POST /v1/chat/completions/derender`; calls need the `chat_request`."""
 
     generate_response: GenerateAnswer
     model: str | None = None
@@ -179,14 +176,13 @@ class Derenderer:
     async def _of_request(
         self, request: ChatRequest | CompletionRequest, arrival: Arrival
     ) -> Prepared:
-        """Prepare the request that was rendered. Errors name its fields as its own route does."""
+        """Errors name the fields of the request that was rendered as its own route does."""
         refuse_unsupported(request)
         if isinstance(request, ChatRequest):
             return await self._generation.chat.prepared(request, arrival)
         return await self._generation.completions.prepared(request, arrival)
 
     async def _unknown(self, model: str | None, exchange: Exchange) -> Prepared:
-        """Prepare a request without options in place of one that is not given."""
         request = CompletionRequest(model=model, prompt=[0], max_tokens=Whole(1))
         return await self._generation.completions.prepared(request, self._arrival(exchange, ""))
 
@@ -201,7 +197,6 @@ class Derenderer:
         given: Sequence[GenerateAnswer],
         prompt_tokens: int,
     ) -> None:
-        """Reply with the answers in `given`, which `names` place in the body."""
         choices = [
             (f"{name}.choices[{n}]", choice)
             for name, one in zip(names, given, strict=True)
@@ -264,7 +259,6 @@ class Derenderer:
         )
 
     def _logprobs(self, name: str, given: GeneratedChoice) -> list[TokenLogprobs]:
-        """One entry for each token, or none at all."""
         content = None if given.logprobs is None else given.logprobs.content
         if content is None:
             return []

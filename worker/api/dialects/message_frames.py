@@ -1,7 +1,7 @@
 """Answers of `/v1/messages`: the whole message, or its events. Pure.
 
-Blocks of content come one after the other: one ends when another kind of text, or another call,
-begins. The whole message is made by the same steps, so it has the blocks of the stream.
+A block of content ends when another kind of text, or another call, begins. The whole message is
+made by the same steps, so it has the blocks of the stream.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class ContentBlock(msgspec.Struct, kw_only=True):
-    """One block of an answer. `citations` and `signature` are what clients expect to be there."""
+    """One block of an answer. Clients expect `citations` and `signature`."""
 
     type: Literal["text", "tool_use", "thinking"]
     text: str | UnsetType = UNSET
@@ -62,7 +62,7 @@ class Message(msgspec.Struct, kw_only=True):
 
 
 class MessageFrames:
-    """Implements `Frames` for one answer. Owns its blocks, and the open one among them."""
+    """Implements `Frames` for one answer."""
 
     done = b""
 
@@ -77,7 +77,6 @@ class MessageFrames:
         self._events: list[bytes] = []
 
     def opening(self, index: int, usage: TokenCounts | None) -> bytes:
-        """The message as it is before it has any content."""
         counts = MessagesUsage(0, 0) if usage is None else _usage(usage)
         counts.output_tokens = 0
         self._emit("message_start", message=self._message([], None, counts))
@@ -85,14 +84,12 @@ class MessageFrames:
         return self._take()
 
     def delta(self, delta: Delta) -> bytes:
-        """New parts of each block; with the last one, the open block ends."""
         self._add(delta.text, delta.reasoning, delta.calls)
         if delta.ending is not None:
             self._end(delta.ending)
         return self._take()
 
     def usage(self, usage: TokenCounts, metrics: Json | None) -> bytes:
-        """The reason of the end, and the counts."""
         reason, sequence = _stop(self._ending)
         changed = {"stop_reason": reason, "stop_sequence": sequence}
         self._emit("message_delta", delta=changed, usage=_usage(usage))
@@ -205,7 +202,7 @@ def _usage(usage: TokenCounts) -> MessagesUsage:
 
 
 def _object(arguments: str) -> Any:
-    """The arguments as an object; the text of a call that was cut, under one name."""
+    """A call that was cut is no object: its text gets one name."""
     try:
         value = msgspec.json.decode(arguments or "{}")
     except msgspec.DecodeError:

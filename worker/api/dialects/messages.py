@@ -59,8 +59,8 @@ _AS_THEY_ARE = ("stream", "temperature", "top_p", "top_k", "cache_salt", "vllm_x
 
 
 class Block(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One block of content: text, a call of a tool, what it gave, or thinking (the model's own of
-    an earlier answer). `cache_control` and `citations` have no effect.
+    """One block of content: text, a tool call, its result, or thinking of an earlier answer.
+    `cache_control` and `citations` have no effect.
     """
 
     type: Annotated[str, says(enum=list(_BLOCKS))]
@@ -181,8 +181,8 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 
 
 def chat_of(request: CountTokensRequest, *, system_turns: bool) -> ChatRequest:
-    """The chat that a message stands for. `system_turns`: the chat template takes messages of the
-    system within a conversation. Raises `RequestError`.
+    """Return the chat that a message stands for. `system_turns`: the template takes system messages
+    within a conversation. Raises `RequestError`.
     """
     messages = _messages(request)
     chat = ChatRequest(
@@ -292,9 +292,8 @@ def _without_billing(text: str) -> str:
 
 
 def _folded(messages: list[ChatMessage]) -> list[ChatMessage]:
-    """The conversation with messages of the system as texts of the turns beside them, for templates
-    that take none. As in vLLM, a turn is folded likewise in the next request, so that its prefix is
-    found again.
+    """Fold system messages into the turns beside them, for templates that take none. As in vLLM,
+    the next request folds a turn likewise, so that its prefix is found again.
     """
     folded: list[ChatMessage] = []
     pending = ""  # behind a turn of the assistant
@@ -330,9 +329,7 @@ def _joined(before: str, behind: str) -> str:
 
 
 def _turns(role: str, blocks: list[str | Block], place: str) -> list[ChatMessage]:
-    """The turns of a chat that one message stands for: results of tools are turns of their own,
-    before its text.
-    """
+    """Results of tools are turns of their own, before the message's text."""
     results: list[ChatMessage] = []
     turn = ChatMessage(role=role)
     texts: list[str | ContentPart] = []
@@ -447,7 +444,6 @@ async def _prepared(generation: GenerationRoutes, body: bytes, arrival: Arrival)
 
 
 async def _count(generation: GenerationRoutes, exchange: Exchange) -> None:
-    """Reply with the `usage.input_tokens` of the same message, if nothing were cached."""
     checks = generation.checks
     body = await exchange.json_body(checks.config.max_body_bytes)
     request = decode_supported(body, CountTokensRequest)

@@ -1,6 +1,4 @@
-"""`/v1/completions/render` and `/v1/chat/completions/render`: the requests to the engine, without
-sending them: for routers that need the token ids, and for prefill and decode on different workers.
-"""
+"""`/v1/completions/render` and `/v1/chat/completions/render`: engine requests, not sent."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ _Generation = TypeVar("_Generation", bound=GenerationFields)
 
 
 class Rendered(msgspec.Struct, kw_only=True):
-    """The request to the engine; `/inference/v1/generate` takes it as it is. `token_offsets` are
-    pairs of numbers.
-    """
+    """The request to the engine; `/inference/v1/generate` takes it as it is."""
 
     request_id: str
     token_ids: Counts
@@ -73,7 +69,6 @@ class Renderer:
         await exchange.reply(entry)
 
     async def completion(self, exchange: Exchange) -> None:
-        """Reply with an entry for each prompt, in order."""
         arrival = self._arrival(exchange)
         body = await exchange.json_body(self._config.max_body_bytes)
         request, recorder = self._asked(body, CompletionRequest)
@@ -90,9 +85,6 @@ class Renderer:
     def _asked(
         self, body: bytes, kind: type[_Generation]
     ) -> tuple[_Generation, OffsetsRecorder | None]:
-        """The request, and a recorder of offsets if it asks for them with `return_token_offsets`,
-        which only these routes know.
-        """
         request = decode(body, kind)
         records, request.return_token_offsets = request.return_token_offsets, None
         refuse_unsupported(request)
@@ -107,9 +99,6 @@ class Renderer:
         prepared: Prepared,
         encodings: Sequence[Encoding | None],
     ) -> list[bytes]:
-        """An entry for each prompt, as JSON; many tokens are written in a thread, one entry after
-        the other.
-        """
         several = len(prepared.requests) > 1
 
         def entries() -> list[bytes]:
@@ -146,27 +135,22 @@ class Renderer:
 
 
 def _offsets(encoding: Encoding | None, ask: AddRequest) -> msgspec.Raw | None:
-    """The characters of each token; None for token ids and for a prompt that was cut."""
     if encoding is None or encoding[0] != ask.prompt_token_ids:
         return None
     return encoding[1]
 
 
 class OffsetsRecorder:
-    """Encodes texts and records the offsets of their tokens, in order, so that the texts of one
-    request are encoded once.
-    """
+    """Encodes texts and records the offsets of their tokens, so that each text is encoded once."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._encodings: dict[tuple[str, bool], Encoding] = {}
 
     def first(self) -> Encoding | None:
-        """The first text that was encoded."""
         return next(iter(self._encodings.values()), None)
 
     def of(self, text: str, add_special_tokens: bool) -> Encoding | None:
-        """The encoding of a text, if it was encoded this way."""
         return self._encodings.get((text, add_special_tokens))
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

@@ -1,9 +1,8 @@
 """Responses of `/v1/responses`: the whole object, or its events. Pure.
 
-Theory of operation. The output of a response is a list of items, in the order in which they begin:
-reasoning, messages, calls of functions. An item is announced, grows by deltas, and is sent whole at
-its end, which comes before the next item is announced. Text behind a call is a message of its own.
-The whole object is made by the same steps, so it has the items of the stream.
+The output is a list of items (reasoning, messages, calls) in the order in which they begin. An item
+is announced, grows by deltas, and is sent whole at its end, before the next one is announced. The
+whole object is made by the same steps, so it has the items of the stream.
 """
 
 import secrets
@@ -113,7 +112,7 @@ class Response(msgspec.Struct, kw_only=True):
 
 
 class ResponseFrames:
-    """Implements `Frames` for one answer. Owns the items, and the number of the next event."""
+    """Implements `Frames` for one answer."""
 
     done = b""
 
@@ -133,21 +132,18 @@ class ResponseFrames:
     # ---- the wire ---------------------------------------------------------------------------
 
     def opening(self, index: int, usage: TokenCounts | None) -> bytes:
-        """The events at the start: the response is created, and in progress."""
         response = self._response("in_progress", None, None)
         self._emit("response.created", response=response)
         self._emit("response.in_progress", response=response)
         return self._take()
 
     def delta(self, delta: Delta) -> bytes:
-        """New parts of each item; with the last one, the open item ends."""
         self._add(delta.text, delta.reasoning, delta.calls, delta.logprobs)
         if delta.ending is not None:
             self._end(delta.ending)
         return self._take()
 
     def usage(self, usage: TokenCounts, metrics: Json | None) -> bytes:
-        """The last event, with the whole response."""
         status = self._status()
         self._emit(f"response.{status}", response=self._response(status, usage, metrics))
         return self._take()
@@ -218,7 +214,6 @@ class ResponseFrames:
         return self._open is not None and self._items[self._open].type == kind
 
     def _text_item(self, kind: Literal["message", "reasoning"]) -> int:
-        """The place of the open item of this kind, or of a new one."""
         if self._open is not None and self._is_open(kind):
             return self._open
         if kind == "message":
@@ -272,7 +267,6 @@ class ResponseFrames:
         self._close(self._status())
 
     def _close(self, status: Literal["completed", "incomplete"]) -> None:
-        """End the open item, if there is one."""
         if self._open is None:
             return
         place, self._open = self._open, None
@@ -304,7 +298,6 @@ def _new_id(kind: str) -> str:
 
 
 def _entries(logprobs: Any) -> list[Any]:
-    """The entries of a chat's log probabilities."""
     if isinstance(logprobs, msgspec.Raw):
         logprobs = msgspec.json.decode(logprobs)
     return [] if logprobs is None else list(logprobs["content"])

@@ -73,9 +73,7 @@ _INCLUDABLE = (
 
 
 class InputItem(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One item of `input`: a message, a call of a function, what it gave, or reasoning; items of an
-    earlier answer may be sent back as they are.
-    """
+    """One item of `input`, or of an earlier answer: a message, a call, its result, or reasoning."""
 
     type: Annotated[str | None, says(enum=[*_ITEMS, None])] = None  # a message
     role: Annotated[str | None, says(enum=[*_ROLES, None])] = None
@@ -220,7 +218,7 @@ _AS_THEY_ARE = (
 
 
 def chat_of(request: ResponsesRequest) -> ChatRequest:
-    """The chat that a response stands for. Raises `RequestError`."""
+    """Return the chat that a response stands for. Raises `RequestError`."""
     for value in request.include or ():
         if value not in _INCLUDABLE:
             known = ", ".join(_INCLUDABLE)
@@ -297,7 +295,7 @@ def _messages(request: ResponsesRequest) -> list[ChatMessage]:
 
 
 def _assistant(turn: ChatMessage | None, messages: list[ChatMessage], kind: str) -> ChatMessage:
-    """The turn that an item of the assistant belongs to; reasoning comes first in a turn."""
+    """Find the turn of an assistant's item; reasoning comes first in a turn."""
     if turn is None or (kind != "function_call" and (turn.content is not UNSET or turn.tool_calls)):
         turn = ChatMessage(role="assistant")
         messages.append(turn)
@@ -331,7 +329,7 @@ def _text(content: str | Parts, place: str, kinds: Mapping[str, str | None] = _O
 
 
 def response_facts(request: ResponsesRequest) -> Json:
-    """The fields of a response that repeat its request."""
+    """Return the fields of a response that repeat its request."""
     whole = (request.max_output_tokens, request.top_logprobs)
     most, likeliest = (None if n is None else int(n) for n in whole)
     return {

@@ -1,6 +1,4 @@
-"""`POST /generate`, as SGLang and forge-infer have it: bodies, the text completion that they stand
-for, and answers.
-"""
+"""`POST /generate` of SGLang and forge-infer: a text completion under other names."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -134,7 +132,7 @@ class ForgeAnswer(msgspec.Struct):
 
 
 def is_single(request: SglangRequest) -> bool:
-    """True if the answer is one object, not a list."""
+    """Return True if the answer is one object, not a list."""
     n = 1 if request.sampling_params is None else request.sampling_params.n or 1
     if request.text is not None:
         return isinstance(request.text, str) and n == 1
@@ -156,7 +154,7 @@ _SAME = (
 
 
 def completion_of(request: SglangRequest, max_model_len: int) -> CompletionRequest:
-    """The text completion that a request stands for. Raises `RequestError`."""
+    """Return the text completion that a request stands for. Raises `RequestError`."""
     if (request.text is None) is (request.input_ids is None):
         raise malformed("Send either text or input_ids", "text")
     sampling = request.sampling_params or SglangSampling()
@@ -197,16 +195,14 @@ def completion_of(request: SglangRequest, max_model_len: int) -> CompletionReque
 
 
 def completion_of_forge(request: ForgeRequest, max_model_len: int) -> CompletionRequest:
-    """The text completion that a request stands for."""
     most = request.max_tokens
     most = Whole(min(FORGE_TOKENS, max_model_len)) if most is None else most
     return CompletionRequest(prompt=request.prompt, max_tokens=most, temperature=0)
 
 
 class SglangLogprobs:
-    """Log probabilities as `[logprob, id, text]`, where the text is null unless `token_bytes` is
-    given: of the drawn tokens, of the `num_top` likeliest, and of fixed ones. Implements
-    `LogprobsWriter`.
+    """Implements `LogprobsWriter`: `[logprob, id, text]`, where the text is null without
+    `token_bytes`, of the drawn tokens, of the `num_top` likeliest, and of fixed ones.
     """
 
     def __init__(self, num_top: int, token_bytes: TokenBytes | None) -> None:
@@ -216,11 +212,9 @@ class SglangLogprobs:
     def prompt(
         self, prompt_ids: Sequence[int], prompt_text: str, entries: Sequence[TokenLogprobs]
     ) -> Iterator[Json]:
-        """Prompts are not echoed here."""
         return iter(())
 
-    def follow(self, prompt_text: str) -> None:
-        """Does nothing: no characters are counted here."""
+    def follow(self, prompt_text: str) -> None: ...
 
     def take(self, entries: Sequence[TokenLogprobs]) -> Json:
         drawn, top = [], []
@@ -240,30 +234,25 @@ class SglangLogprobs:
 
 @dataclass(slots=True)
 class _SoFar:
-    """One answer so far."""
-
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: dict[str, list[Any]] = field(default_factory=dict)
 
 
 class SglangFrames:
-    """Implements `Frames`: every event repeats the whole answer so far. Owns that."""
+    """Implements `Frames`: every event repeats the whole answer so far."""
 
     done = DONE
 
     def __init__(self, response_id: str, *, single: bool) -> None:
-        """`single`: there is one answer, and it is not in a list."""
         self._id = response_id
         self._single = single
         self._so_far: dict[int, _SoFar] = {}
 
     def opening(self, index: int, usage: TokenCounts | None) -> bytes:
-        """Nothing comes before the first tokens."""
         return b""
 
     def delta(self, delta: Delta) -> bytes:
-        """The answer so far, with its number where there are several."""
         answer = self._answer(delta.index, delta, delta.usage)
         numbered: Json = msgspec.to_builtins(answer)
         if not self._single:
@@ -271,7 +260,6 @@ class SglangFrames:
         return b"data: " + encode(numbered) + b"\n\n"
 
     def usage(self, usage: TokenCounts, metrics: Json | None) -> bytes:
-        """Every event has its own."""
         return b""
 
     def body(self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None) -> bytes:
@@ -314,16 +302,12 @@ def _reason(ending: Ending | None, token_ids: Sequence[int]) -> Json | None:
 
 
 class ForgeFrames(WholeFrames):
-    """The only form of forge-infer's answers."""
-
     def body(self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None) -> bytes:
         [answer] = answers
         return encode(ForgeAnswer(answer.text, usage.prompt_tokens, usage.completion_tokens))
 
 
 class _Shape(msgspec.Struct):
-    """The field that only forge-infer's bodies have."""
-
     prompt: msgspec.Raw | msgspec.UnsetType = UNSET
 
 

@@ -28,9 +28,8 @@ class ServedAdapter:
 
 
 class ServedAdapters:
-    """Sole owner of the names. `base_names` are those of the model, the first its main one, and
-    `accepted_names` further ones that are not listed. Without `has_files` the engine reads none,
-    and any path will do.
+    """Sole owner of the names. The first of `base_names` is the main one; `accepted_names` are not
+    listed. The engine reads no files without `has_files`, so any path will do.
     """
 
     def __init__(
@@ -51,13 +50,10 @@ class ServedAdapters:
 
     @property
     def all(self) -> list[ServedAdapter]:
-        """Every adapter, in the order of loading."""
         return list(self._by_name.values())
 
     def adapter_of(self, model: str | None) -> Adapter | None:
-        """The adapter that a request's `model` names; None: the model itself, also where it names
-        none. Raises `RequestError` (404).
-        """
+        """Return the adapter of a name; None for the model itself. Raises `RequestError` (404)."""
         if not model or model in self._model_names:
             return None
         served = self._by_name.get(model)
@@ -68,8 +64,8 @@ class ServedAdapters:
     async def load(
         self, name: str, path: str, parent: str | None = None, in_place: bool = False
     ) -> None:
-        """Let the engine read an adapter, then serve it. `in_place` replaces one of the same name;
-        its running requests keep it. Raises `RequestError` in vLLM's words.
+        """Let the engine read an adapter, then serve it. With `in_place` running requests keep the
+        replaced one. Raises `RequestError` in vLLM's words.
         """
         if not name or not path:
             message = "Both 'lora_name' and 'lora_path' must be provided."
@@ -120,7 +116,6 @@ class ServedAdapters:
 
 
 def unknown_model(name: str, served_names: Sequence[str]) -> RequestError:
-    """The 404 for a model that is not served here."""
     served = ", ".join(served_names)
     message = f"The model `{shown(name)}` does not exist. Valid aliases: {served}."
     return RequestError(message, "model", 404, "NotFoundError")

@@ -18,9 +18,7 @@ _MEMORY_REFRESH_SECONDS = 0.25
 
 
 class Admission:
-    """Sole owner of the number of sequences inside, of the prompt tokens that wait, and of the
-    draining state.
-    """
+    """Sole owner of the numbers of sequences inside and of waiting tokens, and of the drain."""
 
     def __init__(
         self,
@@ -46,7 +44,6 @@ class Admission:
 
     @property
     def draining(self) -> bool:
-        """True once no request is admitted any more; `drains` is then set."""
         return self.drains.is_set()
 
     @property
@@ -60,9 +57,7 @@ class Admission:
         return self._queued_tokens
 
     def check(self, num_sequences: int = 1, num_tokens: int = 0) -> None:
-        """Raise 503 if this much more cannot be admitted: the engine is down, the worker drains or
-        is out of memory, or a queue is full.
-        """
+        """Raise 503 if the engine is down, the worker drains or lacks memory, or it is busy."""
         if not self._engine.is_alive:
             raise unavailable("The engine is not running")
         if self.draining:
@@ -102,7 +97,6 @@ class Admission:
 
     @contextmanager
     def entered(self, num_sequences: int) -> Iterator[None]:
-        """Count sequences as inside for the duration of the block."""
         self._inside += num_sequences
         self._idle.clear()
         try:
@@ -113,8 +107,8 @@ class Admission:
                 self._idle.set()
 
     def queued(self, num_tokens: int) -> Callable[[], None]:
-        """Count a prompt that went to the engine as waiting. The caller calls the returned function
-        at the first output and at the end of every branch; only the first call counts.
+        """Count a prompt as waiting until the returned function is called for the first time: at
+        the first output, or at the end of a branch.
         """
         # Branches share one prompt: it counts once, until the first of them has an output.
         self._queued_tokens += num_tokens
@@ -143,7 +137,7 @@ def unavailable(message: str) -> RequestError:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in RAM; 0 where the system does not report it."""
+    """Return the memory of this process in RAM; 0 where the system does not report it."""
     try:
         pages = Path("/proc/self/statm").read_bytes().split()[1]
     except (OSError, IndexError):
@@ -152,9 +146,7 @@ def resident_bytes() -> int:
 
 
 class MemoryGuard:
-    """Compares the memory of this process with its limit. Owns the last reading, which is used for
-    a quarter of a second. `clock` is monotonic; `limit_bytes` None: no limit.
-    """
+    """Compares the memory of this process with its limit, at most four times a second."""
 
     def __init__(
         self, limit_bytes: int | None, read: Callable[[], int], clock: Callable[[], float]
@@ -167,7 +159,6 @@ class MemoryGuard:
 
     @property
     def exceeded(self) -> bool:
-        """The last reading exceeds the limit."""
         if self._limit is None:
             return False
         # A reading costs system calls, so not every request makes one.

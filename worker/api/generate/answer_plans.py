@@ -1,7 +1,6 @@
 """Plans of answers: the constraint that they must match, and the parsers that read them.
 
-`response_format`, `structured_outputs` and the older `guided_*` fields have one meaning; each is
-brought into the form of `structured_outputs`, then compiled as one grammar.
+`response_format`, `structured_outputs` and the older `guided_*` fields are one grammar.
 """
 
 import asyncio
@@ -57,10 +56,9 @@ _OPTIONS_OF_SCHEMAS = ("whitespace_pattern", "disable_any_whitespace")
 
 @dataclass(frozen=True, slots=True)
 class AnswerPlan:
-    """`form` is what parsers look for in the answers (None: the text is the answer), `shown_ids`
-    are the control tokens that the text keeps for them. `constraint` is what an answer matches,
-    once it has reasoned; `reasons` is None if it does not reason first, else whether it certainly
-    does.
+    """`form` is what parsers look for (None: the text is the answer), `shown_ids` are the control
+    tokens that the text keeps for them. `constraint` is what an answer matches, once it has
+    reasoned; `reasons` is None if it does not reason first, else whether it certainly does.
     """
 
     form: AnswerForm | None = None
@@ -70,9 +68,7 @@ class AnswerPlan:
 
 
 class AnswerPlans:
-    """Plans the answers of one model. It knows how the model writes calls and reasoning, and which
-    of the marks that it uses are control tokens.
-    """
+    """Plans the answers of one model."""
 
     def __init__(self, config: ApiConfig, text: ModelText) -> None:
         self._auto = config.enable_auto_tool_choice
@@ -141,7 +137,7 @@ class AnswerPlans:
         return form, frozenset(self._special[mark] for mark in special)
 
     def _format(self, use: ToolUse) -> str:
-        """The format of the calls; calls that an answer must have are plain JSON."""
+        """Calls that an answer must have are plain JSON."""
         # An answer that must be a call is constrained to JSON, whatever the model writes by itself.
         if use.choice != "auto":
             return "json"
@@ -154,8 +150,8 @@ class AnswerPlans:
         return self._tools
 
     async def grammar(self, plan: AnswerPlan) -> str | None:
-        """The grammar of a whole answer; None: it may be anything. It is compiled here to find its
-        errors; the engine compiles its own.
+        """Return the grammar of a whole answer; None: it may be anything. It is compiled here to
+        find its errors; the engine compiles its own.
         """
         constraint = plan.constraint
         if constraint is None:
@@ -179,9 +175,7 @@ class AnswerPlans:
 
 
 def constraint_of(request: GenerationFields, use: ToolUse | None = None) -> Constraint | None:
-    """The constraint that the request's own fields, or the tools in `use`, ask for. Raises
-    `RequestError` for more than one.
-    """
+    """Return what the answer must match. Raises `RequestError` if several fields ask for it."""
     found: list[Constraint] = []
     if request.structured_outputs is not None:
         found.append(_structured(request.structured_outputs))

@@ -20,9 +20,8 @@ REPETITION_DETECTED = "repetition_detected"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The part of a choice that one output of the engine adds. `token_ids` are all counted tokens,
-    those without a text of their own included; `logprobs` has an entry for each if they were asked
-    for. `reasoning` and `calls` are the parts that a parser took out of the text.
+    """The part of a choice that one output adds. `token_ids` are all counted tokens, also those
+    without a text of their own; `reasoning` and `calls` are what a parser took out of the text.
     """
 
     text: str
@@ -33,8 +32,8 @@ class Piece:
 
 
 class Choice:
-    """Owns one sequence's text and counts. `ending` is set at the end of the sequence; `reason` is
-    the reason to record if it ended now (by default: the client left).
+    """Owns one sequence's text and counts. `ending` is set at the end; `reason` is the reason to
+    record if it ended now (by default: the client left).
     """
 
     def __init__(
@@ -71,20 +70,15 @@ class Choice:
         )
 
     def replay(self, token_ids: Sequence[int]) -> None:
-        """Called first: take tokens whose text the client already has. Raises `RequestError` if
-        they end the answer.
-        """
+        """Called first, with tokens that the client has. Raises `RequestError` if they end it."""
         self._shown(RequestOutput(self.request.request_id, list(token_ids)))
         if self.ending is not None:
             reason = "`resume.token_ids` has a stop string: the answer is over"
             raise RequestError(reason, param="resume.token_ids")
 
     def take(self, output: RequestOutput) -> Piece:
-        """Add an output. Raises `RequestError` when the engine gave the request up; an abort that
-        was asked for is an ending like others, and so is a stop string before anything else.
-
-        An output may have many tokens, of one step or of several; the result is as if each came by
-        itself.
+        """Add an output, of one or many tokens: the result is as if each came by itself. Raises
+        `RequestError` when the engine gave the request up.
         """
         self.last = output
         self.num_cached = output.num_cached_tokens
@@ -99,7 +93,7 @@ class Choice:
         return piece
 
     def _echoed(self, output: RequestOutput) -> Piece:
-        """Add nothing to an answer that is the prompt alone: its one drawn token does not count."""
+        """The one drawn token of an answer that is the prompt alone does not count."""
         if output.finish_reason is FinishReason.ABORT:
             self._end(FinishReason.ABORT, None)
         elif output.finish_reason is not None:
@@ -126,9 +120,6 @@ class Choice:
         return self._parsed(Piece(text, tokens[:counted], output.logprobs[:counted]))
 
     def _parsed(self, piece: Piece) -> Piece:
-        """The piece without the parts that a parser takes out of its text. The end of an answer
-        that stopped after calls is that of the calls.
-        """
         if self._parser is None:
             return piece
         said = self._parser.feed(piece.text)
@@ -145,9 +136,7 @@ class Choice:
         return replace(piece, text=text, reasoning=reasoning, calls=calls)
 
     def _stop_reason(self, output: RequestOutput) -> str | int | None:
-        """The reason to report: a stop token that the client or the model's generation config asked
-        for; not the model's own end, even if the client named it too.
-        """
+        """The model's own end is not reported, even if the client named it too."""
         if output.finish_reason is FinishReason.REPETITION:
             return REPETITION_DETECTED
         token_id = output.stop_token_id
@@ -161,7 +150,6 @@ class Choice:
         self.ending = Ending(reason.value, stop_reason)
 
     def record(self, now: float) -> RequestRecord:
-        """The sequence as the metrics see it."""
         last = self.last or RequestOutput(self.request.request_id, [])
         return RequestRecord(
             reason=self.reason,
@@ -179,9 +167,7 @@ class Choice:
 
 
 def given_up(output: RequestOutput) -> RequestError | None:
-    """The error of a sequence that the engine ended without an answer; None of any other output.
-    Aborts come with a reason unless they were asked for.
-    """
+    """Return the error of a sequence without an answer; an intended abort has no reason."""
     if output.finish_reason is FinishReason.ERROR:
         return RequestError(
             output.error or "Internal server error", status=500, type="InternalServerError"

@@ -15,11 +15,8 @@ class OutputStream(Protocol):
         ...
 
     async def next(self) -> RequestOutput:
-        """Return the tokens drawn since the last call; steps that a slow consumer missed come as
-        one output.
-
-        Raises `EngineDeadError` when the engine is lost. Not called again after an output with a
-        `finish_reason`.
+        """Return the tokens since the last call, of several steps for a slow consumer. Not called
+        again after an output with a `finish_reason`. Raises `EngineDeadError`.
         """
         ...
 
@@ -32,9 +29,7 @@ class Engine(Protocol):
     """Runs requests and commands, in this process or another."""
 
     @property
-    def is_alive(self) -> bool:
-        """Requests can be served."""
-        ...
+    def is_alive(self) -> bool: ...
 
     @property
     def is_progressing(self) -> bool:
@@ -50,10 +45,8 @@ class Engine(Protocol):
         ...
 
     def open(self, request: AddRequest) -> tuple[OutputStream, ...]:
-        """Send a request; one stream for it and one for each of its branches, in order.
-
-        The caller closes every stream. Raises `EngineDeadError`, and `WorkerError` when an id is in
-        use.
+        """Send a request; return a stream for it and for each of its branches, which the caller
+        closes. Raises `EngineDeadError`, and `WorkerError` when an id is in use.
         """
         ...
 
@@ -62,9 +55,7 @@ class Engine(Protocol):
         ...
 
     def hand_over(self, request_id: str) -> None:
-        """Stop a sequence that continues at another worker, which will ask for its KV. Its stream
-        gives no more outputs. Unknown ids are ignored.
-        """
+        """Stop a sequence that continues at another worker, which will ask for its KV."""
         ...
 
     async def run(self, command: Command) -> CommandReply:

@@ -1,7 +1,6 @@
 """Response bodies and stream frames: the interface, and the parts that APIs share. Pure.
 
-One frame is written per engine step and request, so everything constant over a stream is encoded
-once, and a frame is a concatenation around the encoded text. Shapes are those of vLLM 0.32.
+A frame is written per engine step and request, so what is constant over a stream is encoded once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,14 +23,14 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Token counts of a response; every prompt counts once. `cached_tokens` None: not shown."""
+    """Every prompt counts once. `cached_tokens` None: not shown."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None
 
     def usage(self, *, whole: bool = False) -> Usage:
-        """The `usage` object of a frame, without unknown fields, or of a `whole` body."""
+        """Return the `usage` object of a frame, without unknown fields, or of a `whole` body."""
         # vLLM's bodies have nulls where its frames have no field.
         absent = None if whole else UNSET
         return Usage(
@@ -45,9 +44,7 @@ class TokenCounts:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why a choice ended: OpenAI's `finish_reason`, and vLLM's `stop_reason` (the stop string, the
-    stop token's id, or None).
-    """
+    """OpenAI's `finish_reason`, and vLLM's `stop_reason`: a stop string, or a token's id."""
 
     finish_reason: str
     stop_reason: str | int | None = None
@@ -55,9 +52,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The part of one choice in one frame; `ending` is set on its last one, `usage` and `metrics`
-    when they belong to it. `token_ids` None: not asked for.
-    """
+    """The part of one choice in one frame; the last one has the `ending`."""
 
     index: int
     text: str
@@ -72,9 +67,8 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One complete choice of a response that is not streamed. `calls` are all parts of them;
-    `pooled` is the embedding of the prompt, if asked for; `usage` counts this choice. `kv_transfer`
-    are the parameters for a decode elsewhere, of a prompt whose KV is retained.
+    """One whole choice. `calls` are all parts of them, `pooled` the embedding of the prompt,
+    `kv_transfer` the parameters for a decode elsewhere, of a prompt whose KV is retained.
     """
 
     text: str
@@ -91,9 +85,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """The fields that every chunk of a response repeats. `created` is unix time; `fingerprint` is
-    in a choice's last chunk and beside the usage.
-    """
+    """The fields that every chunk repeats; only the last ones show the `fingerprint`."""
 
     id: str
     model: str
@@ -103,9 +95,7 @@ class ResponseHead:
 
 @dataclass(frozen=True, slots=True)
 class PromptFacts:
-    """The facts of the prompts that a response shows, in order: their token ids if asked for, and
-    the text of a chat. `choices_each` choices follow from each prompt.
-    """
+    """The facts of the prompts; `choices_each` choices follow from each prompt."""
 
     token_ids: Sequence[Sequence[int]] | None = None
     text: str | None = None
@@ -119,25 +109,21 @@ class Frames(Protocol):
     """The wire form of one response: frames when streamed, one body when not."""
 
     @property
-    def done(self) -> bytes:
-        """The end of a stream, after all frames."""
-        ...
+    def done(self) -> bytes: ...
 
     def opening(self, index: int, usage: TokenCounts | None) -> bytes:
         """The frames before the first text of a choice; may be empty."""
         ...
 
-    def delta(self, delta: Delta) -> bytes:
-        """A frame with new text."""
-        ...
+    def delta(self, delta: Delta) -> bytes: ...
 
     def usage(self, usage: TokenCounts, metrics: Json | None) -> bytes:
         """The frame after the last choice that carries the usage."""
         ...
 
-    def body(self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None) -> bytes:
-        """The JSON body of a response that is not streamed."""
-        ...
+    def body(
+        self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None
+    ) -> bytes: ...
 
 
 class WholeFrames:
@@ -158,7 +144,7 @@ class WholeFrames:
 def tail(
     head: ResponseHead, usage: TokenCounts | None, metrics: Json | None, *, last: bool
 ) -> bytes:
-    """The end of a frame, after the choices. `last`: of a choice, or of all."""
+    """`last`: the tail of a choice's last frame, or of the usage's."""
     # The usual frame: nothing to encode.
     if not last and usage is None:
         return b"]}\n\n"
@@ -177,8 +163,6 @@ def or_null(value: object) -> bytes:
 
 
 class OpenAiFrames:
-    """Frames of a response with a `head`. `kind` is the `object` of a chunk."""
-
     done = DONE
     kind: ClassVar[str]
     head: ResponseHead
@@ -195,7 +179,7 @@ class OpenAiFrames:
 
 
 def whole_calls(parts: Sequence[CallDelta]) -> list[ToolCallOut]:
-    """The calls that the parts make up, without the broken ones."""
+    """Join the parts into calls, without the broken ones."""
     calls: dict[int, ToolCallOut] = {}
     for part in parts:
         # A broken call may have been sent in part; the whole answer has its text instead.
@@ -209,9 +193,7 @@ def whole_calls(parts: Sequence[CallDelta]) -> list[ToolCallOut]:
 
 
 def in_order(text: str, calls: Sequence[CallDelta], start: int) -> Iterator[str | CallDelta]:
-    """Text and parts of calls in the order of the answer. The text begins behind `start` characters
-    of content.
-    """
+    """Return text and calls in order. The text begins behind `start` characters of content."""
     taken = 0
     for call in calls:
         before = call.content_before - start
@@ -224,7 +206,6 @@ def in_order(text: str, calls: Sequence[CallDelta], start: int) -> Iterator[str 
 
 
 def fields_of_body(head: ResponseHead, usage: TokenCounts, metrics: Json | None) -> Json:
-    """The fields of any response's body besides its choices."""
     return {
         "id": head.id,
         "created": head.created,

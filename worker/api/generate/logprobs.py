@@ -1,11 +1,8 @@
 """Log probabilities as the OpenAI API and vLLM write them. Pure.
 
-They follow the tokens, never the text: a token whose text is held back (half a character, the
-beginning of a stop string) or dropped (the stop token) has its entry all the same, exactly once.
-What JSON cannot write, minus infinity, is -9999.0, as in vLLM.
-
-Long ones are encoded in slices as they are made (`Columns`): as values of Python they would take
-ten times the memory of the answer.
+They follow the tokens, not the text: a token whose text is held back or dropped has its entry all
+the same. Minus infinity is -9999.0, as in vLLM. Long ones are encoded in slices (`Columns`), as
+values of Python would take ten times the memory.
 """
 
 from __future__ import annotations
@@ -35,8 +32,8 @@ class LogprobsWriter(Protocol):
     def prompt(
         self, prompt_ids: Sequence[int], prompt_text: str, entries: Sequence[TokenLogprobs]
     ) -> Iterator[Json]:
-        """The echoed prompt's part, in slices. `entries` has one for each token but the first;
-        missing ones (the sequence ended before) are null.
+        """Return the echoed prompt's part, in slices. `entries` has one for each token but the
+        first; missing ones (the sequence ended before) are null.
         """
         ...
 
@@ -44,31 +41,27 @@ class LogprobsWriter(Protocol):
         """Called before `take` if the answer follows an echoed prompt."""
         ...
 
-    def take(self, entries: Sequence[TokenLogprobs]) -> Json:
-        """The `logprobs` object of the next tokens."""
-        ...
+    def take(self, entries: Sequence[TokenLogprobs]) -> Json: ...
 
 
 def clamped(logprob: float) -> float:
-    """A log probability that JSON can write."""
     return max(logprob, LEAST)
 
 
 class Columns:
-    """A `logprobs` object under construction. Owns the encoded elements of each of its lists."""
+    """A `logprobs` object under construction: the encoded elements of each of its lists."""
 
     def __init__(self) -> None:
         self._parts: dict[str, list[bytes]] = {}
 
     def add(self, part: Json) -> None:
-        """Append the elements of every list."""
         for name, elements in part.items():
             parts = self._parts.setdefault(name, [])
             if elements:
                 parts.append(_encode(elements)[1:-1])
 
     def followed_by(self, parts: Iterator[Json]) -> Columns:
-        """A copy with more elements; the encoded ones are shared."""
+        """Return a copy with more elements; the encoded ones are shared."""
         columns = Columns()
         columns._parts = {name: list(own) for name, own in self._parts.items()}
         for part in parts:
@@ -76,7 +69,6 @@ class Columns:
         return columns
 
     def raw(self) -> msgspec.Raw:
-        """The object as encoded JSON."""
         lists = (
             _encode(name) + b":[" + b",".join(parts) + b"]" for name, parts in self._parts.items()
         )
@@ -86,7 +78,6 @@ class Columns:
 def written(
     writer: LogprobsWriter, entries: Sequence[TokenLogprobs], echoed: Columns | None = None
 ) -> Json | msgspec.Raw:
-    """The `logprobs` object of the next tokens, after those of an echoed prompt."""
     if echoed is None and num_tokens_shown(entries) <= SLICE_TOKENS:
         return writer.take(entries)
     parts = map(writer.take, slices(entries) or [()])
@@ -94,20 +85,17 @@ def written(
 
 
 def num_tokens_shown(entries: Sequence[TokenLogprobs]) -> int:
-    """The number of tokens in the entries: the drawn ones and their rivals."""
+    """Count the drawn tokens and their rivals."""
     return sum(len(entry.token_ids) for entry in entries)
 
 
 def slices(entries: Sequence[TokenLogprobs]) -> list[Sequence[TokenLogprobs]]:
-    """The entries in slices with about `SLICE_TOKENS` tokens each."""
     each = max((len(entry.token_ids) for entry in entries), default=1)
     size = max(1, SLICE_TOKENS // each)
     return [entries[start : start + size] for start in range(0, len(entries), size)]
 
 
 class _Naming:
-    """Names tokens as an answer shows them."""
-
     def __init__(self, token_bytes: TokenBytes, *, as_ids: bool) -> None:
         self._bytes = token_bytes
         self._as_ids = as_ids
@@ -116,7 +104,7 @@ class _Naming:
         return self._bytes(token_id)
 
     def name(self, token_id: int) -> str:
-        """Its text, U+FFFD for a piece of a character; or `token_id:N`."""
+        """Return its text, U+FFFD for a piece of a character; or `token_id:N`."""
         if self._as_ids:
             return f"token_id:{token_id}"
         return self._bytes(token_id).decode("utf-8", "replace")
@@ -131,11 +119,9 @@ class ChatLogprobs:
     def prompt(
         self, prompt_ids: Sequence[int], prompt_text: str, entries: Sequence[TokenLogprobs]
     ) -> Iterator[Json]:
-        """Chats do not show the log probabilities of their prompt here."""
         return iter(())
 
-    def follow(self, prompt_text: str) -> None:
-        """See `LogprobsWriter.follow`: nothing counts characters here."""
+    def follow(self, prompt_text: str) -> None: ...
 
     def take(self, entries: Sequence[TokenLogprobs]) -> Json:
         return {"content": [self._content(entry) for entry in entries]}
@@ -157,10 +143,8 @@ class ChatLogprobs:
 
 class CompletionLogprobs:
     """`choices[].logprobs` of a text completion: {tokens, token_logprobs, top_logprobs,
-    text_offset}. Owns how much of the text its tokens have passed.
-
-    `text_offset` counts the characters of the text before a token, so every piece of one character
-    has the same. Tokens in `skip_ids` have no text.
+    text_offset}. Every piece of one character has the same offset. Tokens in `skip_ids` have no
+    text.
     """
 
     def __init__(
@@ -174,7 +158,7 @@ class CompletionLogprobs:
     def prompt(
         self, prompt_ids: Sequence[int], prompt_text: str, entries: Sequence[TokenLogprobs]
     ) -> Iterator[Json]:
-        """See `LogprobsWriter.prompt`. The first token has nothing to be likely after: null."""
+        """The first token has nothing to be likely after: null."""
         decoder, offset, offsets = _UTF8("replace"), 0, []
         for token_id in prompt_ids:
             offsets.append(offset)
@@ -212,7 +196,7 @@ class CompletionLogprobs:
         return offset
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        """The likeliest tokens by text; of tokens with the same text, the first one counts."""
+        """The first of several tokens with the same text counts."""
         by_text: dict[str, float] = {}
         for token_id, logprob in zip(entry.token_ids, entry.logprobs, strict=True):
             by_text.setdefault(self._naming.name(token_id), clamped(logprob))
@@ -220,7 +204,6 @@ class CompletionLogprobs:
 
 
 def _distinct(entry: TokenLogprobs) -> list[tuple[int, float]]:
-    """The likeliest tokens, then the fixed ones that are not among them."""
     found: dict[int, float] = {}
     for token_id, logprob in zip(entry.token_ids[1:], entry.logprobs[1:], strict=True):
         found.setdefault(token_id, logprob)
@@ -230,9 +213,9 @@ def _distinct(entry: TokenLogprobs) -> list[tuple[int, float]]:
 def prompt_logprobs(
     entries: Sequence[TokenLogprobs], num_tokens: int, num_likeliest: int, token_bytes: TokenBytes
 ) -> msgspec.Raw:
-    """vLLM's `prompt_logprobs`: for each of `num_tokens` prompt tokens {id: {logprob, rank,
-    decoded_token}}, null for the first one and those that `entries` do not reach. `num_likeliest`
-    is how many were asked for, -1 all; tokens beyond those have no rank.
+    """vLLM's `prompt_logprobs`: {id: {logprob, rank, decoded_token}} for each prompt token, null
+    for the first one and those that `entries` do not reach. Tokens beyond `num_likeliest` (-1: all)
+    have no rank.
     """
     parts = [b"null"]
     parts += (_encode(_ranked(entry, num_likeliest, token_bytes)) for entry in entries)

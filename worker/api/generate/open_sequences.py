@@ -1,6 +1,4 @@
-"""The sequences that are open in the engine: clients abort them by the ids they know, and their
-prompts count as waiting until the first output.
-"""
+"""The open sequences: clients abort them by the ids they know."""
 
 from __future__ import annotations
 
@@ -17,8 +15,6 @@ _BRANCH_PREFIX = re.compile(r"^[0-9]+_")
 
 
 class OpenSequences:
-    """Owns the list of open sequences: sequence id → stream."""
-
     def __init__(self, engine: Engine, admission: Admission) -> None:
         self._engine = engine
         self._admission = admission
@@ -43,10 +39,8 @@ class OpenSequences:
         return listed
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Stop the sequences that a client may mean by ids: a response's id, that id without its
-        prefix (as the client gave it in `x-request-id`), or a sequence's own. All open sequences
-        are checked once, for any number of ids. Responses and messages have ids with prefixes of
-        their own, `resp_…` and `msg_…`.
+        """Stop the sequences of a response's id, of that id without its prefix (the client's
+        `x-request-id`), or of a sequence's own id, in one pass for any number of ids.
         """
         # Clients send the id that they saw, with the prefix of its API.
         wanted = {re.sub("^(resp|msg)_", "", request_id) for request_id in request_ids}
@@ -59,20 +53,16 @@ class OpenSequences:
 
 
 def response_of(request_id: str) -> str:
-    """The id of the response that a request to the engine belongs to: requests are named after it,
-    `{response id}-{index}-{random}`, and branches after their request, `{number}_{request id}`.
-    """
+    """Requests are named `{response id}-{index}-{random}`, and branches `{number}_{request id}`."""
     return _BRANCH_PREFIX.sub("", request_id).rsplit("-", 2)[0]
 
 
 def own_id(request_id: str) -> str:
-    """The id of that response without its prefix: as the client knows it, and may abort it."""
+    """Return the id of that response without its prefix: as the client knows it."""
     return response_of(request_id).partition("-")[2]
 
 
 class _ListedStream:
-    """A stream that leaves the list when it is closed."""
-
     __slots__ = ("_listed", "_prefilled", "_stream", "request_id")
 
     def __init__(

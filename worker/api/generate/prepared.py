@@ -15,10 +15,9 @@ from worker.engine.messages import AddRequest
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The facts that an answer shows besides its text. `new_logprobs` makes the writer of one
-    choice; None: log probabilities were not asked for. `prompt_logprobs` is the number of likeliest
-    tokens to show with each token of the prompt. `usage` and `continuous_usage` concern streams, as
-    does `interval`: tokens per frame.
+    """The facts that an answer shows besides its text. `new_logprobs` makes the writer of a choice;
+    `prompt_logprobs` is the number of likeliest tokens with each token of the prompt. `usage`,
+    `continuous_usage` and `interval` (tokens per frame) concern streams.
     """
 
     new_logprobs: Callable[[], LogprobsWriter] | None = None
@@ -33,10 +32,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A checked request. `echoes` are the texts of the prompts, where the answer begins with them.
-    `constraint` is what the answer must match, `form` what parsers look for in it. A stream with a
-    `resumption` can continue on another worker.
-    """
+    """A checked request. `echoes` are the texts of the prompts that answers begin with."""
 
     requests: tuple[AddRequest, ...]
     text: TextParams

@@ -26,12 +26,8 @@ from worker.types import TokenLogprobs
 
 @dataclass(slots=True)
 class PromptRun:
-    """One engine request: a prompt and the choices that follow from it. Owns the log probabilities
-    of the prompt, as the engine gave them and as they are written (once for all choices), and the
-    records of its choices.
-
-    `prompt_known` is set when `prompt_logprobs` is final: with the first token, or an end without
-    any.
+    """A prompt and the choices that follow from it. `prompt_known` is set when `prompt_logprobs` is
+    final: with the first token, or an end without any.
     """
 
     request: AddRequest
@@ -53,7 +49,6 @@ class PromptRun:
         return choice.take(output)
 
     def record(self, choice: Choice, now: float) -> RequestRecord:
-        """The metrics' record of a choice that ended. Called once for each."""
         record = choice.record(now)
         self._recorded.append(record)
         # The request's own figures belong to its last record alone.
@@ -64,13 +59,10 @@ class PromptRun:
 
     @property
     def num_tokens_shown(self) -> int:
-        """The number of tokens in the prompt's log probabilities."""
         return num_tokens_shown(self.prompt_logprobs)
 
     def echoed(self, writer: LogprobsWriter) -> Columns | None:
-        """The log probabilities of the echoed prompt, if there is one, for a writer that continues
-        with an answer. They must be known.
-        """
+        """Write the log probabilities of the echoed prompt (known by now), before an answer's."""
         if self.echo is None:
             return None
         if self._echoed is None:
@@ -81,7 +73,6 @@ class PromptRun:
         return self._echoed
 
     def raw_logprobs(self, num_likeliest: int, token_bytes: TokenBytes) -> msgspec.Raw:
-        """The prompt's log probabilities in vLLM's form."""
         if self._raw_logprobs is None:
             size = len(self.request.prompt_token_ids)
             self._raw_logprobs = prompt_logprobs(
@@ -91,7 +82,7 @@ class PromptRun:
 
 
 def usage_of(runs: Iterable[PromptRun], *, cached: bool) -> TokenCounts:
-    """Counts of a response: every prompt once, with any number of choices."""
+    """Count every prompt once, with any number of choices."""
     runs = list(runs)
     return TokenCounts(
         prompt_tokens=sum(len(run.request.prompt_token_ids) for run in runs),
@@ -101,7 +92,6 @@ def usage_of(runs: Iterable[PromptRun], *, cached: bool) -> TokenCounts:
 
 
 def usage_so_far(run: PromptRun, choice: Choice, *, cached: bool) -> TokenCounts:
-    """Counts of one choice, for its chunk."""
     return TokenCounts(
         len(run.request.prompt_token_ids),
         choice.num_generated,
@@ -110,8 +100,8 @@ def usage_so_far(run: PromptRun, choice: Choice, *, cached: bool) -> TokenCounts
 
 
 def request_metrics(runs: Sequence[PromptRun]) -> dict[str, Any]:
-    """vLLM's `metrics` block. The generation lasts from the first to the last token of all choices;
-    `tokens_per_second` counts the tokens after the first ones over it.
+    """vLLM's `metrics` block, over the time from the first to the last token of all choices;
+    `tokens_per_second` counts the tokens after the first ones.
     """
     choices = [choice for run in runs for choice in run.choices if choice.last is not None]
     arrival = min(run.request.arrival_seconds for run in runs)
@@ -134,7 +124,7 @@ def request_metrics(runs: Sequence[PromptRun]) -> dict[str, Any]:
 
 
 def _speculative_decoding(choices: Iterable[Choice]) -> dict[str, Any] | None:
-    """vLLM's figures, over all choices; None if no drafts were verified."""
+    """Return vLLM's figures over all choices; None if no drafts were verified."""
     figures = [choice.speculation for choice in choices if choice.speculation is not None]
     steps = sum(one.num_steps for one in figures)
     if not steps:
@@ -161,7 +151,7 @@ def _milliseconds(seconds: float | None) -> float | None:
 
 
 class AnswerCollector:
-    """The sink of a response that is not streamed. Owns the pieces of every choice."""
+    """The sink of a response that is not streamed."""
 
     def __init__(self, prepared: Prepared, runs: Sequence[PromptRun]) -> None:
         self._shown = prepared.shown
@@ -169,12 +159,11 @@ class AnswerCollector:
         self._pieces: dict[int, list[Piece]] = {c.index: [] for run in runs for c in run.choices}
 
     async def __call__(self, run: PromptRun, choice: Choice, piece: Piece) -> None:
-        """Keep what one engine step gave one choice."""
         self._pieces[choice.index].append(piece)
 
     @property
     def num_tokens_shown(self) -> int:
-        """Tokens in the log probabilities of answers and prompts, and the embeddings' numbers."""
+        """Count the tokens in all log probabilities, and the numbers of embeddings."""
         pieces = (piece for pieces in self._pieces.values() for piece in pieces)
         own = sum(num_tokens_shown(piece.logprobs) for piece in pieces)
         last = (choice.last for run in self._runs for choice in run.choices)
@@ -182,7 +171,7 @@ class AnswerCollector:
         return own + sum(run.num_tokens_shown for run in self._runs)
 
     def answers(self, token_bytes: TokenBytes) -> list[Answer]:
-        """Every choice in the order of their indices. All have ended."""
+        """Return every choice in the order of their indices. All have ended."""
         return [
             self._answer(run, choice, token_bytes) for run in self._runs for choice in run.choices
         ]

@@ -1,14 +1,10 @@
 """Streams that can continue at another worker. Pure.
 
-Theory of operation. A stream whose request has the field `resume` states in a response header the
-facts that another worker needs beyond the request: the response's id, its time, the seed. After
-each write comes a comment with the ids of the tokens whose text has been written. So a reader of a
-comment knows the tokens that the client has, and the exact character after which their text
-continues: the text that detokenizer and parsers hold back is a function of the tokens.
-
-The other worker takes the request with the header's object and the tokens. It treats them as the
-engine treats those of a preempted sequence, and feeds them to the parsers, whose results it
-discards; its next write is the next write of the first worker.
+A stream whose request has the field `resume` states in a response header what another worker needs
+beyond the request: the response's id, its time, the seed. After each write comes a comment with the
+ids of the tokens whose text has been written, which fixes the character after which text continues.
+The other worker takes the request with both, feeds the tokens to the parsers, and discards the
+results; its next write is the next write of the first worker.
 """
 
 import json
@@ -58,9 +54,8 @@ def resumption_of(
     created: int,
     kv: dict[str, Any] | None = None,
 ) -> Resumption | None:
-    """The resumption of a request's stream; None: it was not asked for, or cannot continue
-    elsewhere. `kv` is the address of this worker's KV. Raises `RequestError` if the stream is to
-    continue here and cannot.
+    """None: resumption was not asked for, or is not possible. `kv` is the address of this worker's
+    KV. Raises `RequestError` if the stream is to continue here and cannot.
     """
     resume, [first, *others] = request.resume, asked
     if resume is None:
@@ -85,7 +80,7 @@ def resumption_of(
 
 
 def mark(token_ids: Sequence[int]) -> bytes:
-    """The comment after the text of these tokens, the next ones of the answer."""
+    """Return the comment after the text of these tokens, the next ones of the answer."""
     return b": resume " + _encode(token_ids) + b"\n\n"
 
 

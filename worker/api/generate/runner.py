@@ -47,9 +47,8 @@ class Runner:
     async def answer(self, prepared: Prepared, exchange: Exchange) -> None:
         """Run to the end and reply. Cancellation aborts the sequences that still run in the engine.
 
-        Nothing is sent before the first token (or the first keep-alive comment), so that an error
-        before it has a status of its own and a proxy can still retry elsewhere. Raises
-        `RequestError`, `EngineDeadError`, `ClientGoneError`.
+        Nothing is sent before the first token (or keep-alive), so that an error has a status of its
+        own and a proxy can retry. Raises `RequestError`, `EngineDeadError`, `ClientGoneError`.
         """
         # A resumed stream may turn out to be over here: before the engine has the request.
         runs = self._runs(prepared)
@@ -155,15 +154,12 @@ class Runner:
             self._metrics.request_ended(run.record(choice, time.monotonic()))
 
     def _record_rest(self, pending: dict[int, tuple[PromptRun, Choice]]) -> None:
-        """Record sequences that never ran: the engine was gone, or the end of another one ended
-        all.
-        """
         for run, choice in pending.values():
             self._metrics.request_ended(run.record(choice, time.monotonic()))
 
     def _observe(self, choice: Choice, output: RequestOutput, previous: float | None) -> None:
-        """Observe the time to first token, then one gap for every output step, with any number of
-        tokens; several steps in one output, for a slow consumer, count as that many equal gaps.
+        """Observe the time to first token, then one gap for every step; several steps in one
+        output, for a slow consumer, count as that many equal gaps.
         """
         latest = output.last_token_seconds
         if latest is None or not output.token_ids:
@@ -176,9 +172,7 @@ class Runner:
 
 
 class EventStream:
-    """An exchange to which events are written, one after the other. Owns the time of the last
-    write, and whether the last event is written.
-    """
+    """An exchange to which events are written, one after the other."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -218,8 +212,6 @@ class EventStream:
 
 @dataclass(slots=True)
 class _Pending:
-    """The pieces of a choice that are not written yet."""
-
     writer: LogprobsWriter | None
     begun: bool = False
     written: bool = False  # at least one delta
@@ -256,12 +248,11 @@ class _Pending:
 
     @property
     def says_something(self) -> bool:
-        """True if there is anything besides tokens."""
         return any(self.text) or any(self.reasoning) or bool(self.calls)
 
 
 class StreamWriter:
-    """Owns the pending pieces of each choice, and the number of unfinished choices."""
+    """The sink of a stream."""
 
     def __init__(self, prepared: Prepared, runs: Sequence[PromptRun], events: EventStream) -> None:
         self._frames = prepared.frames
@@ -282,7 +273,7 @@ class StreamWriter:
         self._echoing = asyncio.Lock()  # the first choice writes the prompt for all
 
     async def __call__(self, run: PromptRun, choice: Choice, piece: Piece) -> None:
-        """Write the piece that one engine step gave one choice; or hold it for later."""
+        """Write the piece that one engine step gave one choice, or hold it for later."""
         # Log probabilities of the prompt come before any token.
         if not piece.token_ids and choice.ending is None:
             return  # of the prompt
@@ -324,7 +315,6 @@ class StreamWriter:
         return shows or pending.says_something
 
     def _delta(self, run: PromptRun, choice: Choice, pending: _Pending) -> bytes:
-        """The frame of the pending pieces; with the last one of all, the end of the response."""
         shown = self._shown
         usage = metrics = None
         if shown.continuous_usage:

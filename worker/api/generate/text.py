@@ -18,14 +18,10 @@ from worker.tokenizer.tokenizer import Tokenizer
 
 
 class Encode(Protocol):
-    """The type of `Tokenizer.encode`."""
-
     def __call__(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
 
 class ChatOptions(Protocol):
-    """The part of a request that the chat template sees besides the messages."""
-
     @property
     def add_generation_prompt(self) -> bool | None: ...
     @property
@@ -41,9 +37,7 @@ class ChatOptions(Protocol):
 
 
 def opens_a_turn(options: ChatOptions) -> bool:
-    """True if the prompt ends with the start of an assistant's turn: the default, unless the last
-    message is to be continued.
-    """
+    """True if the prompt ends with the start of an assistant's turn."""
     if options.continue_final_message and options.add_generation_prompt:
         raise RequestError(
             "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
@@ -55,8 +49,6 @@ def opens_a_turn(options: ChatOptions) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """The prompt of a conversation. `opens_turn`: an assistant's turn begins at its end."""
-
     text: str
     ids: list[int]
     opens_turn: bool
@@ -65,8 +57,7 @@ class ChatPrompt:
 @dataclass(frozen=True, slots=True)
 class ModelText:
     """The model's tokenizer, template (None: not a chat model) and limits, and the tokens that end
-    a sequence, the model's own first. `prompt_encoder` encodes prompts in place of the tokenizer.
-    `grammars` compiles constraints of answers; None: answers cannot be constrained.
+    a sequence, the model's own first. `grammars` None: answers cannot be constrained.
     """
 
     tokenizer: Tokenizer
@@ -78,7 +69,6 @@ class ModelText:
 
     @property
     def takes_system_turns(self) -> bool:
-        """True if a conversation may have system messages anywhere."""
         return self.template is None or self.template.takes_system_turns
 
     async def chat_prompt(
@@ -88,9 +78,7 @@ class ModelText:
         *,
         add_special_tokens: bool = False,
     ) -> ChatPrompt:
-        """Render and encode a conversation. The model's prefix is not added by default: the
-        template writes it.
-        """
+        """Render and encode a conversation; by default, its template writes the model's prefix."""
         if self.template is None:
             raise RequestError(
                 "This model has no chat template; use /v1/completions", param="messages"
@@ -118,7 +106,7 @@ class ModelText:
         return ChatPrompt(text, ids, opens_turn)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text, in a thread if it is long."""
+        """Encode a text, in a thread if it is long."""
         self._check_length(text)
         # The render routes record offsets on the way.
         encode = self.prompt_encoder or self.tokenizer.encode
@@ -128,7 +116,7 @@ class ModelText:
     async def encode_all(
         self, texts: Sequence[str], *, add_special_tokens: bool
     ) -> list[list[int]]:
-        """Token ids of several texts, in a thread if they are long together."""
+        """Encode several texts, in a thread if they are long together."""
         for text in texts:
             self._check_length(text)
         encode = self.prompt_encoder or self.tokenizer.encode
@@ -139,7 +127,7 @@ class ModelText:
         return await off_loop_when_large(sum(map(len, texts)), encode_each)
 
     async def decode_all(self, prompts: Sequence[Sequence[int]]) -> list[str]:
-        """Texts of token ids, control tokens included; in a thread if they are many together."""
+        """Decode token ids, control tokens included; in a thread if they are many together."""
 
         def decode_each() -> list[str]:
             decode = self.tokenizer.decode
@@ -148,13 +136,11 @@ class ModelText:
         return await off_loop_when_large(sum(map(len, prompts)), decode_each)
 
     def encode_word(self, text: str) -> list[int]:
-        """Token ids of a short text, without the model's prefix."""
+        """Encode a short text, without the model's prefix."""
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _check_length(self, text: str) -> None:
-        """Refuse a text before it is tokenized that cannot fit: no tokenizer averages 16
-        characters a token over a whole context.
-        """
+        """No tokenizer averages 16 characters a token over a whole context."""
         if len(text) > 16 * self.limits.max_model_len:
             raise RequestError(
                 f"This model's maximum context length is {self.limits.max_model_len} tokens."

@@ -17,9 +17,7 @@ _INT64 = 1 << 63
 
 
 class ApiKeys:
-    """The bearer keys of a server, as digests, so that the time of a comparison reveals neither the
-    length of a key nor a near miss.
-    """
+    """Bearer keys as digests: the time of a comparison reveals neither length nor a near miss."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
@@ -28,14 +26,13 @@ class ApiKeys:
         return bool(self._digests)
 
     def let_in(self, exchange: Exchange) -> bool:
-        """Return True if a request carries one of the keys."""
         token = hashlib.sha256(given_key(exchange).encode("latin-1")).digest()
         matches = [hmac.compare_digest(token, digest) for digest in self._digests]
         return any(matches)
 
 
 def given_key(exchange: Exchange) -> str:
-    """The bearer token, or the header that clients of Anthropic's API send instead; empty: none."""
+    """Return the bearer token, or the header of Anthropic's clients; empty: none."""
     scheme, _, token = (exchange.header(b"authorization") or "").partition(" ")
     if scheme.lower() == "bearer":
         return token
@@ -44,9 +41,8 @@ def given_key(exchange: Exchange) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request as it arrived. `request_id` is the client's, `seconds` monotonic. `priority` of a
-    header overrides the body's. `kv_source` is the worker that a picker names because it has KV of
-    the prompt.
+    """One request as it arrived. `request_id` is the client's, `seconds` monotonic, `priority` the
+    header's, `kv_source` the worker that a picker names because it has KV of the prompt.
     """
 
     request_id: str | None
@@ -59,9 +55,9 @@ class Arrival:
 def arrival_of(
     exchange: Exchange, request_id: str | None, now: float, api_keys: Sequence[str] = ()
 ) -> Arrival:
-    """Read the headers. The tenant is the API key in use, where there are several, and the client
-    that the gateway names for its fairness: two keys are never one tenant, whatever a header says.
-    Without either it is "", the tenant of all anonymous clients. Raises `RequestError` (400).
+    """Read the headers. The tenant is the API key in use, where there are several, with the
+    gateway's fairness id; without either "", the tenant of all anonymous clients. Raises
+    `RequestError` (400).
     """
     tenant, priority = _tenant(exchange, api_keys), _priority(exchange)
     return Arrival(request_id, now, tenant, priority, exchange.header(KV_SOURCE.encode()))
@@ -80,9 +76,7 @@ def _tenant(exchange: Exchange, api_keys: Sequence[str]) -> str:
 
 
 def _short(name: str) -> str:
-    """A short printable name as it is, any other as a digest, which no name resembles: names that
-    differ only behind the limit stay different tenants.
-    """
+    """A digest of a long name: names that differ only behind the limit stay different tenants."""
     if len(name) <= MAX_TENANT_CHARS and name.isprintable():
         return name
     return "\0" + hashlib.sha256(name.encode()).hexdigest()

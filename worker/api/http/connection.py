@@ -60,9 +60,7 @@ _RESERVED_FILES = 64
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Limits of one connection. `refused` gets the status of every request that is refused before
-    the application sees it.
-    """
+    """`refused` gets the status of every request that is refused before the application sees it."""
 
     header_timeout_seconds: float
     max_connections: int
@@ -70,7 +68,6 @@ class ConnectionLimits:
 
 
 def protocol_of(config: ApiConfig, refused: Callable[[int], None]) -> type[asyncio.Protocol]:
-    """The `http` argument of `uvicorn.Config`."""
     limits = ConnectionLimits(
         config.header_timeout_seconds,
         allowed_connections(config.max_connections),
@@ -80,9 +77,7 @@ def protocol_of(config: ApiConfig, refused: Callable[[int], None]) -> type[async
 
 
 def allowed_connections(asked: int | None = None) -> int:
-    """The number that is asked for (4,096), or the number that the file limit allows beside our own
-    files, some of which a new engine needs.
-    """
+    """The file limit must leave room for our own files, some of which a new engine needs."""
     most = MAX_CONNECTIONS if asked is None else asked
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
@@ -100,14 +95,12 @@ class _LingeringTransport(asyncio.Transport):
         self._closing = False
 
     def close(self) -> None:
-        """Close now, or leave it to `before_close` if that returns True."""
         if not self._closing:
             self._closing = True
             if not self._before_close():
                 self._transport.close()
 
     def is_closing(self) -> bool:
-        """True once no more answers are sent."""
         return self._closing or self._transport.is_closing()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -155,7 +148,6 @@ class GuardedProtocol(HttpToolsProtocol):
     # ---- the connection ---------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection, or refuse it when there are too many."""
         self._socket = transport
         super().connection_made(_LingeringTransport(transport, self._linger))
         if len(self.connections) > self._limits.max_connections:
@@ -179,9 +171,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Called when the client stops sending. True keeps our side open: only short answers are
-        due.
-        """
+        """Called when the client stops sending. True keeps our side open for short answers."""
         due = [cycle for cycle, _ in self.pipeline]
         if self._running is not None:
             due.append(self._running)
@@ -196,7 +186,6 @@ class GuardedProtocol(HttpToolsProtocol):
         return self._half_closed
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser, unless this connection is past listening."""
         if self._deaf:
             return
         self._unset_keepalive_if_required()
@@ -212,9 +201,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(self._refusal or _malformed(str(error)))
 
     def _parse(self, data: bytes) -> None:
-        """Feed the parser. It stops behind each head that offers an upgrade and takes the rest for
-        another protocol.
-        """
+        """The parser takes what follows an offer to upgrade for another protocol."""
         while data:
             try:
                 self.parser.feed_data(data)
@@ -228,14 +215,12 @@ class GuardedProtocol(HttpToolsProtocol):
                     self.parser.feed_data(b"POST / HTTP/1.1\r\n" + b"".join(lines) + b"\r\n")
 
     def _framing(self) -> list[tuple[bytes, bytes]]:
-        """The headers of the current request that announce a body."""
         names = (b"content-length", b"transfer-encoding")
         return [(k, v) for k, v in self.headers if k in names and v.strip() != b"0"]
 
     # ---- the parser's callbacks -------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """Called at the first byte of a request."""
         if self._in_body:
             return  # of the head that `_parse` repeats
         if len(self.pipeline) >= MAX_PIPELINED:
@@ -245,14 +230,10 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """Called with a piece of the target."""
         self._grow_head(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Called with a header; or with a trailer, which is dropped: headers are settled when the
-        body begins.
-        """
         self._grow_head(len(name) + len(value))
         if not self._in_head:
             return
@@ -275,14 +256,13 @@ class GuardedProtocol(HttpToolsProtocol):
             raise self._refused(_malformed("the request's target cannot be read")) from error
 
     def on_message_complete(self) -> None:
-        """End the request, unless the parser only skips the body of an offered upgrade."""
+        """The parser only skips the body of an offered upgrade, which is no end of the request."""
         if self.parser.should_upgrade() and self._framing():
             return
         self._in_body = False
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Continue with the next request, if one waits."""
         self._running = None
         super().on_response_complete()
         if self._head_timer is not None:
@@ -329,9 +309,7 @@ class GuardedProtocol(HttpToolsProtocol):
         return error
 
     def _refuse(self, error: RequestError) -> None:
-        """End the connection because of the request that is being read: with an error, unless
-        another answer is due first.
-        """
+        """End the connection with an error, unless another answer is due first."""
         self._deaf = True
         self._stop_timer()
         self._limits.refused(error.status)
@@ -348,7 +326,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _last_request(self) -> None:
-        """Close after the answers that are due."""
         self._deaf = True
         self._stop_timer()
         last = self.pipeline[0][0] if self.pipeline else self._running
@@ -380,14 +357,13 @@ class GuardedProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _wait_for_next(self) -> None:
-        """Close an idle connection."""
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
 
     def _linger(self) -> bool:
-        """Called by `close`. True if the client may still be sending: data is then read and
-        discarded until the client has received the answer or the time is up.
+        """Called by `close`. True: the client may still be sending, so data is read and discarded
+        until it has received the answer or the time is up.
         """
         if not (self._in_body or self._in_head or self._deaf) or self._socket is None:
             return False
@@ -406,9 +382,7 @@ class GuardedProtocol(HttpToolsProtocol):
 async def _send_without_chunks(
     cycle: RequestResponseCycle, send: Callable[[Any], Awaitable[None]], message: Any
 ) -> None:
-    """Send an ASGI message to a client that cannot read chunks. Uvicorn writes a body without them
-    only if it knows the length, so each piece is announced as the rest of the body.
-    """
+    """Announce each piece as the rest of the body: uvicorn then writes it without chunks."""
     if message["type"] == "http.response.start":
         if all(name != b"content-length" for name, _ in message["headers"]):
             cycle.chunked_encoding = False

@@ -46,11 +46,9 @@ class ClientGoneError(Exception):
 
 
 class Exchange:
-    """One request and its reply. Owns the sizes of both and whether the reply has begun; `errors`
-    is the form of its route's errors. `known_body` replaces a JSON body that was read and has
-    fields to ignore.
-
-    A write that a stalled client blocks for `write_stall_seconds` raises `ClientGoneError`.
+    """One request and its reply, whose errors have the form `errors`. `known_body` replaces a JSON
+    body that has fields to ignore. A write that stalls for `write_stall_seconds` raises
+    `ClientGoneError`.
     """
 
     def __init__(
@@ -83,20 +81,20 @@ class Exchange:
     # ---- the request ------------------------------------------------------------------------
 
     def header(self, name: bytes) -> str | None:
-        """The first header of a (lower-case) name."""
+        """Return the first header of a (lower-case) name."""
         for key, value in self._headers:
             if key == name:
                 return value.decode("latin-1")
         return None
 
     def headers(self) -> list[tuple[str, str]]:
-        """All headers in order; bytes that are not UTF-8 are escaped as `surrogateescape` does."""
+        """Return all headers; bytes that are not UTF-8 are escaped as `surrogateescape` does."""
         fields = (field for pair in self._headers for field in pair)
         texts = [field.decode("utf-8", "surrogateescape") for field in fields]
         return list(zip(texts[::2], texts[1::2], strict=True))
 
     def query(self) -> list[tuple[str, str]]:
-        """The fields of the query string, in order. Raises 400 if it cannot be read."""
+        """Return the fields of the query string. Raises 400 if it cannot be read."""
         try:
             return parse_qsl(
                 self._query.decode("ascii"),
@@ -109,13 +107,11 @@ class Exchange:
             raise RequestError(f"The query string cannot be read: {error}") from error
 
     def check_headers(self) -> None:
-        """Refuse a request with absurdly many or long headers (431)."""
         size = sum(len(k) + len(v) for k, v in self._headers)
         if len(self._headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
             raise headers_too_large()
 
     async def json_body(self, max_bytes: int) -> bytes:
-        """Read a `body` that must be declared as JSON, and nest within limits."""
         # The second run of a handler, without ignored fields.
         if self.known_body is not None:
             return self.known_body
@@ -125,9 +121,8 @@ class Exchange:
         return body
 
     async def body(self, max_bytes: int) -> bytes:
-        """Read the whole body and undo its gzip or deflate coding (RFC 9110, section 8.4). Raises
-        415 for another coding, 413 as soon as the body is longer than `max_bytes`, on the wire or
-        decoded, and 408 after `body_timeout_seconds`.
+        """Read the body and undo its gzip or deflate coding (RFC 9110, section 8.4). Raises 415 for
+        another coding, 413 beyond `max_bytes` (also decoded), 408 after `body_timeout_seconds`.
         """
         coding = (self.header(b"content-encoding") or "").strip().lower()
         if coding not in _CODINGS:
@@ -179,7 +174,6 @@ class Exchange:
 
     @property
     def _declared_bytes(self) -> int | None:
-        """The body's length as announced; None when it is not announced (chunked)."""
         declared = self.header(b"content-length")
         if declared is not None and declared.isdecimal():
             return int(declared)
@@ -202,9 +196,7 @@ class Exchange:
             return
 
     async def disconnected(self) -> None:
-        """Wait until the client is gone, then raise `ClientGoneError`. The body must be read
-        before.
-        """
+        """Wait until the client is gone, then raise. The body must be read before."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         raise ClientGoneError
@@ -212,7 +204,6 @@ class Exchange:
     # ---- the reply --------------------------------------------------------------------------
 
     def add_header(self, name: bytes, value: str) -> None:
-        """Add a header to the reply. `value` is printable ASCII."""
         self._extra = (*self._extra, (name, value.encode("ascii")))
 
     async def reply(
@@ -272,9 +263,7 @@ class Unauthorized(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ErrorForm:
-    """The form of an API's errors: `body` makes the value to encode, of type `kind`; a 401 is
-    `unauthorized`. In a stream, `event` precedes the data.
-    """
+    """`body` makes a value of type `kind`; `event` precedes the data of a stream."""
 
     body: Callable[[RequestError], msgspec.Struct]
     kind: type[msgspec.Struct]
@@ -290,12 +279,11 @@ OPENAI_ERRORS = ErrorForm(_openai_error, Error, Unauthorized())
 
 
 def error_body(error: RequestError, form: ErrorForm = OPENAI_ERRORS) -> bytes:
-    """The JSON of an error in the form of its API."""
     return msgspec.json.encode(form.body(error))
 
 
 def error_frame(error: RequestError, form: ErrorForm = OPENAI_ERRORS) -> bytes:
-    """The error as the last event of a stream that has begun."""
+    """The last event of a stream that has begun."""
     return form.event + b"data: " + error_body(error, form) + b"\n\n"
 
 
@@ -305,7 +293,6 @@ def status_error(status: HTTPStatus, message: str | None = None) -> RequestError
 
 
 def headers_too_large() -> RequestError:
-    """The 431 for absurdly many or long headers."""
     return status_error(
         HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
         f"More than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes of them",
@@ -313,9 +300,7 @@ def headers_too_large() -> RequestError:
 
 
 def _decompressed(body: bytes, coding: str, max_bytes: int) -> bytes:
-    """Decode a compressed body. Data behind its end is refused: a body of many thousand parts would
-    cost the square of its length.
-    """
+    """Data behind the end is refused: many thousand parts would cost the square of their length."""
     stream = zlib.decompressobj(_CODINGS[coding])
     try:
         decoded = stream.decompress(body, max_bytes + 1)

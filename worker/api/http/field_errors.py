@@ -12,8 +12,6 @@ _FUNCTION = re.compile(r"(tools[\[.]\d+\]?)\.function\.")
 
 
 class Field(str):
-    """The path of a field, as a part of an error's text."""
-
     __slots__ = ()
 
 
@@ -28,19 +26,18 @@ class FieldError(RequestError):
 
 
 def refused(path: str, reason: str) -> FieldError:
-    """The 400 of the field at `path`, which begins the message."""
+    """Return the 400 of the field at `path`, which begins the message."""
     return FieldError(Field(path), f" {reason}", param=path)
 
 
 def quoted(path: str, reason: str) -> FieldError:
-    """The same, with the path in backquotes."""
     return FieldError("`", Field(path), f"` {reason}", param=path)
 
 
 def malformed(message: str | tuple[str, ...], place: str = "") -> FieldError:
-    """The 400 for a body of the wrong shape: it is not JSON, or a field is unknown, missing, or of
-    the wrong type. `place` is the field's path (`messages[0].role`), or the byte; type and `param`
-    (`body.messages.0.role`) are those of vLLM's validation errors.
+    """Return the 400 for a body of the wrong shape. `place` is the field's path
+    (`messages[0].role`), or the byte; type and `param` (`body.messages.0.role`) are those of vLLM's
+    validation errors.
     """
     path = place.replace("[", ".").replace("]", "")
     parts = (message,) if isinstance(message, str) else message
@@ -48,7 +45,6 @@ def malformed(message: str | tuple[str, ...], place: str = "") -> FieldError:
 
 
 def needed(value: str | None, place: str) -> str:
-    """A field that is required here, though not in every body of its type."""
     if value is None:
         raise malformed(f"Missing required field `{place}`", place)
     return value
@@ -56,7 +52,7 @@ def needed(value: str | None, place: str) -> str:
 
 @contextmanager
 def fields_named(names: Mapping[str, str]) -> Iterator[None]:
-    """Rename the fields in errors of the block: `names` maps paths to those of another API."""
+    """Rename fields in errors of the block: `names` maps paths to those of another API."""
     try:
         yield
     except RequestError as error:
@@ -73,7 +69,7 @@ def fields_named(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def _renamed(path: str, names: Mapping[str, str]) -> str:
-    """A path whose longest known beginning is replaced."""
+    """Replace the longest known beginning of a path."""
     for name in sorted(names, key=len, reverse=True):
         if re.match(rf"{re.escape(name)}(?!\w)", path):
             path = names[name] + path[len(name) :]

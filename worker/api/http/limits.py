@@ -1,9 +1,7 @@
-"""Limits on the cost of a JSON body, checked before it is decoded, and the place where a broken
-body breaks.
+"""Limits on a JSON body, counted before it is decoded, and the place where a broken body breaks.
 
-The decoder is strict about syntax, but not about the number of objects: four mebibytes of brackets
-are a million of them. So nesting, containers and their named members are counted first, by a few
-passes of C string functions over the bytes (a regular expression takes thirty times as long).
+The decoder does not limit objects: four mebibytes of brackets are a million of them. They are
+counted by C string functions (a regular expression takes thirty times as long).
 """
 
 import re
@@ -31,10 +29,7 @@ _BYTE = re.compile(r" \(byte \d+\)")
 
 
 def check_json(body: bytes) -> None:
-    """Refuse a body that nests deeper than `MAX_JSON_DEPTH` or has more than `MAX_JSON_CONTAINERS`
-    objects and arrays, or more than `MAX_JSON_MEMBERS` members of objects. Takes any bytes;
-    malformed JSON is left to the decoder.
-    """
+    """Refuse a body of too many levels, containers or members; broken JSON may pass."""
     containers = body.count(b"{") + body.count(b"[")
     if containers <= MAX_JSON_DEPTH and body.count(b":") <= MAX_JSON_MEMBERS:
         return
@@ -49,7 +44,7 @@ def check_json(body: bytes) -> None:
 
 
 def num_containers(text: str) -> int:
-    """The number of objects and arrays in a JSON text; no fewer than a decoder creates."""
+    """Count the objects and arrays of a JSON text: no fewer than a decoder creates."""
     return _num_containers(_outside_strings(text.encode()))
 
 
@@ -58,7 +53,6 @@ def _num_containers(outside_strings: bytes) -> int:
 
 
 def _outside_strings(body: bytes) -> bytes:
-    """The bytes outside of strings."""
     if b"\\" in body:
         # Left to right, so that of a run of backslashes only the last odd one escapes the quote.
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -66,8 +60,8 @@ def _outside_strings(body: bytes) -> bytes:
 
 
 def malformed_json(body: bytes, reason: str) -> RequestError:
-    """The 400 for a body that the decoder refused as JSON, with the place (in bytes from 0).
-    `reason` is the decoder's own; a better or earlier one replaces it.
+    """Return the 400 for a body that the decoder refused for the `reason`, with a better or earlier
+    one if there is one, and the place in bytes from 0.
     """
     if not body:
         return malformed("The body is empty")
@@ -92,9 +86,9 @@ def _malformed(reason: str, place: int | None) -> RequestError:
 
 
 def _lone_surrogate(body: bytes, reason: str, place: int | None) -> int | None:
-    """The place of the escaped surrogate that stopped the decoder, if it was one. The decoder
-    stopped at `place`: behind the surrogate, or behind the characters in place of its other half.
-    Only that place is checked, as a body may have a million surrogates.
+    """Find the escaped surrogate that stopped the decoder at `place`, behind it or behind the
+    characters in place of its other half. Only that place is checked: a body may have a million
+    surrogates.
     """
     if place is not None and "surrogate" in reason:
         last = place - _ESCAPE_BYTES

@@ -11,5 +11,5 @@ _Value = TypeVar("_Value")
 
 
 async def off_loop_when_large(size: int, work: Callable[[], _Value]) -> _Value:
-    """Do work on `size` characters or tokens: in a thread, unless they are few."""
+    """Do work on `size` characters or tokens, in a thread unless they are few."""
     return work() if size <= INLINE else await asyncio.to_thread(work)

@@ -38,7 +38,6 @@ class ChatApi:
     """Prepares conversations; without a limit the answer may fill the context."""
 
     def __init__(self, checks: RequestChecks, encode: Encode | None = None) -> None:
-        """`encode` encodes prompts in place of the tokenizer."""
         self._checks = checks
         self._adapters = checks.adapters
         self._text = replace(checks.text, prompt_encoder=encode)
@@ -46,11 +45,9 @@ class ChatApi:
         self._token_bytes = checks.text.tokenizer.token_bytes
 
     async def __call__(self, body: bytes, arrival: Arrival) -> Prepared:
-        """Prepare a body. Raises `RequestError` (400, 404)."""
         return await self.prepared(decode_supported(body, ChatRequest), arrival)
 
     async def prepared(self, request: ChatRequest, arrival: Arrival) -> Prepared:
-        """Prepare a request whose fields are all supported. Raises `RequestError` (400, 404)."""
         adapter = self._adapters.adapter_of(request.model)
         special = bool(request.add_special_tokens)
         prompt = await self._text.chat_prompt(request.messages, request, add_special_tokens=special)
@@ -80,9 +77,7 @@ def _frames(
 
 @dataclass
 class ChatFrames(OpenAiFrames):
-    """`chat.completion` and `chat.completion.chunk`. `role` is whose turn the answer is; `echo` is
-    the text of the last message, when the answer continues it and should begin with it.
-    """
+    """`role` is whose turn the answer is; `echo` is the text of the turn that it continues."""
 
     head: ResponseHead
     prompt: PromptFacts = _NO_FACTS
@@ -91,7 +86,6 @@ class ChatFrames(OpenAiFrames):
     kind = "chat.completion.chunk"
 
     def opening(self, index: int, usage: TokenCounts | None) -> bytes:
-        """The chunk that names the role, and one with the text to begin with."""
         counts = b"" if usage is None else b',"usage":' + encode(usage.usage())
         frame = (
             self.start
@@ -149,8 +143,8 @@ class ChatFrames(OpenAiFrames):
 
 
 def _chat_delta(delta: Delta) -> bytes:
-    """The `delta` of a chunk. Reasoning has both its names; all that is new of one call is one
-    entry, because clients take the first entries that they see as they are.
+    """Reasoning has both its names; all that is new of one call is one entry, because clients take
+    the first entries that they see as they are.
     """
     # The usual frame: no dictionary to build.
     if not delta.reasoning and not delta.calls:

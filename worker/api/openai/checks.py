@@ -50,8 +50,8 @@ _INT64 = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The prompts of a request as token ids, and the fields that they came from. `are_encoded`: a
-    tokenizer made them. `texts` are the prompts as the client wrote them, if all are texts.
+    """The prompts of a request and the fields that they came from. `are_encoded`: a tokenizer made
+    them; `texts` are as the client wrote them, if all are texts.
     """
 
     ids: list[list[int]]
@@ -61,9 +61,7 @@ class Prompts:
 
 
 class RequestChecks:
-    """Checks requests to one worker. `defaults` are sampling values for fields that a request
-    leaves out, over those of the config.
-    """
+    """Checks requests to one worker. `defaults` fill in for fields that a request leaves out."""
 
     def __init__(
         self,
@@ -101,8 +99,7 @@ class RequestChecks:
         new_logprobs: NewLogprobs,
     ) -> Prepared:
         """Check a request whose prompts are known. `new_logprobs` makes a writer of log
-        probabilities, which shows tokens by their ids if its argument is true. Raises
-        `RequestError`.
+        probabilities, by token ids if its argument is true. Raises `RequestError`.
         """
         _check_stream(request)
         limit = max_tokens_of(request, self._limits)
@@ -152,9 +149,6 @@ class RequestChecks:
         limit: int | None,
         plan: AnswerPlan,
     ) -> tuple[AddRequest, Sampling]:
-        """The request to the engine, but for what differs from prompt to prompt; and the checked
-        sampling fields.
-        """
         sizes = [len(ids) for ids in prompts.ids]
         rooms = [room_for_output(size, self._limits) for size in sizes]
         transfer, peer = self._kv(request, arrival, sizes)
@@ -195,7 +189,6 @@ class RequestChecks:
     async def _fitted(
         self, request: GenerationFields, prompts: Prompts, max_tokens: int | None
     ) -> Prompts:
-        """The prompts, truncated if the request asks for it, and their ids checked."""
         if request.truncate_prompt_tokens is not None:
             asked, side = request.truncate_prompt_tokens, request.truncation_side
             room = max(1, max_tokens or 1)
@@ -216,7 +209,6 @@ class RequestChecks:
         await off_loop_when_large(sum(map(len, prompts)), check)
 
     def _capped(self, max_tokens: int | None) -> int | None:
-        """The limit, within the model's own."""
         defaults = self._sampling.defaults
         own = defaults.get("max_tokens", defaults.get("max_new_tokens"))
         if own is None:
@@ -226,7 +218,6 @@ class RequestChecks:
     def _kv(
         self, request: GenerationFields, arrival: Arrival, prompt_sizes: Sequence[int]
     ) -> tuple[KvTransfer, KvPeer | None]:
-        """The transfer that the request asks for, and the worker whose caches to ask for KV."""
         role, given = self.config.kv_role, request.kv_transfer_params
         # The usual worker transfers nothing, and the usual request asks for nothing.
         if role is None and not given and request.bootstrap_room is None:
@@ -244,7 +235,6 @@ class RequestChecks:
         prompts: Sequence[list[int]],
         n: int,
     ) -> tuple[AddRequest, ...]:
-        """A request like `first` for each prompt, with a seed of its own unless one is given."""
         resume, params = request.resume or _NO_RESUME, first.params
         draws_seeds = request.seed in (None, -1) and resume.seed in (None, -1)
         requests = []
@@ -269,13 +259,11 @@ class RequestChecks:
     async def _echoes(
         self, request: ChatRequest | CompletionRequest, prompts: Prompts
     ) -> tuple[str, ...]:
-        """Texts as the client wrote them; for token ids, or once cut, the text of the tokens."""
         if isinstance(request, ChatRequest) or not request.echo:
             return ()
         return tuple(prompts.texts or await self.text.decode_all(prompts.ids))
 
     def head(self, response_id: str, adapter: Adapter | None, created: int) -> ResponseHead:
-        """The head of a response by the model or by an adapter; `created` is a unix time."""
         model = self.config.served_model_names[0] if adapter is None else adapter.name
         return ResponseHead(response_id, model, created, self.config.system_fingerprint)
 
@@ -301,9 +289,7 @@ class RequestChecks:
         )
 
     def priority(self, asked: int | None, arrival: Arrival) -> int:
-        """The priority of the header, or else of the body. Raises `RequestError` where there are
-        none.
-        """
+        """The header outranks the body. Raises `RequestError` where there are no priorities."""
         # The gateway's header outranks the client's body.
         priority = arrival.priority
         if priority is None:
@@ -334,7 +320,7 @@ def check_cache_salt(salt: str | None) -> None:
 
 
 def max_tokens_of(request: ChatRequest | CompletionRequest, limits: ModelLimits) -> int | None:
-    """The limit of an answer, checked; None: it may fill the context."""
+    """Return the limit of an answer, checked; None: it may fill the context."""
     # An echo alone is an answer of no tokens.
     least, name, value = 1, "max_tokens", request.max_tokens
     if isinstance(request, CompletionRequest):
@@ -355,7 +341,7 @@ def max_tokens_of(request: ChatRequest | CompletionRequest, limits: ModelLimits)
 
 
 def _identity(request: ChatRequest | CompletionRequest, arrival: Arrival) -> tuple[str, int]:
-    """The response's id and its time of creation; a resumed stream has both already."""
+    """A resumed stream has its id and its time of creation already."""
     prefix = "chatcmpl" if isinstance(request, ChatRequest) else "cmpl"
     resume = request.resume
     if resume is not None:
@@ -366,7 +352,7 @@ def _identity(request: ChatRequest | CompletionRequest, arrival: Arrival) -> tup
 
 
 def response_id(prefix: str, asked: str | None, arrival: Arrival) -> str:
-    """The id of a response: the header's, the one the body asks for, or a new one."""
+    """Return the header's id, the one the body asks for, or a new one."""
     # The id becomes part of the response and of the ids in the engine.
     if asked is not None and not (0 < len(asked) <= MAX_REQUEST_ID_CHARS and asked.isprintable()):
         reason = f" must have 1 to {MAX_REQUEST_ID_CHARS} printable characters."
@@ -377,8 +363,8 @@ def response_id(prefix: str, asked: str | None, arrival: Arrival) -> str:
 def prompts_of(
     prompt: str | list[str | int | list[int]], limits: ModelLimits | None = None
 ) -> list[str | list[int]]:
-    """The one or several prompts of a text completion: text or token ids each. With `limits`, too
-    many token ids are refused by their number, before each is checked: there may be millions.
+    """Return the prompts of a text completion: text or token ids each. With `limits`, too many ids
+    are refused by their number, before each is checked: there may be millions.
     """
     name = Field("prompt")
     if not prompt:
@@ -407,14 +393,14 @@ def prompts_of(
 
 
 def prompt_fields(given: Sequence[object], prompt: object) -> list[str]:
-    """The field of each prompt that `prompts_of` gave for a `prompt`."""
+    """Return the field of each prompt that `prompts_of` gave for a `prompt`."""
     if len(given) == 1 and given[0] is prompt:
         return ["prompt"]
     return [f"prompt[{n}]" for n in range(len(given))]
 
 
 def room_for_output(num_prompt_tokens: int, limits: ModelLimits) -> int:
-    """The number of tokens that can follow a prompt; a prompt that leaves none is refused."""
+    """Return how many tokens can follow a prompt; one that leaves none is refused."""
     if num_prompt_tokens == 0:
         raise RequestError("The decoder prompt cannot be empty")
     room = limits.max_model_len - num_prompt_tokens
@@ -432,8 +418,8 @@ def room_for_output(num_prompt_tokens: int, limits: ModelLimits) -> int:
 def truncated(
     token_ids: list[int], asked: int | None, side: str | None, max_tokens: int, limits: ModelLimits
 ) -> list[int]:
-    """The prompt, cut to `truncate_prompt_tokens`: its end stays, or with the side "right" its
-    beginning. -1 cuts to the length that leaves room for `max_tokens` in the context.
+    """Cut the prompt to `asked` tokens: its end stays, or with the side "right" its beginning. -1
+    leaves room for `max_tokens` in the context.
     """
     if asked is None:
         return token_ids
@@ -451,9 +437,7 @@ def truncated(
 
 
 def check_token_ids(token_ids: Sequence[int], limits: ModelLimits, name: str = "prompt") -> None:
-    """Refuse ids in the field `name`, or that its text stands for, which are not the model's; the
-    engine trusts them.
-    """
+    """Refuse ids in the field `name` that are not the model's; the engine trusts them."""
     if not token_ids:
         return
     # Two passes in C; the place of a wrong id is looked for only if there is one.

@@ -36,16 +36,13 @@ class CompletionApi:
     """Prepares text completions; without a limit the answer has 16 tokens."""
 
     def __init__(self, checks: RequestChecks, encode: Encode | None = None) -> None:
-        """`encode` encodes prompts in place of the tokenizer."""
         self._checks = checks
         self._text = replace(checks.text, prompt_encoder=encode)
 
     async def __call__(self, body: bytes, arrival: Arrival) -> Prepared:
-        """Prepare a body. Raises `RequestError` (400, 404)."""
         return await self.prepared(decode_supported(body, CompletionRequest), arrival)
 
     async def prepared(self, request: CompletionRequest, arrival: Arrival) -> Prepared:
-        """Prepare a request whose fields are all supported. Raises `RequestError` (400, 404)."""
         adapter = self._checks.adapters.adapter_of(request.model)
         plan = AnswerPlan(constraint=constraint_of(request))
         tokenizer = self._text.tokenizer
@@ -80,8 +77,6 @@ class CompletionApi:
 
 @dataclass
 class CompletionFrames(OpenAiFrames):
-    """`text_completion`, streamed or not."""
-
     head: ResponseHead
     prompt: PromptFacts = _NO_FACTS
     kind = "text_completion"

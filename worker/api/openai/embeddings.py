@@ -44,8 +44,8 @@ _IS_LITTLE_ENDIAN = array("H", [1]).tobytes() == b"\x01\x00"
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingFrames(WholeFrames):
-    """Answers `/v1/embeddings`, or with `of_pooling` `/pooling`; never streamed. Embeddings are cut
-    to `dimensions` (None: all), then divided by their length if `normalizes`.
+    """Answers `/v1/embeddings`, or with `of_pooling` `/pooling`. Embeddings are cut to `dimensions`
+    (None: all), then divided by their length if `normalizes`.
     """
 
     head: ResponseHead
@@ -57,7 +57,6 @@ class EmbeddingFrames(WholeFrames):
     def body(
         self, answers: Sequence[Answer], usage: TokenCounts, metrics: dict[str, Any] | None
     ) -> bytes:
-        """The embeddings in the order of their inputs."""
         head = self.head
         facts: dict[str, Any] = {"id": head.id, "created": head.created, "model": head.model}
         facts |= {"usage": usage.usage(whole=True), "metrics": metrics}
@@ -84,19 +83,15 @@ class EmbeddingFrames(WholeFrames):
 
 
 class EmbeddingApi:
-    """Prepares inputs to embed."""
-
     def __init__(self, checks: RequestChecks) -> None:
         self._config = checks.config
         self._text = checks.text
         self._checks = checks
 
     async def embeddings(self, body: bytes, arrival: Arrival) -> Prepared:
-        """Prepare a body of `/v1/embeddings`. Raises `RequestError` (400, 404)."""
         return await self._prepared(decode_supported(body, EmbeddingRequest), arrival, "embd")
 
     async def pooling(self, body: bytes, arrival: Arrival) -> Prepared:
-        """Prepare a body of `/pooling`. Raises `RequestError` (400, 404)."""
         return await self._prepared(decode_supported(body, PoolingRequest), arrival, "pool")
 
     async def _prepared(self, request: EmbeddingRequest, arrival: Arrival, kind: str) -> Prepared:
@@ -160,7 +155,6 @@ class EmbeddingApi:
 
 
 def _check_length(num_tokens: int, limits: ModelLimits) -> None:
-    """Refuse an input that is empty, or longer than the context."""
     if num_tokens == 0:
         raise RequestError("The input cannot be empty", param="input")
     if num_tokens > limits.max_model_len:

@@ -1,6 +1,4 @@
-"""`POST /inference/v1/generate`: token ids in, token ids out. A body stands for a text completion,
-which is checked as such and answered in another form.
-"""
+"""`POST /inference/v1/generate`: a text completion of token ids, answered in token ids."""
 
 import time
 from collections.abc import Sequence
@@ -40,7 +38,6 @@ class TokenApi:
         self._completions = completions
 
     async def __call__(self, body: bytes, arrival: Arrival) -> Prepared:
-        """Prepare a body. Raises `RequestError` (400, 404)."""
         request = decode_supported(body, GenerateRequest)
         sampling = request.sampling_params or TokenSampling()
         refuse_unsupported(sampling)
@@ -82,8 +79,6 @@ class TokenApi:
 
 
 class TokenFrames:
-    """Token-level answers: token ids, and text only where it is asked for."""
-
     done = DONE
 
     def __init__(self, request_id: str, model: str, created: int, *, with_text: bool) -> None:
@@ -91,7 +86,6 @@ class TokenFrames:
         self._with_text = with_text
 
     def opening(self, index: int, usage: TokenCounts | None) -> bytes:
-        """Nothing comes before the first tokens."""
         return b""
 
     def delta(self, delta: Delta) -> bytes:

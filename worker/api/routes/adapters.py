@@ -18,7 +18,6 @@ class AdapterRoutes:
         self._adapters = adapters
 
     def handlers(self) -> dict[str, Handler]:
-        """By the names of `routes.ADAPTER_ROUTES`."""
         return {"load_lora_adapter": self._load, "unload_lora_adapter": self._unload}
 
     async def _load(self, exchange: Exchange) -> None:

@@ -56,7 +56,6 @@ class ControlRoutes:
         self._engine_config = engine_config
 
     def handlers(self) -> dict[str, Handler]:
-        """By the names of `routes.CONTROL_ROUTES`."""
         actions: dict[str, Callable[[Values], Awaitable[object]]] = {
             "reset_prefix_cache": self._reset,
             "pause": self._pause,
@@ -81,7 +80,6 @@ class ControlRoutes:
         }
 
     async def _abort(self, exchange: Exchange) -> None:
-        """Reply at once; the aborted sequences end on their own, with the reason "abort"."""
         body = await exchange.json_body(self._config.max_body_bytes)
         self._sequences.abort(decode(body, AbortBody).request_ids)
         await exchange.reply(b"", headers=())
@@ -141,7 +139,6 @@ class ControlRoutes:
 
 
 def redacted(config: ApiConfig, engine_config: EngineConfig | None) -> dict[str, Any]:
-    """The configuration as plain values, without secrets."""
     api: dict[str, Any] = msgspec.to_builtins(config)
     api["api_keys"] = f"{len(config.api_keys)} keys"
     engine = None if engine_config is None else msgspec.to_builtins(engine_config)

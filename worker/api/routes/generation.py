@@ -42,8 +42,8 @@ class _Shape(msgspec.Struct):
 
 
 class GenerationRoutes:
-    """Chats, text completions, token-level generation, embeddings, and `/invocations`, which takes
-    any of their bodies. Dialects add theirs.
+    """Serves chats, text completions, token-level generation, embeddings, and `/invocations`, which
+    takes any of their bodies. Dialects add theirs.
     """
 
     def __init__(
@@ -67,7 +67,6 @@ class GenerationRoutes:
             self._pd_proxy = pd_proxy.PdProxy(self._config)
 
     def handlers(self) -> dict[str, Handler]:
-        """By the names of `routes.GENERATION_ROUTES`."""
         embeddings = EmbeddingApi(self.checks)
         return {
             "chat": self.handler(self.chat),
@@ -79,11 +78,11 @@ class GenerationRoutes:
         }
 
     def handler(self, prepare: Prepare) -> Handler:
-        """The handler of a route whose bodies `prepare` takes."""
+        """Return the handler of a route whose bodies `prepare` takes."""
         return partial(self._generate, prepare)
 
     def head_of(self, kind: str, prepared: Prepared) -> ResponseHead:
-        """The head of a response whose id begins with `kind`."""
+        """Return the head of a response whose id begins with `kind`."""
         name = own_id(prepared.requests[0].request_id)
         model = self._config.served_model_names[0]
         return ResponseHead(f"{kind}_{name}", model, int(time.time()))
@@ -99,9 +98,6 @@ class GenerationRoutes:
         raise malformed("Send messages, prompt or token_ids", "messages")
 
     async def _generate(self, prepare: Prepare, exchange: Exchange) -> None:
-        """Refuse a request for want of room before the work: before its body is read, and again
-        once the number of its sequences and tokens is known.
-        """
         arrival = arrival_of(exchange, exchange.request_id, time.monotonic(), self._config.api_keys)
         # A refusal costs no body.
         self._admission.check()
@@ -119,7 +115,6 @@ class GenerationRoutes:
                 await self._watched(exchange, self._runner.answer(prepared, exchange))
 
     async def _watched(self, exchange: Exchange, work: Coroutine[Any, Any, _T]) -> _T:
-        """Await the work, unless the client leaves first: then the work is cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 # ASGI reports a disconnect only to a pending receive.
@@ -131,7 +126,7 @@ class GenerationRoutes:
         return result
 
     def _report_load(self, exchange: Exchange) -> None:
-        """Report the load in a response header, in the ORCA format that some balancers ask for."""
+        """Some balancers ask for the load in a response header, in the ORCA format."""
         form = (exchange.header(b"endpoint-load-metrics-format") or "").lower()
         if form not in ("text", "json"):
             return
@@ -148,13 +143,13 @@ class GenerationRoutes:
 
 
 def answered_by(frames: Frames, prepared: Prepared, *, total_usage: bool = True) -> Prepared:
-    """The same with other frames, which get token counts at the beginning and at the end."""
+    """Replace the frames; `new_frames` gets token counts at the beginning and at the end."""
     shown = replace(prepared.shown, usage=total_usage, continuous_usage=True)
     return replace(prepared, frames=frames, shown=shown)
 
 
 def _cause(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one failure to report. A client that left explains all other failures."""
+    """A client that left explains all other failures."""
     leaves: list[BaseException] = []
     todo: list[BaseException] = [failures]
     while todo:

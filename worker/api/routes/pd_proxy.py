@@ -19,7 +19,7 @@ class PdProxy:
         self._leg = PrefillLeg(config.prefiller_networks, config.prefill_timeout_seconds)
 
     async def second_body(self, exchange: Exchange, body: bytes) -> bytes:
-        """The body to answer here: `body`, with where its KV is, once that is computed. Raises
+        """Return the body to answer here, with where its KV is, once that is computed. Raises
         `RequestError` (403) where the header names what may not be asked.
         """
         body = without_source(body)

@@ -1,13 +1,8 @@
 """The first leg of a disaggregated request: the prompt, at the prefill worker that a header names.
 
-Theory of operation
--------------------
-The prefill worker is asked for one token, not streamed, with `kv_transfer_params` that ask for its
-KV to be stored. The `kv_transfer_params` of its answer go into the body of the second leg, whose
-worker takes the KV. If anything goes wrong with the first leg, the second one continues without it:
-its worker then computes the prompt, or finds the fault of the request.
-
-`pointsman sidecar` runs it in front of a decode worker, and `worker --pd-proxy` in one.
+It draws one token, and its answer's `kv_transfer_params` go into the second leg's body. If the
+first leg fails, the second continues without it: its worker computes the prompt, or finds the
+fault. `pointsman sidecar` runs this in front of a decode worker, and `worker --pd-proxy` in one.
 """
 
 import asyncio
@@ -47,17 +42,15 @@ Json = dict[str, Any]
 
 
 class PrefillLeg:
-    """Asks prefill workers, in `networks` alone (None: private ones but link-local addresses), each
-    for `timeout_seconds` at most. Keeps nothing of requests.
-    """
+    """Asks prefill workers, in `networks` alone (None: private ones but link-local addresses)."""
 
     def __init__(self, networks: Sequence[str] | None, timeout_seconds: float) -> None:
         self._networks = networks
         self._timeout_seconds = timeout_seconds
 
     def prefiller(self, header: str) -> str:
-        """The address that the header names, the first of several. Raises `RequestError` (403) for
-        what is none, or may not be asked: a client may have sent it.
+        """Return the address that the header names, the first of several. Raises `RequestError`
+        (403) for what is none, or may not be asked: a client may have sent it.
         """
         prefiller = header.split(",")[0].strip()
         if not self._may_ask(prefiller):
@@ -78,7 +71,7 @@ class PrefillLeg:
     async def second_body(
         self, session: aiohttp.ClientSession, url: str, headers: Headers, path: str, body: bytes
     ) -> bytes:
-        """The body of the second leg; after a first one that failed, the one that it was."""
+        """Return the body of the second leg; after a first one that failed, the one that it was."""
         asked = decoded(body)
         if asked is None:
             return body
@@ -96,7 +89,7 @@ class PrefillLeg:
     async def post(
         self, session: aiohttp.ClientSession, url: str, headers: Headers, leg: bytes
     ) -> bytes | None:
-        """The answer to a first leg; None, and a line in the log: it failed."""
+        """None, and a line in the log: it failed."""
         try:
             async with (
                 asyncio.timeout(self._timeout_seconds),
@@ -113,7 +106,7 @@ class PrefillLeg:
 
 
 def decoded(body: bytes) -> Json | None:
-    """A JSON object; None for anything else, which the second leg's worker refuses."""
+    """Return a JSON object; None for anything else, which the second leg's worker refuses."""
     try:
         return msgspec.json.decode(body, type=Json)
     except (msgspec.MsgspecError, RecursionError):
@@ -137,7 +130,6 @@ def without_source(body: bytes) -> bytes:
 
 
 def prefill_body(path: str, asked: Json) -> Json:
-    """The body of the first leg."""
     leg = {name: value for name, value in asked.items() if name not in ("stream_options", "resume")}
     leg |= {"stream": False, _PARAMS: KEEP_KV}
     limits = leg

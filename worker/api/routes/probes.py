@@ -1,6 +1,4 @@
-"""Probes of the worker: health, load, models, metrics. They are cheap and never wait for the
-engine.
-"""
+"""Probes of the worker (health, load, models, metrics), which never wait for the engine."""
 
 import time
 from collections.abc import Callable
@@ -63,7 +61,6 @@ class ProbeRoutes:
         self._adapters = adapters
 
     def handlers(self) -> dict[str, Handler]:
-        """By the names of `routes.PROBE_ROUTES`."""
         return {
             "health": self._health,
             "healthz": self._healthz,
@@ -80,21 +77,16 @@ class ProbeRoutes:
         }
 
     async def _health(self, exchange: Exchange) -> None:
-        """200 while the engine makes progress, also during a drain; 503 when it is gone or hangs:
-        alive, with work, and a step beyond its budget.
-        """
+        """503 when the engine is gone or hangs: alive, with work, and a step beyond its budget."""
         await _reply(exchange, self._engine.is_alive and self._engine.is_progressing)
 
     async def _healthz(self, exchange: Exchange) -> None:
-        """Reply as `_health`, with a body."""
         if not (self._engine.is_alive and self._engine.is_progressing):
             raise status_error(HTTPStatus.SERVICE_UNAVAILABLE, "The engine makes no progress")
         await exchange.reply(_OK)
 
     async def _ready(self, exchange: Exchange) -> None:
-        """Reply as `_health`, and 503 from the start of a drain on and while the engine sleeps:
-        requests would wait without an answer.
-        """
+        """503 also during a drain and while the engine sleeps: requests would wait."""
         reason = self._unready()
         if reason is not None:
             raise status_error(HTTPStatus.SERVICE_UNAVAILABLE, reason)
@@ -123,7 +115,6 @@ class ProbeRoutes:
         raise unknown_model(name, [card.id for card in cards])
 
     def _all_cards(self) -> list[ModelCard]:
-        """The model's names, then its adapters."""
         adapted = [
             self._card(served.adapter.name, served.adapter.path, served.created, served.parent)
             for served in self._adapters.all
@@ -153,9 +144,7 @@ async def _reply(exchange: Exchange, good: bool) -> None:
 
 
 def _sources(config: KvEventsConfig) -> dict[str, KvEventSource]:
-    """Publishers by data-parallel rank; there is only rank 0. Fields that are not vLLM's are left
-    out.
-    """
+    """Return publishers by data-parallel rank (only rank 0), without fields that are not vLLM's."""
     if not config.enable_kv_cache_events:
         return {}
     return {"0": msgspec.convert(config, KvEventSource, from_attributes=True)}

@@ -19,15 +19,12 @@ MAX_DETOKENIZED_IDS = 1 << 18
 
 
 class TokenizationRoutes:
-    """`/tokenize`, `/detokenize` and `/tokenizer_info`."""
-
     def __init__(self, checks: RequestChecks) -> None:
         self._config = checks.config
         self._text = checks.text
         self._adapters = checks.adapters
 
     def handlers(self) -> dict[str, Handler]:
-        """By the names of `routes.TEXT_ROUTES`."""
         return {
             "tokenize": self._tokenize,
             "detokenize": self._detokenize,
@@ -35,9 +32,7 @@ class TokenizationRoutes:
         }
 
     async def _tokenize(self, exchange: Exchange) -> None:
-        """Encode a prompt with the model's prefix, or a conversation without it (its template
-        writes it), unless the request says otherwise.
-        """
+        """The template of a conversation writes the model's prefix by default."""
         body = await exchange.json_body(self._config.max_body_bytes)
         request = decode(body, TokenizeRequest)
         self._adapters.adapter_of(request.model)
@@ -62,7 +57,6 @@ class TokenizationRoutes:
         return await off_loop_when_large(len(ids), lambda: [spelling(i) for i in ids])
 
     async def _detokenize(self, exchange: Exchange) -> None:
-        """Decode token ids, control tokens included."""
         body = await exchange.json_body(self._config.max_body_bytes)
         request = decode(body, DetokenizeRequest)
         self._adapters.adapter_of(request.model)

@@ -1,6 +1,4 @@
-"""The types of answers, which handlers encode and the OpenAPI document describes. Only frames of
-streams are written as bytes (`generate.frames`).
-"""
+"""The types of answers, which handlers encode and the OpenAPI document describes."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -62,9 +60,7 @@ class ToolCallOut(msgspec.Struct):
 
 
 class ChatMessageOut(msgspec.Struct):
-    """The assistant's turn. Content is null where there is none besides calls or reasoning, which
-    has its older name too.
-    """
+    """The assistant's turn; content is null beside calls or reasoning alone."""
 
     role: str
     content: str | None
@@ -139,9 +135,7 @@ class TextCompletion(msgspec.Struct, kw_only=True):
 
 
 class TokenChoice(msgspec.Struct):
-    """One continuation, in token ids; with `text` when `output_mode` is "text". In a frame,
-    `finish_reason` is null until the last one.
-    """
+    """One continuation, in token ids; in a frame, `finish_reason` is null until the last one."""
 
     index: Count
     token_ids: Counts
@@ -309,9 +303,7 @@ class DumpedBlock(msgspec.Struct):
 
 
 class CacheDump(msgspec.Struct):
-    """Answer of `/kv_events/dump`, which includes every batch of KV events up to `event_sequence`
-    (null: none has been sent).
-    """
+    """Answer of `/kv_events/dump`, with every batch of KV events up to `event_sequence`, if any."""
 
     block_size: Count
     event_sequence: int | None

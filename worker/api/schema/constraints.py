@@ -1,8 +1,7 @@
 """Constraints of answers → the text of a grammar, which `engine.grammar` compiles. Pure.
 
-The library decides which keywords of JSON schema, regular expressions and grammars it supports: it
-refuses the others by name when the grammar is compiled. This module refuses what the library would
-accept and not enforce.
+The library refuses what it does not support when the grammar is compiled; this module refuses what
+it would accept and not enforce.
 """
 
 import re
@@ -37,9 +36,7 @@ _PART_OF_LARK = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A constraint of an answer, and the field of the request that asks for it (`CALLS`: the choice
-    of tools).
-    """
+    """A constraint of an answer, and the field that asks for it (`CALLS`: the choice of tools)."""
 
     outputs: StructuredOutputs
     field: str
@@ -50,7 +47,7 @@ CALLS = "tool_choice"
 
 
 def grammar_of(constraint: Constraint) -> str:
-    """The grammar's text. Raises `RequestError` naming the field."""
+    """Return the grammar's text. Raises `RequestError` naming the field."""
     outputs, field = constraint.outputs, constraint.field
     try:
         if outputs.json_object:
@@ -73,8 +70,8 @@ def grammar_of(constraint: Constraint) -> str:
 
 
 def after_reasoning(grammar: str, marks: Mapping[str, int], *, is_certain: bool) -> str:
-    """The grammar of an answer that reasons up to `</think>` and then matches `grammar`: always if
-    it `is_certain`, else if it begins with `<think>`. `marks` has the ids of those of the two that
+    """Return the grammar of an answer that reasons up to `</think>` and then matches `grammar`:
+    always if it `is_certain`, else if it begins with `<think>`. `marks` has the ids of those that
     are control tokens.
     """
     begin, end = (
@@ -94,7 +91,7 @@ def after_reasoning(grammar: str, marks: Mapping[str, int], *, is_certain: bool)
 
 
 def unenforceable(field: str, reason: str) -> RequestError:
-    """The 400 for a constraint that cannot be enforced."""
+    """Return the 400 for a constraint that cannot be enforced."""
     return quoted(field, f"cannot be enforced: {reason}")
 
 
@@ -129,9 +126,7 @@ def _parsed(text: str, field: str) -> dict[str, Any]:
 
 
 def _of_grammar(text: str, field: str) -> str:
-    """Compile Lark or GBNF. The library distinguishes them by a rule `start:`, which Lark's
-    `?start:` is not and a rule of GBNF may be.
-    """
+    """The library takes a grammar for Lark if it has a rule `start:`, as GBNF may have."""
     if _BEGINS_AS_GBNF.match(text):
         return grammar_from("gbnf", _PART_OF_GBNF.sub(_plain_gbnf, text))
     parts: list[str] = []
@@ -151,9 +146,7 @@ def _of_grammar(text: str, field: str) -> str:
 
 
 def _plain_gbnf(part: re.Match[str]) -> str:
-    """A text, a class, a comment or a name in a form that the library's translation to Lark can
-    read: it drops the zeros with which `\\u00e9` begins, and has a rule `start` of its own.
-    """
+    r"""The library reads `\u00e9` without its zeros, and has a rule `start` of its own."""
     if part[0][0] in '"[':
         return _ESCAPE_OF_GBNF.sub(_unescaped, part[0])
     return "start-of-gbnf" if part[0] == "start" else part[0]

@@ -36,9 +36,9 @@ Parts = Sequence[str | ContentPart]
 def template_messages(
     messages: Sequence[ChatMessage], *, argument_objects: bool = True
 ) -> list[dict[str, Any]]:
-    """Messages as the chat template sees them: content is always one string (text parts joined by
-    line breaks). `argument_objects`: the template takes the arguments of tool calls as objects, not
-    as JSON.
+    """Return messages as the chat template sees them: content is always one string (text parts
+    joined by line breaks). `argument_objects`: the template takes the arguments of calls as
+    objects.
     """
     if not messages:
         raise FieldError(Field("messages"), " is empty: a conversation has at least one message.")
@@ -102,7 +102,6 @@ def _tool_calls(
 
 
 def _check_arguments(messages: Sequence[ChatMessage]) -> None:
-    """Bound the JSON in arguments as that of the body."""
     calls = [call for message in messages for call in message.tool_calls or []]
     texts = [call.function.arguments for call in calls]
     if sum(num_containers(t) for t in texts if isinstance(t, str)) > MAX_JSON_CONTAINERS:
@@ -111,7 +110,7 @@ def _check_arguments(messages: Sequence[ChatMessage]) -> None:
 
 
 def _as_object(arguments: str | dict[str, Any]) -> dict[str, Any] | str:
-    """The arguments of a call as an object; arguments that a model got wrong stay text."""
+    """Arguments that a model got wrong stay text."""
     if isinstance(arguments, dict):
         return arguments
     try:
@@ -125,9 +124,7 @@ def _as_text(arguments: str | dict[str, Any]) -> str:
 
 
 def _reasoning(message: ChatMessage, place: str) -> str | None:
-    """The reasoning of an assistant before its answer; the template decides whether the model sees
-    it.
-    """
+    """The template decides whether the model sees the reasoning."""
     given = {name: getattr(message, name) for name in ("reasoning", "reasoning_content")}
     if isinstance(message.content, list):
         given["content"] = thoughts_of(message.content)
@@ -149,8 +146,8 @@ def _reasoning(message: ChatMessage, place: str) -> str | None:
 
 
 def _content(message: ChatMessage, place: str, *, may_be_missing: bool) -> str:
-    """The text, which may be empty. Servers answer null where an assistant only called tools, and
-    clients send it back; in any other turn null is a mistake, and so is missing content.
+    """Servers answer null where an assistant only called tools, and clients send it back; in any
+    other turn null is a mistake, and so is missing content.
     """
     content = message.content
     if content is None or content is UNSET:
@@ -177,8 +174,8 @@ def _texts(parts: Parts, place: str) -> list[str]:
 def texts_of(
     part: str | ContentPart, kinds: Mapping[str, str | None] = PART_TEXTS
 ) -> tuple[str, ...]:
-    """The text of a part of a turn, which may be the part itself; empty if it has none. `kinds` are
-    the parts that the turn may have. Raises `ValueError` for another one.
+    """Return the text of a part (or of a text itself), empty if it has none. `kinds` are the parts
+    that the turn may have. Raises `ValueError` for another one.
     """
     if isinstance(part, str):
         return (part,)
@@ -194,11 +191,11 @@ def texts_of(
 
 
 def thoughts_of(parts: Parts) -> str:
-    """The thinking among the parts of a turn."""
+    """Return the thinking among the parts of a turn."""
     structs = (part for part in parts if isinstance(part, ContentPart))
     return "".join(part.thinking or "" for part in structs if part.type == _THINKING)
 
 
 def content_of(message: ChatMessage) -> str:
-    """The text of a message that has been rendered."""
+    """Return the text of a message that has been rendered."""
     return _content(message, "", may_be_missing=True)

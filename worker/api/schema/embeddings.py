@@ -15,9 +15,7 @@ from worker.api.schema.requests import (
 
 
 class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of `POST /v1/embeddings`. `use_activation` makes the length of each embedding 1, after
-    it was cut to `dimensions`; `normalize` is its older name.
-    """
+    """Body of `POST /v1/embeddings`. `use_activation` (once `normalize`) makes each length 1."""
 
     input: Annotated[str | list[str | int | list[int]], says(minItems=1)]
     model: str | None = None

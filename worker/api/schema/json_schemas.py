@@ -1,19 +1,13 @@
-"""JSON Schemas rewritten so that the grammar library enforces them completely. Pure.
+r"""JSON Schemas rewritten so that the grammar library enforces them completely. Pure.
 
-The library refuses most keywords that it does not enforce. It accepts these cases all the same, so
-this module refuses or rewrites them:
+The library accepts these cases and does not enforce them, so this module refuses or rewrites them:
 
-- A name may come twice in an object, of which readers keep one: so a least number of names can be
-  missed unless each is known.
+- A name may come twice in an object, so a least number of names can be missed unless each is known.
 - A `$ref` that leads back to itself in every alternative has no answer that ends.
 - Dates and times of its own may be on 30 February and have a second 60 at any time of day.
-- A name may be spelled with `\\u` escapes, and then is none of the `properties`: without these
-  escapes each name and each string has one spelling. Control characters that have no other escape
-  cannot be drawn then, and the library overlooks them in what it is to match.
+- A name spelled with `\u` escapes is none of the `properties`, so each string has one spelling
+without them. Control characters without another escape cannot be drawn then.
 - White space between two tokens has no end, and models may write nothing else.
-
-Left out is what demands nothing, and look-aheads with which a pattern begins become patterns of
-their own.
 """
 
 import re
@@ -106,8 +100,8 @@ _FORMATS = {
 
 
 def enforceable(schema: dict[str, Any], options: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The schema without anything that the library takes and does not enforce. `options` are the
-    library's own. Raises `ValueError` for a schema that cannot be enforced.
+    """Return the schema that the library enforces. `options` are the library's own. Raises
+    `ValueError` for a schema that cannot be enforced.
     """
     _check(schema)
     loop = _References(schema).endless()
@@ -117,7 +111,6 @@ def enforceable(schema: dict[str, Any], options: dict[str, Any] | None = None) -
 
 
 def _parts(schema: dict[str, Any]) -> Iterator[object]:
-    """The schemas in a schema."""
     for name, value in schema.items():
         if name in _MAPS and isinstance(value, dict):
             yield from value.values()
@@ -147,7 +140,6 @@ def _check(schema: object) -> None:
 
 
 def _strings(value: object) -> Iterator[str]:
-    """The strings in some data, but for names."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list | dict):
@@ -156,7 +148,7 @@ def _strings(value: object) -> Iterator[str]:
 
 
 def _has_control(pattern: str) -> bool:
-    """True if a regular expression has a control character other than as an end of a range."""
+    """An end of a range does not count."""
     symbols = _SYMBOL.findall(pattern)
     depth = 0
     for place, symbol in enumerate(symbols):
@@ -168,9 +160,7 @@ def _has_control(pattern: str) -> bool:
 
 
 def _rewritten(schema: Any) -> Any:
-    """The schema with formats as patterns, and patterns in the library's syntax. `schema` may be a
-    list of schemas, or none.
-    """
+    """Write formats as patterns, and patterns in the library's syntax."""
     if isinstance(schema, list):
         return [_rewritten(item) for item in schema]
     if not isinstance(schema, dict):
@@ -199,7 +189,7 @@ def _rewritten(schema: Any) -> Any:
 
 
 def _is_idle(name: str, value: Any, schema: dict[str, Any]) -> bool:
-    """True if a keyword demands nothing, so that it may be left out."""
+    """A keyword that demands nothing may be left out."""
     if name == "format":
         return isinstance(value, str) and value not in _STANDARD_FORMATS
     if name in _COMPANIONS:
@@ -208,7 +198,6 @@ def _is_idle(name: str, value: Any, schema: dict[str, Any]) -> bool:
 
 
 def ascii_classes(pattern: str) -> str:
-    """The regular expression with `\\d`, `\\w` and `\\s` limited to ASCII."""
     excluded = [False]  # within each open bracket
     found: list[str] = []
     for symbol, following in pairwise([*_SYMBOL.findall(pattern), ""]):
@@ -226,8 +215,9 @@ def ascii_classes(pattern: str) -> str:
 
 
 def _without_look_ahead(pattern: str) -> list[str]:
-    """Patterns that all match only where `pattern` does: each look-ahead with which it begins is
-    one of them. Where that cannot be had, the pattern itself, which the library refuses.
+    """Return patterns that all match only where `pattern` does: each look-ahead with which it
+    begins is one of them. Where that cannot be had, it is the pattern itself, which the library
+    refuses.
     """
     rest = _SYMBOL.findall(_DECIMALS.sub(_decimals, pattern, count=1))
     rest = rest[rest[:1] == ["^"] :]
@@ -246,7 +236,7 @@ def _without_look_ahead(pattern: str) -> list[str]:
 
 
 def _end_of_group(symbols: list[str]) -> int | None:
-    """The place of the parenthesis that closes the first one."""
+    """Return the place of the parenthesis that closes the first one."""
     depth = 0
     in_class = False
     for place, symbol in enumerate(symbols):
@@ -258,7 +248,7 @@ def _end_of_group(symbols: list[str]) -> int | None:
 
 
 def _never(body: str) -> str | None:
-    """A pattern of what does not begin as `body` says; None where that is too hard to say."""
+    """Return a pattern of what does not begin as `body` says; None where that is too hard."""
     is_whole = body.endswith("$")
     body = body.removesuffix("$")
     units = [(match[1], match[2]) for match in _UNIT.finditer(body)]
@@ -281,7 +271,7 @@ def _never(body: str) -> str | None:
 
 
 def _other(unit: str) -> str:
-    """A class of the characters that a unit does not match."""
+    """Return a class of the characters that a unit does not match."""
     if unit == ".":
         return r"\n"
     inner = unit[1:-1] if unit[0] == "[" else unit
@@ -289,7 +279,7 @@ def _other(unit: str) -> str:
 
 
 def _decimals(match: re.Match[str]) -> str:
-    """The same digits without the look-ahead that counts them, and nothing behind them."""
+    """Return the same digits without the look-ahead that counts them, and nothing behind them."""
     whole, limit, before, behind = match.groups()
     most = int(limit) - 1
     places = range(min(most, int(before or most)) + 1)
@@ -298,10 +288,8 @@ def _decimals(match: re.Match[str]) -> str:
 
 
 class _References:
-    """The references among the parts of a schema, and the parts without an answer that ends.
-
-    A part has an answer if all parts that it requires have one, and one of its alternatives. Any
-    other keyword counts as satisfiable: the library decides that.
+    """The references among the parts of a schema, and the parts without an answer that ends: a part
+    has one if all parts that it requires have one, and one of its alternatives.
     """
 
     def __init__(self, schema: dict[str, Any]) -> None:
@@ -311,7 +299,7 @@ class _References:
         self._enter(schema, "")
 
     def endless(self) -> str | None:
-        """A reference without an answer that ends; None: there is none."""
+        """Return a reference without an answer that ends, if there is one."""
         missing: dict[int, int] = {}  # of each part, how much of what it requires
         choices: list[dict[str, Any]] = []  # the part that each choice is of
         waiting: dict[int, list[int]] = {}  # choices that the end of a part makes
@@ -352,7 +340,7 @@ class _References:
         return id(way) in self._bases
 
     def _target(self, reference: str, base: str) -> object:
-        """The schema that a reference names; None where that is not in the schema."""
+        """Return the schema that a reference names; None where that is not in the schema."""
         inside = reference.startswith("#")
         place, fragment = urldefrag(base + reference if inside else urljoin(base, reference))
         fragment = unquote(fragment)
@@ -368,7 +356,7 @@ class _References:
         return node
 
     def _needs(self, schema: dict[str, Any]) -> Iterator[list[object]]:
-        """The parts that an answer must have, as the alternative ways to have them."""
+        """Return the parts that an answer must have, as the alternative ways to have them."""
         if isinstance(schema.get("$ref"), str):
             yield [self._target(schema["$ref"], self._bases[id(schema)])]
         for part in _list(schema.get("allOf")):

@@ -1,9 +1,8 @@
 """KV that a request leaves for another engine, or takes from one. Pure.
 
-In vLLM's protocol, a prefill asks with `do_remote_decode` in `kv_transfer_params`, the answer has
-an object, and that object goes unchanged into the body of the decode. In SGLang's, both workers get
-the same body at once, and its `bootstrap_room` names the KV; their roles decide which of them runs
-the prompt.
+In vLLM's protocol, a prefill asks with `do_remote_decode` in `kv_transfer_params`, and the object
+of its answer goes unchanged into the body of the decode. In SGLang's, both workers get the same
+body, whose `bootstrap_room` names the KV; the role of the worker decides who runs the prompt.
 """
 
 import ipaddress
@@ -43,9 +42,7 @@ class KvTransferFields(msgspec.Struct, kw_only=True):
 
 
 class KvTransfer(NamedTuple):
-    """`keeps`: the KV of a request is stored for another engine, as `name` if it has one. `source`:
-    KV is taken from there.
-    """
+    """`keeps`: the KV is stored, under its `name`; `source`: KV is taken from another engine."""
 
     keeps: bool = False
     name: str | None = None
@@ -55,7 +52,7 @@ class KvTransfer(NamedTuple):
 def kv_transfer(
     request: GenerationFields, role: str | None, prompt_sizes: Sequence[int]
 ) -> KvTransfer:
-    """The transfer that a request asks for. `role` is the worker's, None without transfers;
+    """Return the transfer that a request asks for. `role` is the worker's, None without transfers;
     `prompt_sizes` are in tokens. Raises `RequestError`.
     """
     if request.bootstrap_room is not None:
@@ -131,8 +128,9 @@ def kv_peer(
     role: str | None,
     address: KvAddress | None,
 ) -> KvPeer | None:
-    """The worker whose caches to ask: the one that `resume` names, else `kv_transfer_params`, else
-    the picker's `header`. None if this worker takes no KV. Raises `RequestError`.
+    """Return the worker whose caches to ask: the one that `resume` names, else
+    `kv_transfer_params`, else the picker's `header`. None if this worker takes no KV. Raises
+    `RequestError`.
     """
     if role is None or address is None or not KvTransferConfig(kv_role=role).takes:
         return None
@@ -158,7 +156,6 @@ def kv_peer(
 
 
 def _peer(fields: KvPeerFields, path: str) -> KvPeer:
-    """The peer in fields that `kv_peer_answer` wrote."""
     host, port, name = fields.remote_host or "", fields.remote_port, fields.kv_request_id or ""
     try:
         ipaddress.ip_address(host)
@@ -174,9 +171,7 @@ def _peer(fields: KvPeerFields, path: str) -> KvPeer:
 
 
 def kv_peer_answer(request_id: str, role: str | None, address: KvAddress | None) -> Any:
-    """The fields with which another worker asks this one for the KV of a stream; None: it gives
-    none.
-    """
+    """Return the fields with which another worker asks this one for the KV of a stream."""
     if role is None or address is None or not KvTransferConfig(kv_role=role).gives:
         return None
     return {
@@ -187,7 +182,6 @@ def kv_peer_answer(request_id: str, role: str | None, address: KvAddress | None)
 
 
 def kv_transfer_answer(offer: KvOffer) -> dict[str, Any]:
-    """The object to send to the decode."""
     source = offer.source
     return {
         "do_remote_prefill": True,

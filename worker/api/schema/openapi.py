@@ -55,7 +55,7 @@ _MODEL_ID: Json = {
 
 
 def package_version() -> str:
-    """The version of this package; "0" when it runs without being installed."""
+    """The version is "0" when the package is not installed."""
     try:
         return version("pointsman")
     except PackageNotFoundError:
@@ -63,9 +63,7 @@ def package_version() -> str:
 
 
 def document(routes: Iterable[Route], *, has_keys: bool) -> Json:
-    """The document (OpenAPI 3.1) of a server that has these routes. `has_keys`: some of them ask
-    for an API key.
-    """
+    """Return the document (OpenAPI 3.1). `has_keys`: some routes ask for an API key."""
     routes = tuple(routes)
     # Together, so that routes share components.
     schemas, components = _schemas(routes)
@@ -90,12 +88,11 @@ def document(routes: Iterable[Route], *, has_keys: bool) -> Json:
 
 
 def document_bytes(routes: Iterable[Route], *, has_keys: bool) -> bytes:
-    """The document as JSON."""
     return msgspec.json.encode(document(routes, has_keys=has_keys))
 
 
 def _schemas(routes: Sequence[Route]) -> tuple[dict[Any, Json], Json]:
-    """The schema of every type in the routes, and the components they refer to."""
+    """Return the schema of every type in the routes, and the components they refer to."""
     kinds: list[Any] = []
     for route in routes:
         errors = (route.errors.kind, type(route.errors.unauthorized))

@@ -1,7 +1,6 @@
 """Sampling fields of a request → the parameters of the engine and of the text. Pure but for `rng`.
 
-Ranges and defaults are those of vLLM 0.32's OpenAI server; a value outside is a 400 with `param`,
-whose message ends with the parameter and its value.
+Ranges and defaults are those of vLLM 0.32's OpenAI server.
 """
 
 import math
@@ -54,12 +53,11 @@ _NAMED = ("temperature", "top_p")  # the others' faults have no `param`, as in v
 
 @dataclass(frozen=True, slots=True)
 class TextParams:
-    """The parameters of the conversion from tokens to text, which the API process does itself.
+    """The parameters of the conversion from tokens to text, in the API process.
 
-    `echo_only` answers with the prompt alone: the one token that the engine had to draw is not
-    shown. `eos_id` is the model's own end (None: ignored); `extra_eos_ids` end a sequence too, and
-    are reported as its reason. `shown_ids` are control tokens that the text keeps for the parsers
-    of answers.
+    `echo_only` answers with the prompt alone, without the one token that the engine had to draw.
+    `eos_id` is the model's own end (None: ignored); `extra_eos_ids` are reported as a sequence's
+    reason. `shown_ids` are control tokens that the text keeps for the parsers of answers.
     """
 
     stop: tuple[str, ...] = ()
@@ -74,9 +72,7 @@ class TextParams:
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """The limits of a request. `vocab_size` is the number of the model's embeddings, whatever the
-    tokenizer knows. `max_logprobs` -1: as many as the vocabulary.
-    """
+    """`vocab_size` counts embeddings. `max_logprobs` -1: as many as the vocabulary."""
 
     max_model_len: int
     vocab_size: int
@@ -85,9 +81,8 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True)
 class SamplingContext:
-    """The context in which sampling fields are read. `defaults` are the model's own (`temperature`,
-    `top_p`, `top_k`, `min_p`, the penalties); `encode` gives the token ids of a text, without a
-    prefix; `logits_processors` are the names of the loaded ones.
+    """`defaults` are the model's own; `encode` gives the token ids of a text, without a prefix;
+    `logits_processors` are the names of the loaded ones.
     """
 
     limits: ModelLimits
@@ -97,19 +92,13 @@ class SamplingContext:
 
 
 def invalid(name: str, value: object, *message: str) -> FieldError:
-    """A 400 for one field; the message ends with the field and its value.
-
-    Where vLLM names a fault in its message alone, `param` is null here too: such a fault is a plain
-    `RequestError`.
-    """
+    """Return a 400 whose message ends with the field and its value, as vLLM's do."""
     end = f", value={shown(value)})"
     return FieldError(*message, " (parameter=", Field(name), end, param=name)
 
 
 class Sampling(NamedTuple):
-    """The checked sampling fields of a request: for the engine, for the text of its answers, and
-    the number of answers to each prompt.
-    """
+    """The checked sampling fields; `n` is the number of answers to each prompt."""
 
     params: SamplingParams
     text: TextParams
@@ -126,9 +115,9 @@ def sampling_of(
     searches: bool,
     constraint: str | None = None,
 ) -> Sampling:
-    """Check and default the sampling fields of a request for at most `max_tokens` an answer, whose
-    prompts have `prompt_sizes` tokens. `searches`: a beam search would run here. `constraint`
-    names the field that constrains the answers. Raises `RequestError`.
+    """Check and default the sampling fields of prompts of `prompt_sizes` tokens. `searches`: a beam
+    search would run here. `constraint` names the field that constrains the answers. Raises
+    `RequestError`.
     """
     limits = context.limits
     params = sampling_params(request, max_tokens, _num_logprobs(request, limits), context, rng)
@@ -155,7 +144,7 @@ def sampling_of(
 
 
 def _num_logprobs(request: GenerationFields, limits: ModelLimits) -> int | None:
-    """The number of likeliest tokens to report with each token; None: no log probabilities."""
+    """Return how many likeliest tokens to report with each; None: no log probabilities."""
     if isinstance(request, CompletionRequest):
         asked = request.logprobs
         return None if asked is None else check_logprobs("logprobs", asked, limits)
@@ -239,7 +228,7 @@ def sampling_params(
 def _logits_processors(
     arguments: dict[str, Any] | None, context: SamplingContext
 ) -> tuple[tuple[str, str], ...]:
-    """The processors that take `vllm_xargs`, with their arguments as JSON."""
+    """Return the processors that take `vllm_xargs`, with their arguments as JSON."""
     if not arguments:
         return ()
     try:
@@ -254,7 +243,6 @@ def _logits_processors(
 
 
 def num_sequences(request: SamplingFields, temperature: float) -> int:
-    """`n`, checked: without randomness, all n answers would be the same."""
     n = 1 if request.n is None else int(request.n)
     if n < 1:
         raise RequestError(f"n must be at least 1, got {n}.")
@@ -269,7 +257,6 @@ def num_sequences(request: SamplingFields, temperature: float) -> int:
 def _beam_params(
     request: SamplingFields, n: int, logprobs: int | None, limits: ModelLimits
 ) -> BeamParams | None:
-    """The beam search that a request asks for, with `n` answers; None: tokens are drawn."""
     if not request.use_beam_search:
         for name, neutral in (
             ("best_of", (1, n)),
@@ -304,9 +291,7 @@ def _not_with_beams(name: str) -> FieldError:
 
 
 def _searching(params: SamplingParams, beam: BeamParams) -> SamplingParams:
-    """The same request as a beam search. It uses the model's own log probabilities, so parameters
-    of draws (temperature, top-p, …, and the model's defaults of them) have no meaning for it.
-    """
+    """A search uses the model's own log probabilities, so draws' parameters mean nothing to it."""
     return SamplingParams(
         params.max_tokens,
         temperature=0.0,
@@ -329,7 +314,6 @@ def check_logprobs(name: str, asked: int, limits: ModelLimits, kind: str = "samp
 
 
 def _check_count(name: str, asked: int) -> None:
-    """Check a number of likeliest tokens, before it is compared with the limit."""
     if asked < -1:
         raise invalid(name, asked, f"`{name}` must be a positive value or -1.")
 
@@ -366,7 +350,6 @@ def _top_k(request: SamplingFields, context: SamplingContext) -> int:
 
 
 def _check_min_tokens(min_tokens: int | None, max_tokens: int) -> int:
-    """`min_tokens`, within the output's limit."""
     if min_tokens is None:
         return 0
     limit = "greater than or equal to 0" if min_tokens < 0 else ""
@@ -387,8 +370,8 @@ def _seed(seed: int | None, rng: random.Random) -> int:
 def _token_ids(
     ids: Sequence[float] | None, name: str, limits: ModelLimits, most: int | None = None
 ) -> tuple[int, ...]:
-    """The ids without repetitions. There may be `most` of them (None: the size of the vocabulary);
-    that is checked first, and each one only if something is wrong: there may be millions.
+    """Return the ids without repetitions, at most `most` (None: the size of the vocabulary). Their
+    number is checked first, and each one only if something is wrong: there may be millions.
     """
     if not ids:
         return ()
@@ -443,8 +426,8 @@ def _logit_bias(
 
 
 def _bad_words(words: list[str] | None, context: SamplingContext) -> tuple[tuple[int, ...], ...]:
-    """Each word as it is tokenized at the start of a text and after a space. A word without a token
-    is refused: no logit could be lowered.
+    """Return each word as tokenized at the start of a text and after a space. A word without a
+    token is refused: no logit could be lowered.
     """
     if not words:
         return ()
@@ -486,9 +469,8 @@ def _prompt_logprobs(asked: int | None, limits: ModelLimits) -> int | None:
 def check_prompt_logprobs_size(
     num_likeliest: int | None, num_tokens: int, name: str, limits: ModelLimits
 ) -> None:
-    """Refuse log probabilities of prompts that no memory could hold: `num_likeliest` of each token
-    besides its own (-1 all, None: none are asked for), of `num_tokens` tokens in all answers
-    together.
+    """Refuse log probabilities that no memory could hold: `num_likeliest` (-1: all) of each of
+    `num_tokens` tokens in all answers together.
     """
     if num_likeliest is None:
         return

@@ -1,7 +1,6 @@
 """JSON bodies → checked structs: strict, and every refusal names the field at fault. Pure.
 
-Most bodies have only fields that are known and have an effect, and cost one strict decoding. Only
-if that finds a field to ignore, the body is decoded again without it (`without_ignored_fields`).
+Only a body with a field to ignore is decoded again without it (`without_ignored_fields`).
 """
 
 import re
@@ -28,20 +27,17 @@ class IgnoredFieldError(RequestError):
     kind: type[msgspec.Struct]
 
 
-class UnknownFieldError(IgnoredFieldError):
-    """The field is not part of the API."""
+class UnknownFieldError(IgnoredFieldError): ...
 
 
 def hint(*quiet: object) -> msgspec.Meta:
-    """A field that is part of the API and has no effect here, although the answer is the same
-    anyway. Null and the values `quiet` ask for nothing that is not done.
-    """
+    """Mark a field that has no effect. Null and the values `quiet` ask for nothing."""
     return msgspec.Meta(extra={_HINT: quiet})
 
 
 class Whole(int):
-    """A whole number of a body, at most 64 bits wide. `3.0` is one too, as clients whose numbers
-    are all floats (JavaScript, Lua) send them; `3.5`, `"3"` and `true` are not.
+    """A whole number of at most 64 bits. `3.0` is one too, as clients whose numbers are all floats
+    (JavaScript, Lua) send them; `3.5`, `"3"` and `true` are not.
     """
 
 
@@ -62,9 +58,7 @@ _REASON_CHARS = 200
 
 
 def decode(body: bytes, kind: type[Body]) -> Body:
-    """Parse a JSON body strictly. Raises `RequestError` naming the field at fault, or an
-    `IgnoredFieldError`.
-    """
+    """Parse a body. Raises `RequestError` naming the field at fault, or an `IgnoredFieldError`."""
     try:
         value = msgspec.json.decode(body, type=kind, dec_hook=decode_whole)
     except msgspec.ValidationError as error:
@@ -86,9 +80,7 @@ def decode(body: bytes, kind: type[Body]) -> Body:
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """The paths (`messages[0].nope`) of fields to leave out of a body. `all_known`: it has no
-    unknown fields, so most fields need no check.
-    """
+    """The paths of fields to leave out. `all_known`: there are no unknown ones."""
 
     unknown: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
@@ -98,9 +90,9 @@ class Ignored:
 def without_ignored_fields(
     body: bytes, kind: type[msgspec.Struct], *, all_known: bool = False
 ) -> tuple[bytes, Ignored]:
-    """Return the fields of a body of this kind that are known and have an effect, byte for byte,
-    and the ignored ones. Other faults stay. `all_known`: it has been decoded, so that only hints
-    can be ignored. Raises `RequestError` if it is not JSON.
+    """Return the fields of a body that are known and have an effect, byte for byte, and the ignored
+    ones. Other faults stay. `all_known`: only hints can be ignored. Raises `RequestError` if it is
+    not JSON.
     """
     ignored = Ignored(all_known=all_known)
     try:
@@ -149,7 +141,6 @@ def _used_part(value: bytes, kind: inspect.Type, path: str, ignored: Ignored) ->
 def _struct_of(
     given: dict[str, msgspec.Raw], structs: tuple[inspect.StructType, ...]
 ) -> inspect.StructType | None:
-    """The struct among the types of an object; None: none of them."""
     for struct in structs:
         if struct.tag_field is None:
             return struct
@@ -159,12 +150,11 @@ def _struct_of(
 
 
 def is_one_of(value: object, values: tuple[object, ...]) -> bool:
-    """Equality that does not take true for 1."""
+    """Return if a value equals one of the values; true does not equal 1."""
     return any(v == value and isinstance(v, bool) is isinstance(value, bool) for v in values)
 
 
 def _has_hint(value: object) -> bool:
-    """True if a decoded value has a hint that asks for something."""
     if isinstance(value, list):
         return any(map(_has_hint, value))
     if not isinstance(value, msgspec.Struct):
@@ -182,9 +172,7 @@ def _asks(value: object, quiet: tuple[object, ...]) -> bool:
 
 @cache
 def _hints(kind: type[msgspec.Struct]) -> tuple[tuple[str, tuple[object, ...] | None], ...]:
-    """The fields of a struct that are hints, with the quiet values of each, and (with None) the
-    fields that may hold structs with hints.
-    """
+    """Return a struct's hints by name; None stands for a field that may hold structs with hints."""
     return tuple(
         (one.name, _quiet(one.type))
         for one in _type_of(kind).fields
@@ -193,7 +181,7 @@ def _hints(kind: type[msgspec.Struct]) -> tuple[tuple[str, tuple[object, ...] | 
 
 
 def _is_near_hint(kind: inspect.Type, seen: frozenset[type[msgspec.Struct]]) -> bool:
-    """True if a field is a hint, or may hold a struct with one; `seen` have none."""
+    """Return if a field is a hint, or may hold a struct with one; `seen` have none."""
     if _quiet(kind) is not None:
         return True
     structs, items = _parts(kind)
@@ -207,7 +195,7 @@ def _is_near_hint(kind: inspect.Type, seen: frozenset[type[msgspec.Struct]]) -> 
 
 
 def _quiet(kind: inspect.Type) -> tuple[object, ...] | None:
-    """The values of a hint that ask for nothing; None for any other field."""
+    """Return the values of a hint that ask for nothing; None for any other field."""
     while isinstance(kind, inspect.Metadata):
         if kind.extra is not None and _HINT in kind.extra:
             values: tuple[object, ...] = kind.extra[_HINT]
@@ -224,8 +212,8 @@ def _type_of(kind: type[msgspec.Struct]) -> inspect.StructType:
 
 
 def _parts(kind: inspect.Type) -> tuple[tuple[inspect.StructType, ...], inspect.Type | None]:
-    """The structs that an object of this type may be, and the type of the elements of an array;
-    None: it holds no objects whose fields are known.
+    """Return the structs that an object of this type may be, and the type of the elements of an
+    array, unless they hold no objects whose fields are known.
     """
     while isinstance(kind, inspect.Metadata):
         kind = kind.type
@@ -244,14 +232,14 @@ def _parts(kind: inspect.Type) -> tuple[tuple[inspect.StructType, ...], inspect.
 
 
 def schema_hook(kind: type) -> dict[str, Any]:
-    """JSON schema of the types that msgspec does not know; for `msgspec.json.schema`."""
+    """The `schema_hook` for `Whole`."""
     if kind is Whole:
         return {"type": "integer", "minimum": -_INT64, "maximum": _INT64 - 1}
     raise NotImplementedError(kind)
 
 
 def shown(value: object) -> str:
-    """A client's value for an error message: cut when it is long."""
+    """Cut a client's value for an error message."""
     text = str(value)
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
 
@@ -276,7 +264,6 @@ def _json_name(value: object) -> str:
 
 
 def _explained(message: str) -> RequestError:
-    """msgspec's message, with the field that it names as `param`."""
     found = _FIELD.match(message)
     if found:
         unknown, name, path = found.groups()
@@ -303,7 +290,6 @@ def _misshapen(message: str, path: str) -> RequestError:
 
 
 def decode_supported(body: bytes, kind: type[Body]) -> Body:
-    """Parse as `decode`, then refuse unsupported fields."""
     request = decode(body, kind)
     refuse_unsupported(request)
     return request
@@ -322,7 +308,7 @@ def refuse_unsupported(request: msgspec.Struct, within: str = "") -> None:
 
 @cache
 def _neutral_values(kind: type[msgspec.Struct]) -> tuple[tuple[str, tuple[object, ...], str], ...]:
-    """The fields annotated with `only`, the values they take besides null, and the fix to name."""
+    """Return the fields annotated with `only`, their neutral values, and the fix to name."""
     return tuple(
         (name, meta.extra["only"], meta.extra["fix"])
         for name, annotated in get_type_hints(kind, include_extras=True).items()

@@ -1,9 +1,8 @@
 """The bodies of OpenAI's API, as this worker takes them. Pure.
 
-An unsupported field that would change the answer is refused, never ignored: it is accepted only
-with a value that asks for nothing (`modalities: ["text"]`, …). A field that leaves the answer
-unchanged (`hint`), or that the API does not have, is an `IgnoredFieldError`: the server answers
-without it, and warns. Ranges are checked in `params`.
+A field that would change the answer and is not built is refused; one that leaves it unchanged
+(`hint`), or that the API does not have, is an `IgnoredFieldError`: the server answers without it,
+and warns. Ranges are checked in `params`.
 """
 
 from typing import Annotated, Any, Literal
@@ -50,14 +49,12 @@ RANGES: dict[str, tuple[float, float, float]] = {
 
 
 def says(**keywords: object) -> Meta:
-    """Keywords of JSON schema for the document: the checks of a field beyond its type, which
-    `params` and others do with messages of their own. msgspec does not check them.
-    """
+    """Keywords of JSON schema that msgspec does not check: `params` and others do."""
     return Meta(extra_json_schema=keywords)
 
 
 def only(*neutral: object) -> Meta:
-    """A field that is not built: null and these values, which ask for nothing, are accepted."""
+    """Mark a field that is not built: null and these values ask for nothing, and pass."""
     # The fix also keeps `only(1)` and `only(True)` apart: `Annotated` caches what compares equal.
     values = " or ".join(msgspec.json.encode(value).decode() for value in neutral)
     fix = f"leave it out or send {values}" if values else "leave it out"
@@ -65,7 +62,6 @@ def only(*neutral: object) -> Meta:
 
 
 def ranged(name: str) -> Meta:
-    """The range of a sampling field."""
     _, least, most = RANGES[name]
     return says(minimum=least, maximum=most)
 
@@ -144,9 +140,7 @@ class StructuralTagFormat(
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """`structured_outputs`: exactly one of the first six. `json` may be JSON in a string,
-    `structural_tag` is the `response_format` of that name in a string, `grammar` is GBNF (which
-    is llama.cpp's EBNF) or Lark. White space of JSON is bounded, or what `whitespace_pattern`
-    matches.
+    `structural_tag` is the `response_format` of that name in a string, `grammar` is GBNF or Lark.
     """
 
     json: dict[str, Any] | str | None = None
@@ -174,9 +168,7 @@ class DrawFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class SamplingFields(DrawFields, kw_only=True):
-    """The fields that control the drawing of tokens and the end of a sequence. Every field may be
-    null: its default.
-    """
+    """The fields that control the drawing of tokens and the end of a sequence."""
 
     max_tokens: Annotated[Whole | None, says(minimum=0)] = None
     min_tokens: Annotated[Whole | None, says(minimum=0)] = None
@@ -215,10 +207,9 @@ class KvPeerFields(msgspec.Struct, kw_only=True):
 
 
 class ResumeFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`resume`. Empty, it asks that the stream can continue at another worker: the answer's header
-    `x-pointsman-resume` is an object, and the stream has comments with the ids of its tokens. That
-    object, sent here with the ids in `token_ids`, makes the stream continue after them; without
-    `token_ids` it begins anew, under the same id.
+    """`resume`. Empty, it asks for the answer's header `x-pointsman-resume`, an object, and
+    comments with the ids of the stream's tokens. That object, sent here with `token_ids`, makes the
+    stream continue after them; without them it begins anew, under the same id.
     """
 
     id: str | None = None
@@ -276,9 +267,7 @@ class GenerationFields(SamplingFields, kw_only=True):
 
 
 class ContentPart(msgspec.Struct):
-    """One part of a message's content: text, a refusal or thinking. Open, so that the error for an
-    image names its type rather than its fields.
-    """
+    """One part of a message's content; open, so that the error for an image names its type."""
 
     type: str
     text: str | None = None
@@ -316,9 +305,7 @@ class NamedTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
-    """Part of `SentCall`. `arguments` are JSON as the model wrote it, which may be wrong, or an
-    object, as templates and vLLM take it.
-    """
+    """Part of `SentCall`. `arguments` are JSON as the model wrote it, or an object."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
@@ -334,10 +321,8 @@ class SentCall(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One turn. A `refusal` is text of it. The `Any` fields are those that servers and clients put
-    into assistant turns which are sent back; only null or empty ones are taken, except for those
-    without a meaning for the model: `annotations`, and `provider_specific_fields`, where litellm
-    notes unknown fields.
+    """One turn. The `Any` fields come back in assistant turns: only null or empty ones are taken,
+    except for those without a meaning for the model, `annotations` and `provider_specific_fields`.
     """
 
     role: Annotated[str, says(enum=sorted(ROLES))]
@@ -421,11 +406,7 @@ class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 
 
 class TokenSampling(SamplingFields, kw_only=True):
-    """`sampling_params`: vLLM's flat `SamplingParams`, for clients that send everything.
-
-    Some fields concern vLLM's internals (`output_kind` and the like) and have no meaning here;
-    unsupported fields that would change the answer are refused as everywhere.
-    """
+    """`sampling_params`: vLLM's flat `SamplingParams`; its internals have no meaning here."""
 
     logprobs: Annotated[Whole | None, says(minimum=-1)] = None
     truncate_prompt_tokens: Annotated[Whole | None, says(minimum=-1)] = None
@@ -464,7 +445,7 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def fields_shared(source: msgspec.Struct, kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """The fields of `source` that a struct of this `kind` has too, without nulls."""
+    """Return the fields of `source` that a struct of this `kind` has too, without nulls."""
     return {
         name: value
         for name in kind.__struct_fields__

@@ -28,9 +28,7 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A field of the query string. `kind` is a type msgspec can convert text into; `many` fields
-    may be repeated.
-    """
+    """A field of the query string; `many` fields may be repeated."""
 
     name: str
     kind: Any
@@ -43,10 +41,10 @@ class Query:
 class Route:
     """One method on one exact path, or on `MODEL_PATH`.
 
-    `body` and `answer` are the types of the JSON in and out (a tuple: any of them); `answer` None
-    is an empty body. `statuses` are those besides 200 and the ones that every route may answer.
-    `switch` names the field of `ApiConfig` that turns the route on. A `guarded` route asks for an
-    API key where there are any, whatever its path.
+    `body` and `answer` are the types of the JSON (a tuple: any of them; `answer` None: an empty
+    body). `statuses` are those besides 200 and every route's. `switch` is the field of `ApiConfig`
+    that turns the route on. A `guarded` route asks for an API key where there are any, whatever its
+    path.
     """
 
     method: str
@@ -64,7 +62,6 @@ class Route:
     errors: ErrorForm = OPENAI_ERRORS
 
     def is_served(self, config: ApiConfig) -> bool:
-        """True if a server of this configuration has the route."""
         return self.switch is None or bool(getattr(config, self.switch))
 
 
@@ -86,7 +83,6 @@ def text_route(path: str, name: str, summary: str, body: Any, answer: Any) -> Ro
 def _admin(
     method: str, path: str, summary: str, answer: Any, *query: Query, runs_command: bool = True
 ) -> Route:
-    """A route of operators, named after its path."""
     return Route(
         method,
         path,
@@ -295,7 +291,7 @@ ADAPTER_ROUTES = tuple(
 
 
 def model_id(path: str) -> str | None:
-    """The `{id}` of a path of one model, slashes included; None for any other path."""
+    """Return the `{id}` of a path of one model, slashes included; None for any other path."""
     return path.removeprefix(_MODELS) or None if path.startswith(_MODELS) else None
 
 
@@ -303,7 +299,7 @@ GUARDED_PATHS = ("/v1", "/v2", "/inference")
 
 
 def is_guarded(route: Route) -> bool:
-    """True if the route asks for an API key where there are any."""
+    """Return if the route asks for an API key where there are any."""
     return route.guarded or route.path.startswith(GUARDED_PATHS)
 
 
@@ -313,30 +309,25 @@ _DIALECTS = "worker.api.dialects"
 
 
 class Dialect(Protocol):
-    """A module of the shelf of dialects: its routes, and their handlers, which it makes from the
-    server's `GenerationRoutes`.
-    """
+    """A module of the shelf of dialects; `GenerationRoutes` make its handlers."""
 
     ROUTES: tuple[Route, ...]
     handlers: Callable[[Any], dict[str, Handler]]
 
 
 def dialects() -> tuple[Dialect, ...]:
-    """The dialects that are installed; none where their folder was taken away."""
+    """Return the installed dialects; none where their folder was taken away."""
     shelf = load_shelf(_DIALECTS)
     names: tuple[str, ...] = () if shelf is None else shelf.MODULES
     return tuple(cast(Dialect, load_shelf(f"{_DIALECTS}.{name}")) for name in names)
 
 
 def all_routes() -> tuple[Route, ...]:
-    """The core's routes, then those of the dialects."""
     return (*ROUTES, *(route for dialect in dialects() for route in dialect.ROUTES))
 
 
 def query_values(exchange: Exchange, route: Route) -> dict[str, Any]:
-    """A value for every field of the route. Raises 400 for an unknown or repeated field and for a
-    value that does not fit.
-    """
+    """Return every field's value. Raises 400 for an unknown, repeated or unreadable one."""
     given: dict[str, list[str]] = {}
     for name, value in exchange.query():
         given.setdefault(name, []).append(value)

@@ -1,6 +1,4 @@
-"""`tools` and `tool_choice`: checked, in the form of chat templates, and as the JSON schema of an
-answer that must be a call. Pure.
-"""
+"""`tools` and `tool_choice`: checked, for the template, and as a schema of answers. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -29,9 +27,7 @@ _NO_ARGUMENTS: Json = {"type": "object", "properties": {}, "additionalProperties
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """A request's tools and its choice. `schemas` are of the arguments, by function; `choice` is
-    one of `TOOL_CHOICES`, or "named" for the function `named`.
-    """
+    """`schemas` are of the arguments, by function; `choice` "named" goes with `named`."""
 
     schemas: Mapping[str, Json]
     choice: str
@@ -77,7 +73,7 @@ def _check_parameters(schema: Json | UnsetType | None, place: str) -> None:
 
 
 def tool_use(request: ChatRequest) -> ToolUse | None:
-    """The choice among tools that are checked; None without any. Raises `RequestError`."""
+    """Return the choice among tools that are checked; None without any. Raises `RequestError`."""
     choice = request.tool_choice
     if not request.tools:
         if choice in (None, "none", "auto"):
@@ -105,8 +101,8 @@ def tool_use(request: ChatRequest) -> ToolUse | None:
 
 
 def answer_schema(use: ToolUse) -> Json | None:
-    """The schema of an answer that is only calls: the arguments of the named function, or with
-    "required" an array of `{name, parameters}`. None: the answer is free.
+    """Return the schema of an answer that is only calls: the arguments of the named function, or
+    with "required" an array of `{name, parameters}`. None: the answer is free.
     """
     if use.named is not None:
         return dict(use.schemas[use.named])
@@ -135,9 +131,7 @@ def answer_schema(use: ToolUse) -> Json | None:
 
 
 def _embedded(schema: Json, name: str, definitions: Json) -> Json:
-    """A schema as a part of another: one that refers to parts of itself becomes a definition, and
-    its references lead there.
-    """
+    """A schema that refers to itself becomes a definition, and its references lead there."""
     root = "#/$defs/" + name.replace("/", "~1")
     moved, refers = _moved(schema, root)
     if not refers:
@@ -147,7 +141,7 @@ def _embedded(schema: Json, name: str, definitions: Json) -> Json:
 
 
 def _moved(value: Any, root: str) -> tuple[Any, bool]:
-    """A copy whose local references begin at `root`; and True if there are any."""
+    """Return a copy whose local references begin at `root`; and if there are any."""
     if isinstance(value, list):
         parts = [_moved(one, root) for one in value]
         return [part for part, _ in parts], any(refers for _, refers in parts)

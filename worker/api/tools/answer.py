@@ -33,8 +33,8 @@ THINK, END_OF_THINK = "<think>", "</think>"
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """The format of a model's calls. A call may begin anywhere with one of `begins`; without any,
-    an answer is calls from its beginning or has none. `marks` are all marks that it may use, some
-    of them control tokens. `short_ids`: its templates take only ids of nine letters and digits.
+    an answer is calls from its beginning or has none. `short_ids`: templates take only ids of nine
+    letters and digits.
     """
 
     calls: Callable[[Schemas], Calls]
@@ -75,14 +75,12 @@ REASONING_MARKS = (THINK, END_OF_THINK)
 
 
 def format_of_template(source: str) -> str | None:
-    """The format of calls that a chat template shows the model; None if it shows none."""
+    """Return the format of calls that a chat template shows the model; None if it shows none."""
     return next((name for mark, name in _TELLING if mark in source), None)
 
 
 def begins_with_reasoning(reasoning_format: str, prompt: str, *, opens_a_turn: bool) -> bool:
-    """True if the first character of an answer is reasoning: templates may open it, or close it at
-    once, in the prompt.
-    """
+    """Return if an answer begins with reasoning: a prompt may open it, or close it at once."""
     end = prompt.rstrip()
     if end.endswith(REASONING_MARKS) or not opens_a_turn:
         return end.endswith(THINK)
@@ -93,8 +91,7 @@ def begins_with_reasoning(reasoning_format: str, prompt: str, *, opens_a_turn: b
 class AnswerForm:
     """The parts to find in the answers to one request. `schemas` are of the arguments, by function;
     `tool_format` None: no calls. `named`: the whole answer is the arguments of that function.
-    `reasons` None: no reasoning; else True if it begins in the prompt. `hidden` are control tokens
-    that the text keeps for the parsers.
+    `reasons` None: no reasoning; else True if it begins in the prompt. `hidden` are control tokens.
     """
 
     new_id: Callable[[], str]
@@ -107,9 +104,7 @@ class AnswerForm:
     hidden: tuple[str, ...] = ()
 
     def without_calls(self) -> AnswerForm | None:
-        """The form of an answer without calls, whatever it looks like; None: its text is the
-        answer.
-        """
+        """Return the form of an answer without calls; None: its text is the answer."""
         if self.reasons is None:
             return None
         return replace(self, schemas={}, tool_format=None, named=None)
@@ -119,9 +114,7 @@ class AnswerForm:
 
 
 class AnswerParser:
-    """Parses one answer. Owns its unread text. The pieces of its results may differ with the pieces
-    of the text; their sum does not.
-    """
+    """Parses one answer. How the text is cut changes the pieces of its results, not their sum."""
 
     def __init__(self, form: AnswerForm) -> None:
         self._scanner = Scanner()
@@ -136,7 +129,6 @@ class AnswerParser:
 
     @property
     def num_calls(self) -> int:
-        """The number of complete calls."""
         return self._writer.num_calls
 
     def feed(self, text: str) -> Said:
@@ -147,8 +139,7 @@ class AnswerParser:
 
     def finish(self, *, complete: bool, truncated: bool) -> Said:
         """Return the rest. Called once. `complete`: the model ended by itself, so the end of a call
-        may be missing. `truncated`: a limit cut the answer, so an unfinished call stays as far as
-        it goes.
+        may be missing. `truncated`: a limit cut the answer, so an unfinished call stays.
         """
         self._scanner.ended = True
         self._scanner.complete, self._scanner.truncated = complete, truncated
@@ -181,9 +172,7 @@ def _answer(form: AnswerForm, scanner: Scanner, writer: AnswerWriter) -> Parse[N
 
 
 def _call(calls: Calls, scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
-    """Read calls, or text that begins like one. It reads at least a character of a mark, so that
-    the same place is not tried twice.
-    """
+    """At least a character of a mark is read, so that the same place is not tried twice."""
     scanner.mark()
     try:
         yield from calls(scanner, writer)

@@ -1,6 +1,5 @@
 """Calls written in JSON: `{"name": …, "arguments" or "parameters": {…}}`, as they are or between
-marks. Public definitions: Hermes function calling (NousResearch), Meta's Llama 3.1 prompt format,
-Mistral's instruct tokenizers (V3 lists calls in JSON, V11 writes `name[ARGS]{…}`).
+marks (Hermes, Llama 3.1; Mistral's V3 lists calls in JSON, its V11 writes `name[ARGS]{…}`).
 """
 
 import re
@@ -19,9 +18,7 @@ _CLOSING = re.compile(r"[\s}\]]+")
 
 
 def call_object(scanner: Scanner, writer: AnswerWriter, *, is_marked: bool = True) -> Parse[None]:
-    """Read one call as an object. Without a mark it is a call only if the function is known and the
-    object has no other members. With the arguments complete, the call is too, whatever follows.
-    """
+    """Read one object. A call without a mark names a known function and has no other members."""
     call = _ObjectCall(scanner, writer, is_marked)
     yield from scanner.expect("{")
     try:
@@ -33,7 +30,7 @@ def call_object(scanner: Scanner, writer: AnswerWriter, *, is_marked: bool = Tru
 
 
 class _ObjectCall:
-    """The members of one object, which may come in any order. Owns what came before the name."""
+    """The members of one object, which may come in any order."""
 
     def __init__(self, scanner: Scanner, writer: AnswerWriter, is_marked: bool) -> None:
         self.is_complete = False
@@ -44,7 +41,6 @@ class _ObjectCall:
         self._held: str | None = None  # arguments
 
     def members(self) -> Parse[None]:
-        """Read the members and the closing brace."""
         scanner = self._scanner
         while True:
             yield from scanner.blanks()
@@ -115,8 +111,8 @@ def _whole_arguments(scanner: Scanner) -> Parse[str]:
 
 
 def marked_object(scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
-    """`<tool_call>{…}</tool_call>`; there may be several objects, the end mark may be missing, and
-    there may be too many brackets before it.
+    """Read `<tool_call>{…}</tool_call>`; there may be several objects, the end mark may be missing,
+    and there may be too many brackets before it.
     """
     yield from scanner.expect(TOOL_CALL)
     yield from scanner.blanks()
@@ -131,7 +127,7 @@ def marked_object(scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
 
 
 def mistral_calls(scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
-    """`[TOOL_CALLS]` and a list of objects, one object, or a name and its arguments."""
+    """Read `[TOOL_CALLS]` and a list of objects, one object, or a name and its arguments."""
     yield from scanner.expect(TOOL_CALLS)
     yield from scanner.blanks()
     first = yield from scanner.peek()
@@ -150,7 +146,7 @@ def mistral_calls(scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
 
 
 def call_list(scanner: Scanner, writer: AnswerWriter, *, is_marked: bool = True) -> Parse[None]:
-    """`[{…}, {…}]`, at least one; what follows the last good one is not part of it."""
+    """Read `[{…}, {…}]`, at least one; what follows the last good one is not part of it."""
     yield from scanner.expect("[")
     while True:
         yield from scanner.blanks()
@@ -163,7 +159,7 @@ def call_list(scanner: Scanner, writer: AnswerWriter, *, is_marked: bool = True)
 
 
 def plain_calls(scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
-    """An answer that is nothing but calls: an object, several of them, or a list."""
+    """Read an answer that is nothing but calls: an object, several of them, or a list."""
     yield from scanner.blanks()
     is_marked = yield from scanner.skip(PYTHON_TAG)
     yield from scanner.blanks()
@@ -180,7 +176,7 @@ def plain_calls(scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
 
 
 def arguments_of(scanner: Scanner, writer: AnswerWriter, name: str) -> Parse[None]:
-    """The arguments of a function that is known already."""
+    """Read the arguments of a function that is known already."""
     yield from scanner.blanks()
     if (yield from scanner.peek()) == "{":
         writer.begin(name)

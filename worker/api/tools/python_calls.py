@@ -1,6 +1,4 @@
-"""Calls written in Python: `[name(key=value, …), …]` (Meta's Llama 3.2 and 4), and literals of
-Python as JSON.
-"""
+"""Calls written in Python (Meta's Llama 3.2 and 4): `[name(key=value, …), …]`."""
 
 import ast
 import json
@@ -27,8 +25,8 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 
 def python_calls(scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
-    """A list of calls with arguments by name, each written when it is complete. Without a mark the
-    functions must be known. What closes the last call and the list may be missing.
+    """Read a list of calls, each written when it is complete. Without a mark the functions must be
+    known. What closes the last call and the list may be missing.
     """
     yield from scanner.blanks()
     is_marked = yield from scanner.skip(PYTHON_START)
@@ -62,7 +60,6 @@ def python_calls(scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
 
 
 def _arguments(scanner: Scanner, pairs: list[str]) -> Parse[None]:
-    """Read to the end of a call and return its arguments as members of an object."""
     keys: set[str] = set()
     yield from scanner.blanks()
     while not (yield from _ends_call(scanner)):
@@ -89,7 +86,6 @@ def _ends_call(scanner: Scanner) -> Parse[bool]:
 
 
 def _value(scanner: Scanner, pieces: list[str]) -> Parse[None]:
-    """Read to the comma or bracket that ends a value."""
     closing: list[str] = []
     while True:
         yield from scanner.run(_PLAIN, pieces.append)
@@ -116,7 +112,7 @@ def _value(scanner: Scanner, pieces: list[str]) -> Parse[None]:
 
 
 def literal_as_json(text: str) -> str | None:
-    """A literal of Python (or JSON) as JSON; None if JSON cannot write it."""
+    """Return a literal of Python (or JSON) as JSON; None if JSON cannot write it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes that Python does not know

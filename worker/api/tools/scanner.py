@@ -1,9 +1,9 @@
 """Text that comes in pieces, read by generators as if it were all there.
 
-Theory of operation. A parser is a generator that reads a `Scanner` and yields whenever it needs
-text that has not come. It decides by characters alone, never by where a piece ends, so what it
-writes, all together, is the same however the text is cut. A `Malformed` text leaves the scanner
-before the first character that does not fit; `raw` then gives back what was read since `mark`.
+A parser yields whenever it needs text that has not come. It decides by characters alone, never by
+where a piece ends, so what it writes is the same however the text is cut. A `Malformed` text leaves
+the scanner before the first character that does not fit; `raw` gives back what was read since
+`mark`.
 """
 
 import json
@@ -30,18 +30,16 @@ class Malformed(Exception):  # noqa: N818 (internal to the parsers)
     """The text does not continue in the format in which it began."""
 
 
-class Unfinished(Malformed):
-    """The text ends too early."""
+class Unfinished(Malformed): ...
 
 
-def ignore(_: str) -> None:
-    """A `Write` that discards its text."""
+def ignore(_: str) -> None: ...
 
 
 class Scanner:
-    """Sole owner of the text that was fed and not yet read. Once it has `ended`, `complete` means
-    that the model ended by itself, `truncated` that it reached a limit; neither: a stop string
-    ended it. A call ends before each of the marks `ends`, even if its own end is missing.
+    """Sole owner of the text that was not read yet. Once it has `ended`, `complete` means that the
+    model ended by itself, `truncated` that it reached a limit; neither: a stop string ended it. A
+    call ends before each of the marks `ends`, even if its own end is missing.
     """
 
     def __init__(self) -> None:
@@ -57,7 +55,6 @@ class Scanner:
         self._text += text
 
     def mark(self) -> None:
-        """Remember the text from here on for `raw`."""
         self._read = []
         self._text, self._at = self._text[self._at :], 0
 
@@ -68,7 +65,6 @@ class Scanner:
         return raw
 
     def _more(self) -> Parse[bool]:
-        """Wait for more text; False at the end."""
         if self.ended:
             return False
         if self._read is not None:
@@ -78,14 +74,13 @@ class Scanner:
         return True
 
     def peek(self) -> Parse[str]:
-        """The next character; empty at the end."""
+        """Return the next character; empty at the end."""
         while self._at >= len(self._text):
             if not (yield from self._more()):
                 return ""
         return self._text[self._at]
 
     def next(self) -> Parse[str]:
-        """Read one character. Raises `Unfinished`."""
         character = yield from self.peek()
         if not character:
             raise Unfinished
@@ -93,7 +88,6 @@ class Scanner:
         return character
 
     def looking_at(self, literal: str) -> Parse[bool]:
-        """Return True if the text continues with a literal; read nothing."""
         while True:
             there = self._text[self._at : self._at + len(literal)]
             if len(there) == len(literal) or not literal.startswith(there):
@@ -102,20 +96,18 @@ class Scanner:
                 return False
 
     def skip(self, literal: str) -> Parse[bool]:
-        """Read a literal if it comes next."""
         found = yield from self.looking_at(literal)
         if found:
             self._at += len(literal)
         return found
 
     def expect(self, literal: str) -> Parse[None]:
-        """Read a literal; raise `Malformed` if the text continues otherwise."""
         if not (yield from self.skip(literal)):
             rest = self._text[self._at :]
             raise Unfinished if self.ended and literal.startswith(rest) else Malformed
 
     def is_over(self) -> Parse[bool]:
-        """True if the call is over: a mark follows, or the model has ended."""
+        """Return if a mark follows, or the model has ended."""
         for mark in self.ends:
             if (yield from self.looking_at(mark)):
                 return True
@@ -140,7 +132,6 @@ class Scanner:
         yield from self.run(_SPACE, write)
 
     def word(self, pattern: re.Pattern[str]) -> Parse[str]:
-        """Read the characters that match, as one text; raise `Malformed` without any."""
         pieces: list[str] = []
         yield from self.run(pattern, pieces.append)
         if not pieces:
@@ -148,8 +139,8 @@ class Scanner:
         return "".join(pieces)
 
     def until(self, literals: Sequence[str], write: Write) -> Parse[str | None]:
-        """Read up to the first of the literals in the text and leave it unread; None at the end.
-        Text that may be the beginning of a literal is held until that is known.
+        """Read up to the first of the literals and leave it unread; None at the end. Text that may
+        begin a literal is held until that is known.
         """
         pattern = re.compile("|".join(map(re.escape, literals)) or r"(?!)")
         longest = max(map(len, literals), default=1) - 1
@@ -167,7 +158,6 @@ class Scanner:
                 return None
 
     def _num_held(self, literals: Sequence[str], longest: int) -> int:
-        """The number of last characters that may begin a literal."""
         most = min(longest, len(self._text) - self._at)
         for number in range(most, 0, -1):
             tail = self._text[-number:]
@@ -176,9 +166,8 @@ class Scanner:
         return 0
 
     def json_value(self, write: Write, depth: int = 0) -> Parse[None]:
-        """Read one JSON value and copy it as it is, but for control characters in strings: a line
-        break that should be `\\n` becomes that. Brackets that are missing at the end of a call are
-        added.
+        """Copy one JSON value as it is, but for control characters in strings (a line break is
+        escaped) and missing brackets at the end of a call, which are added.
         """
         first = yield from self.peek()
         if first == '"':
@@ -220,7 +209,6 @@ class Scanner:
         write(character)
 
     def json_string(self, write: Write) -> Parse[None]:
-        """Read a string in the same way."""
         yield from self._copy('"', write)
         while True:
             yield from self.run(_PLAIN, write)
@@ -257,7 +245,7 @@ class Scanner:
 
 
 def is_unicode(text: str) -> bool:
-    """True without halves of surrogate pairs, which JSON can write and UTF-8 cannot."""
+    """JSON can write halves of surrogate pairs, which UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """A part of one tool call: `id` and `name` come first, then pieces of its arguments. `broken`:
-    it is no call after all, and its text is content; a stream keeps the parts that were sent.
-    `content_before` is the number of characters of content before it.
+    """A part of one call: `id` and `name` come first, then pieces of its arguments. `broken`: it is
+    no call after all, and its text is content. `content_before` counts the characters of content
+    before it.
     """
 
     index: int
@@ -29,12 +29,7 @@ class Said:
 
 
 class AnswerWriter:
-    """Owns the parts that were found and not yet taken.
-
-    Blanks around calls and reasoning are not content: blanks at the end of a text are held until
-    more text comes, and dropped if none does. `hidden` are control tokens, which are not content
-    either.
-    """
+    """Owns the parts that were not yet taken. `hidden` are control tokens, which are no content."""
 
     def __init__(
         self,
@@ -45,9 +40,7 @@ class AnswerWriter:
         only_one: bool = False,
         shows_reasoning: bool = True,
     ) -> None:
-        """`known_names` are the functions that the request has; `only_one` drops calls after the
-        first.
-        """
+        """`known_names` are the request's functions; `only_one` drops calls after the first."""
         self.hidden = tuple(hidden)
         self.known_names = frozenset(known_names)
         self.num_calls = 0  # that are complete
@@ -65,7 +58,6 @@ class AnswerWriter:
         self._has_thought = False
 
     def take(self) -> Said:
-        """Return the parts found since the last time."""
         said, self._said = self._said, Said()
         return said
 
@@ -81,7 +73,6 @@ class AnswerWriter:
         self._said.content += shown
 
     def reasoning(self, text: str) -> None:
-        """Add reasoning; may be empty."""
         text = self._reasoning_blanks + text
         shown = text.rstrip()
         self._reasoning_blanks = text[len(shown) :]
@@ -93,7 +84,6 @@ class AnswerWriter:
             self._said.reasoning += shown
 
     def begin(self, name: str) -> None:
-        """Begin a call of a function, whose arguments follow."""
         self._dropping = self._only_one and self.num_calls > 0
         if self._dropping:
             return
@@ -102,7 +92,6 @@ class AnswerWriter:
         self._add(CallDelta(self._open, id=self._new_id(), name=name))
 
     def arguments(self, text: str) -> None:
-        """Add to the arguments of the call that was begun."""
         if self._open is not None:
             self._add(CallDelta(self._open, text))
 
@@ -110,15 +99,12 @@ class AnswerWriter:
         self._said.calls.append(replace(call, content_before=self._num_content_chars))
 
     def end(self) -> None:
-        """End the call that was begun."""
         self._open = None
         self.num_calls += not self._dropping
         self._dropping = False
 
     def fail(self, raw: str, *, truncated: bool) -> None:
-        """Turn the call that was begun into content, without control tokens. A call whose arguments
-        have begun when the answer is `truncated` stays as far as it goes.
-        """
+        """Turn the call into content; in a `truncated` answer, begun arguments stay a call."""
         begun = self._open is not None or self._dropping
         if begun and truncated:
             self.end()
@@ -135,7 +121,6 @@ class AnswerWriter:
         self.content(raw)
 
     def finish(self) -> None:
-        """Called once, at the end of the answer."""
         if not self.num_calls and (self._num_content_chars or not self._has_reasoned):
             self._said.content += self._blanks
         self._blanks = ""

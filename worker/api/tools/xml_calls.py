@@ -1,9 +1,8 @@
-"""Calls written in tags, as Qwen3-Coder writes them:
+"""Calls in tags, as Qwen3-Coder writes them:
 `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>`.
 
-Values are plain text up to the next mark of any kind, so that the closing one may be missing. Their
-meaning is in the JSON schema of the function: a string is passed on as it comes, other values when
-they are complete.
+A value ends at the next mark of any kind, so that the closing one may be missing. By the function's
+schema a string is passed on as it comes, other values when they are complete.
 """
 
 import json
@@ -29,9 +28,7 @@ _PYTHON_KINDS = frozenset(("object", "array", "boolean"))
 def tagged_call(
     scanner: Scanner, writer: AnswerWriter, schemas: Mapping[str, Mapping[str, Any]]
 ) -> Parse[None]:
-    """Read one call; the outer marks and the marks at the end may be missing. `schemas` are those
-    of the functions' arguments.
-    """
+    """Read one call; the outer marks and the marks at the end may be missing."""
     yield from scanner.skip(TOOL_CALL)
     yield from scanner.blanks()
     yield from scanner.expect(FUNCTION)
@@ -64,7 +61,7 @@ def tagged_call(
 
 
 def _value(scanner: Scanner, writer: AnswerWriter, schema: Mapping[str, Any]) -> Parse[None]:
-    """A value without the line breaks between it and its tags."""
+    """Line breaks between a value and its tags are not part of it."""
     is_text = schema.get("type", "string") == "string" and not schema.keys() & _OTHER_KINDS
     pieces: list[str] = []
     line_break = ""  # the last one, which is no part of the value if nothing follows
@@ -93,7 +90,6 @@ def _escaped(text: str) -> str:
 
 
 def _typed(text: str, schema: Mapping[str, Any]) -> str:
-    """The JSON value that the text stands for; a string if it stands for no other."""
     given = schema.get("type")
     given = given if isinstance(given, list) else [given]
     kinds = {kind for kind in given if isinstance(kind, str)}
