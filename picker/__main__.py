@@ -18,10 +18,7 @@ log = logging.getLogger("picker")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the picker; returns the exit status: 0 after a drain, 1 when it cannot start or fails.
-
-    A command line that cannot be understood ends with status 2 (`SystemExit`), as usual.
-    """
+    """Run the picker; return 0 after a drain, 1 when it cannot start or fails."""
     parser = build_parser()
     arguments = parser.parse_args(argv)
     try:

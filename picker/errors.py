@@ -1,7 +1,5 @@
-"""Every way a request can be refused, the one table that gives each its HTTP status, and the forms
-in which APIs write errors.
-
-`docs/protocol.md` lists the meaning of each status here.
+"""Every way a request can be refused, with its HTTP status, and the forms in which APIs write
+errors.
 
 Source: Gateway API Inference Extension, Endpoint Picker Protocol, and the error codes of the
 reference picker; the error objects of OpenAI's API, as vLLM fills them, and of Anthropic's.
@@ -53,11 +51,7 @@ HTTP_STATUS: dict[Code, int] = {
 
 
 class DropReason(Enum):
-    """Value of the `x-llm-d-request-dropped-reason` response header.
-
-    The reasons that begin with `rejected` are of requests that never left, those that begin with
-    `evicted` of requests that were under way.
-    """
+    """The `x-llm-d-request-dropped-reason` of requests that never left, or that were under way."""
 
     SATURATED = "rejected-saturated"
     NO_ENDPOINTS = "rejected-no-endpoints"
@@ -69,8 +63,7 @@ class DropReason(Enum):
     EVICTED_PRIORITY = "evicted-priority"
 
 
-class PickerError(Exception):
-    """Root of this package's error tree."""
+class PickerError(Exception): ...
 
 
 class ConfigError(PickerError):
@@ -83,8 +76,8 @@ class RefusedError(PickerError):
 
     `message` is shown to the client; `drop_reason` is set when the request was shed rather than
     wrong, `retry_after_seconds` where it is known when another attempt may go better (RFC 9110:
-    whole seconds, 1 or more). `param` names the member of the body that is at fault, `reference`
-    is the reference picker's text where it differs.
+    whole seconds, 1 or more). `param` names the member of the body that is at fault, `reference` is
+    the reference picker's text where it differs.
     """
 
     code: Code
@@ -99,17 +92,14 @@ class RefusedError(PickerError):
 
     @property
     def status(self) -> int:
-        """HTTP status of the answer."""
         return HTTP_STATUS[self.code]
 
     @property
     def reference_body(self) -> str:
-        """The body with which the reference picker answers."""
         return f"inference error: {self.code.value} - {self.reference or self.message}"
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
-        """Response headers beyond the status."""
         headers: tuple[tuple[str, str], ...] = ()
         if self.drop_reason is not None:
             headers = ((DROP_REASON_HEADER, self.drop_reason.value),)
@@ -118,7 +108,6 @@ class RefusedError(PickerError):
         return (*headers, (RETRY_AFTER_HEADER, str(self.retry_after_seconds)))
 
     def answer(self, form: ErrorForm) -> tuple[str, tuple[tuple[str, str], ...]]:
-        """The body in that form, and the response headers."""
         body = _WRITERS[form](self)
         return body, (*self.headers, JSON_CONTENT) if form in _JSON_FORMS else self.headers
 
@@ -140,8 +129,6 @@ class EvictedError(RefusedError):
 
 
 class ErrorForm(Enum):
-    """The forms that an answer may give an error."""
-
     OPENAI = "OpenAI's error object"
     ANTHROPIC = "Anthropic's error object"
     PLAIN = "text alone, which a proxy turns into gRPC's status message"
@@ -149,7 +136,7 @@ class ErrorForm(Enum):
 
 
 def form_of(path: str, content_type: str) -> ErrorForm:
-    """The form of the API at `path`, without its query, for a request with that content type."""
+    """Return the form of the API at `path`, for a request with that content type."""
     if content_type.startswith(GRPC_CONTENT):
         return ErrorForm.PLAIN
     if path.rstrip("/").endswith(ANTHROPIC_PATHS):
@@ -175,12 +162,10 @@ def bad_request(message: str, *, reference: str | None = None) -> RefusedError:
 
 
 def openai_type(status: int) -> str:
-    """The `type` of an error in OpenAI's form: that of the worker, and of vLLM."""
     return _OPENAI_TYPES.get(status) or HTTPStatus(status).phrase
 
 
 def anthropic_type(status: int) -> str:
-    """The `type` of an error in Anthropic's form."""
     return _ANTHROPIC_TYPES.get(status) or (
         "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
     )

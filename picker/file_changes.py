@@ -22,13 +22,12 @@ async def moments_to_look(
 ) -> AsyncGenerator[None, None]:
     """Yield when one of the files `names` may have changed, at least every second, until closed.
 
-    The folder is watched, not the files: editors and Kubernetes replace files by renaming. Where
-    the system has no watch left to give, there is only the second. Changes within `debounce_ms`
-    are one. `watch` is for tests.
+    The folder is watched, not the files: editors and Kubernetes replace files by renaming. Changes
+    within `debounce_ms` are one. `watch` is for tests.
     """
 
     def concerns(_change: Change, changed: str) -> bool:
-        """A file itself, or the `..data` link that Kubernetes turns when a volume changes."""
+        """Check for a file itself, or the `..data` link that Kubernetes turns."""
         name = Path(changed).name
         return name in names or name.startswith("..")
 

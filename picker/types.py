@@ -19,12 +19,11 @@ BYTES_PER_TOKEN = 4
 class Endpoint(msgspec.Struct, frozen=True):
     """One serving address of the pool: its identity, never its state.
 
-    `key` is "namespace/name", the identity in all maps of the picker; it is computed once, because
-    every decision reads it many times. `rank_index` distinguishes the endpoints of a Pod's
-    data-parallel ranks, which have one port each. `metrics_host_port` is the address of its metrics
-    page if that differs from its own, `node_address` the machine's, where known. `incarnation`
-    names the server at the address, where known: another incarnation is another server with an
-    empty cache, even under the same name and address.
+    `key` is "namespace/name", computed once, because every decision reads it many times.
+    `rank_index` distinguishes the ports of a Pod's data-parallel ranks. `metrics_host_port` is the
+    address of its metrics page if that differs, `node_address` the machine's, where known.
+    `incarnation` names the server at the address, where known: another incarnation is another
+    server with an empty cache.
     """
 
     name: str
@@ -39,7 +38,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     key: str = ""
 
     def is_same_server(self, other: Endpoint) -> bool:
-        """True if metrics and cache contents of one hold for the other."""
+        """Check whether metrics and cache contents of one hold for the other."""
         return self.host_port == other.host_port and self.incarnation == other.incarnation
 
     def __post_init__(self) -> None:
@@ -47,7 +46,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     @property
     def host_port(self) -> str:
-        """`ip:port`, IPv6 in brackets; the form Envoy expects in the destination header."""
+        """Return `ip:port`, IPv6 in brackets; the form Envoy expects in the destination header."""
         host = f"[{self.address}]" if ":" in self.address else self.address
         return f"{host}:{self.port}"
 
@@ -55,9 +54,8 @@ class Endpoint(msgspec.Struct, frozen=True):
 class ServedTotals(msgspec.Struct, frozen=True, gc=False):
     """The totals that an endpoint has served since its start, as of `read_at_seconds`.
 
-    `ttft_counts` are requests by the time to their first token: one for each of `ttft_edges`, in
-    seconds and ascending, that took longer than the edge before and at most that one, and one for
-    those that took longer than all. Both are empty where the engine has no such histogram.
+    `ttft_counts` are requests by the upper one of `ttft_edges` (in seconds) of their time to the
+    first token, and those beyond all. Both are empty where the engine has no such histogram.
     """
 
     read_at_seconds: float
@@ -67,9 +65,7 @@ class ServedTotals(msgspec.Struct, frozen=True, gc=False):
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Percentiles of times in seconds, from a histogram: linear between two of its edges, and the
-    highest edge beyond it.
-    """
+    """Percentiles in seconds, linear between edges of a histogram, the highest edge beyond it."""
 
     p50: float
     p95: float
@@ -79,11 +75,11 @@ class Percentiles(msgspec.Struct, frozen=True):
 class EndpointMetrics(msgspec.Struct, frozen=True):
     """The result of one scrape. `updated_at_seconds` is on the caller's monotonic clock.
 
-    A load signal is None where the page does not report it; then it alone is unknown, and the
-    others count. `active_models` and `waiting_models` are the LoRA adapters that run and wait
-    there, at most `max_active_models` at a time (None: the endpoint does not say). The next scrape
-    was due after `interval_seconds`: an idle pool is scraped less often, so a scrape is stale when
-    it is older than that and the tolerance. `served` is read once a second at most, for pages.
+    A load signal is None where the page does not report it; the others then count. LoRA adapters
+    are `active_models` and `waiting_models`, at most `max_active_models` at a time (None: unknown).
+    The next scrape was due after `interval_seconds`: an idle pool is scraped less often, so a
+    scrape is stale when it is older than that and the tolerance. `served` is read once a second at
+    most.
     """
 
     waiting_requests: int | None = 0
@@ -104,11 +100,9 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     """An endpoint as one scheduling decision sees it: identity, last metrics, own load.
 
     It is part of no reference cycle, so the garbage collector does not track it: the records of
-    decisions hold hundreds of thousands.
-
-    `metrics` is None while the load is unknown: never scraped, or scrapes went stale; then
-    `last_metrics` are the last known ones. `attributes` are findings of data-layer extractors about
-    this endpoint, by "Type/producer".
+    decisions hold hundreds of thousands. `metrics` is None while the load is unknown: never
+    scraped, or scrapes went stale; then `last_metrics` are the last known ones. `attributes` are
+    findings of data-layer extractors, by "Type/producer".
     """
 
     endpoint: Endpoint
@@ -127,8 +121,6 @@ Candidates: TypeAlias = Sequence[Candidate]
 
 
 class Api(Enum):
-    """The API of a request, chosen from its path."""
-
     CHAT_COMPLETIONS = "chat/completions"
     CHAT_BATCH = "chat/completions/batch"
     COMPLETIONS = "completions"
@@ -145,10 +137,7 @@ class Api(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MultiModalFeature:
-    """An image, video or audio item in a prompt: `length` tokens from `offset`.
-
-    `content_hash` names its content.
-    """
+    """An image, video or audio item in a prompt: `length` tokens from `offset`."""
 
     modality: str
     content_hash: str
@@ -160,11 +149,10 @@ class ParsedBody(msgspec.Struct, frozen=True):
     """A request body after its parser.
 
     `payload` is the decoded JSON object, or None when the parser leaves the body raw; of a request
-    with text that names no model (vLLM's gRPC, SGLang's generate) it is `{"prompt": text}`. `model`
-    is "" when the body names none, which leaves the choice to the endpoint. `can_rewrite` says that
-    the model is `payload["model"]` and may be replaced there. `prompts` holds real token
-    ids, packed as little-endian uint32, where the request carries them. `skip_response` asks for a
-    response that the picker does not look at.
+    with text that names no model it is `{"prompt": text}`. `model` is "" when the body names none,
+    which leaves the choice to the endpoint. `can_rewrite`: the model is `payload["model"]` and may
+    be replaced there. `prompts` holds real token ids, packed as little-endian uint32, where the
+    request carries them. `skip_response` asks for a response that the picker does not look at.
     """
 
     api: Api
@@ -183,11 +171,10 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     """One request on its way through a decision.
 
     `incoming_model` is the model that the client named, `target_model` the one that the endpoint
-    will serve. `prompts` holds, per prompt, its tokens packed as little-endian uint32 (see
-    `producers/token_producer`), `features` its multi-modal items. `objective` is the name that the
-    client named, `priority` its value (0 for an unknown objective; a request below 0 may be shed).
-    `received_at_seconds` is on the monotonic clock of all plugins. `size_bytes` is the size of the
-    body, `held_bytes` the memory of a waiting request (0: it does not wait).
+    will serve. `prompts` holds, per prompt, its tokens packed as little-endian uint32, `features`
+    its multi-modal items. `priority` is that of the `objective` (0 if unknown; a request below 0
+    may be shed). `received_at_seconds` is on the monotonic clock of all plugins. `size_bytes` is
+    the size of the body, `held_bytes` the memory of a waiting request (0: it does not wait).
     """
 
     request_id: str
@@ -206,7 +193,6 @@ class InferenceRequest(msgspec.Struct, frozen=True):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all prompts; 0 while they are unknown."""
         return sum(map(len, self.prompts)) // BYTES_PER_TOKEN
 
 
@@ -260,20 +246,16 @@ class ScoredCandidates(Sequence[ScoredEndpoint]):
 
 
 class ProfileResult(msgspec.Struct, frozen=True):
-    """Outcome of one scheduling profile: the picked endpoints, best first, and every candidate's
-    total.
-    """
+    """Outcome of one scheduling profile: the picked endpoints, best first, and all totals."""
 
     picked: tuple[ScoredEndpoint, ...]
     scored: Sequence[ScoredEndpoint] = ()
 
 
 class SchedulingResult(msgspec.Struct, frozen=True):
-    """Outcome of a decision. `endpoints` is the primary profile's ordered fallback list, never
-    empty.
+    """Outcome of a decision; the primary profile's ordered `endpoints` are never empty.
 
-    `set_headers` are the profile handler's own headers for the request. An endpoint in `endpoints`
-    may differ from the picked candidate's in its port.
+    An endpoint in `endpoints` may differ from the picked candidate's in its port.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -291,10 +273,7 @@ class RawRequest(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """The token counts that a response reports. `cached_tokens` None: it reports none.
-
-    A field is 0 until the response reports it.
-    """
+    """The token counts that a response reports; `cached_tokens` None: it reports none."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -305,10 +284,9 @@ class Usage(msgspec.Struct, frozen=True):
 class ResponseHead(msgspec.Struct, frozen=True):
     """The beginning of an endpoint's response; header names lower case, pseudo-headers included.
 
-    `served_by` is the `ip:port` that served, by the proxy's report; `has_destination_metadata` is
-    true if the proxy sent metadata of the destination namespace. With `reached_no_endpoint` no
-    endpoint has seen the request, and the response is the proxy's own. `came_at_seconds` is on the
-    clock of the hooks, which receive it. With `shows_body` the proxy shows the body as it passes.
+    `served_by` is the `ip:port` that served, by the proxy's report. With `reached_no_endpoint` the
+    response is the proxy's own. `came_at_seconds` is on the clock of the hooks, which receive it.
+    With `shows_body` the proxy shows the body as it passes.
     """
 
     status: int | None
@@ -323,8 +301,8 @@ class ResponseHead(msgspec.Struct, frozen=True):
 class ResponseProgress(msgspec.Struct, frozen=True):
     """The progress of a response after a piece of its body.
 
-    `num_bytes` and `usage` (None: not reported) count from the beginning; `is_first` is true of
-    the first piece with content, `is_last` of the end of the response.
+    `num_bytes` and `usage` (None: not reported) count from the beginning; `is_first` is true of the
+    first piece with content, `is_last` of the end of the response.
     """
 
     now_seconds: float
@@ -346,18 +324,18 @@ class ResponseTap(Protocol):
     """
 
     def head(self, head: ResponseHead) -> tuple[tuple[str, str], ...]:
-        """Called at the beginning of the response; returns the headers to set on it."""
+        """Return the headers to set on the response."""
         ...
 
     def body(self, data: bytes, is_last: bool) -> tuple[bytes, Metadata]:
-        """Called with a piece of the body; returns the bytes for the client, and metadata.
+        """Return the bytes of a piece of the body for the client, and metadata.
 
         Bytes that it holds back follow with a later piece, at the latest with the last one.
         """
         ...
 
     def end(self) -> bytes:
-        """Called when the response ends without a last piece (trailers); returns the held bytes."""
+        """Return the held bytes of a response that ends without a last piece (trailers)."""
         ...
 
 
@@ -365,9 +343,8 @@ class RouteDecision(msgspec.Struct, frozen=True):
     """The director's answer to the stream: the destination, and changes to the request.
 
     `destination` is the `ip:port[,ip:port…]` list; `body` replaces the client's body when not None;
-    `metadata` goes to the proxy beside the destination. `response` watches the response (None:
-    no tap); with `skip_response` the picker does not look at it, whatever `response` is. With
-    `needs_response_body` the proxy is asked to show the body of the response.
+    `metadata` goes to the proxy beside the destination. With `skip_response` the picker does not
+    look at the response, whatever `response` is.
     """
 
     destination: str
@@ -382,9 +359,9 @@ class RouteDecision(msgspec.Struct, frozen=True):
 class FinishCause(Enum):
     """The reason for a stream's end; each stream reports exactly one.
 
-    SKIPPED: the request went to its endpoint and the response was not watched, as requested; or the
-    proxy asked for no decision, since it answered the client itself or only observes. EVICTED: the
-    request was in flight and was stopped in favour of others.
+    SKIPPED: the response was not watched, as requested; or the proxy asked for no decision, since
+    it answered the client itself or only observes. EVICTED: the request was stopped in favour of
+    others.
     """
 
     COMPLETED = "completed"

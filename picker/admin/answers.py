@@ -11,15 +11,12 @@ T = TypeVar("T")
 
 
 class Turns:
-    """Yields to the event loop while pages are made. Owns the lock: concurrent requests for pages
-    are served one after the other.
-    """
+    """Yields to the event loop while pages are made, one page after the other."""
 
     def __init__(self) -> None:
         self._one_at_a_time = asyncio.Lock()
 
     async def collect(self, pieces: Iterable[T]) -> list[T]:
-        """Collect the pieces of a page, each of which takes a millisecond or two."""
         made = []
         async with self._one_at_a_time:
             for piece in pieces:
@@ -40,12 +37,10 @@ def as_error(status: int, message: str, headers: Mapping[str, str] | None = None
     return answer
 
 
-class InvalidQueryError(Exception):
-    """An invalid query parameter; the message names it and its range."""
+class InvalidQueryError(Exception): ...
 
 
 def whole_number(request: web.Request, name: str, default: int, least: int, most: int) -> int:
-    """Read a parameter of the query. Raises `InvalidQueryError`."""
     text = request.query.get(name)
     if text is None:
         return default

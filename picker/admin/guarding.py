@@ -1,11 +1,10 @@
-"""The guard of the HTTP port: it asks for tokens if the port is protected, and always blocks
-foreign web pages.
+"""The guard of the HTTP port: it asks for tokens if the port is protected, and blocks foreign web
+pages.
 
-A foreign page in a browser on this machine cannot read the responses: no header allows another
-origin. But it can let a name of its own resolve to 127.0.0.1 (DNS rebinding), so that the browser
-takes port and page for one origin. On a loopback address requests must therefore name the loopback,
-or the name that was bound. Monitoring is exempt: scrapers and probes use names of their own, and
-their pages reveal nothing about requests.
+A foreign page in a browser on this machine cannot read the responses, since no header allows
+another origin. But it can let a name of its own resolve to 127.0.0.1 (DNS rebinding), so that the
+browser takes port and page for one origin. On a loopback address requests must therefore name the
+loopback, or the name that was bound. Scrapers and probes use names of their own and are exempt.
 """
 
 import logging
@@ -55,17 +54,16 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::\d{0,5})?", re.IGNORECASE)
 
 
 class PageNames:
-    """Names of pages, equal for all pools: access rights depend on them.
+    """Names of pages, on which access rights depend.
 
-    `aliases` are names by route: the page of one of several pools has the name that it would have
-    if the pool were the only one.
+    `aliases` give a page of one of several pools the name that it has in a picker of one pool.
     """
 
     def __init__(self, aliases: Mapping[str, str] = _NOTHING) -> None:
         self._aliases = aliases
 
     def of(self, request: web.Request) -> str:
-        """Return its route up to the first variable part, so the number of names is bounded."""
+        """Return the route up to its first variable part, so the number of names is bounded."""
         resource = request.match_info.route.resource
         if resource is None:
             return "/"
@@ -74,10 +72,9 @@ class PageNames:
 
 
 class HostCheck:
-    """Checks `Host` headers: any is valid unless all bound addresses are loopback."""
+    """Checks `Host` headers; any is valid until `bound` sees that all addresses are loopback."""
 
     def __init__(self) -> None:
-        """Allow every header until `bound`."""
         self._names: frozenset[str] | None = None
 
     def bound(self, wanted: str, addresses: Iterable[str]) -> None:
@@ -87,7 +84,6 @@ class HostCheck:
             self._names = frozenset({wanted.lower()})
 
     def allows(self, header: str | None) -> bool:
-        """Check the `Host` header of a request."""
         if self._names is None:
             return True
         parts = _HOST.fullmatch(header or "")
@@ -98,9 +94,7 @@ class HostCheck:
 
 
 def guarding(check: HostCheck, failures: Counter, names: PageNames) -> Middleware:
-    """Refuse hosts that `check` does not allow, and turn all errors into JSON; unexpected ones are
-    counted by page. `names` identify the pages for monitoring.
-    """
+    """Refuse hosts that `check` does not allow, and turn all errors into JSON."""
 
     @web.middleware
     async def guard(
@@ -129,21 +123,18 @@ def guarding(check: HostCheck, failures: Counter, names: PageNames) -> Middlewar
 
 
 def _page_of(request: web.Request) -> str:
-    """Return its route, which has no text of the client."""
+    """Return the route, which has no text of the client."""
     resource = request.match_info.route.resource
     return "a page" if resource is None else resource.canonical
 
 
 async def add_security_headers(_request: web.Request, response: web.StreamResponse) -> None:
-    """Set them on every response."""
     for name, value in SECURITY_HEADERS.items():
         response.headers.setdefault(name, value)
 
 
 def authorizing(authorize: Authorize, names: PageNames) -> Middleware:
-    """Serve only requests that `authorize` allows, by the name of the page; the refusals are 401,
-    403 and 503.
-    """
+    """Serve only requests that `authorize` allows; refuse others with 401, 403 or 503."""
 
     @web.middleware
     async def check(

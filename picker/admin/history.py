@@ -1,8 +1,4 @@
-"""The last two minutes of the pool and of every endpoint, for charts: rings of samples, one a
-second.
-
-The samples of an endpoint are dropped when it is not sampled any more.
-"""
+"""The last two minutes of the pool and of its present endpoints: rings of samples, one a second."""
 
 from __future__ import annotations
 
@@ -25,11 +21,7 @@ V = TypeVar("V")
 
 
 class EndpointValues(msgspec.Struct, Generic[V], frozen=True):
-    """Values of an endpoint.
-
-    `prefix_hit_share`, `requests_per_second` and `failures_per_second` are those of
-    `traffic.Recent`, `ttft_p95_seconds` and `tokens_per_second` of `traffic.Served`.
-    """
+    """Values of an endpoint, as in `traffic.Recent` and `traffic.Served`."""
 
     running: V = _NONE
     waiting: V = _NONE
@@ -43,11 +35,10 @@ class EndpointValues(msgspec.Struct, Generic[V], frozen=True):
 
 
 class PoolValues(msgspec.Struct, Generic[V], frozen=True):
-    """Values of the pool.
+    """Values of the pool, as in `traffic.PoolRecent` and `traffic.Served`.
 
-    Rates are those of `traffic.PoolRecent`, times to the first token and tokens those of
-    `traffic.Served`; `waiting` requests are at endpoints, `queued` ones in the picker. The queue
-    wait is of the requests that left the queue since the last sample, None without any.
+    `waiting` requests are at endpoints, `queued` ones in the picker. The queue wait is of the
+    requests that left the queue since the last sample, None without any.
     """
 
     requests_per_second: V = _NONE
@@ -78,11 +69,7 @@ _NO_POOL_SERIES = PoolSeries(*[()] * len(_POOL_FIELDS))
 
 
 class HistoryView(msgspec.Struct, frozen=True):
-    """Samples of the endpoints, by key, and of the pool; each series ends with sample number
-    `last`, and `queues` belongs to it.
-
-    Samples are numbered from 1 since the picker started; `last` 0: there is none yet.
-    """
+    """Samples of the pool and the endpoints by key; all end with number `last` (0: none)."""
 
     last: int = 0
     interval_seconds: float = INTERVAL_SECONDS
@@ -96,8 +83,6 @@ Rows: TypeAlias = "tuple[array[float], ...]"
 
 
 class _Ring:
-    """Owns samples: a row of numbers for each field."""
-
     __slots__ = ("_fields", "_length", "_next", "_rows", "_size", "number")
 
     def __init__(self, size: int, fields: tuple[str, ...]) -> None:
@@ -118,7 +103,6 @@ class _Ring:
         self._length = min(self._length + 1, self._size)
 
     def last(self, count: int, upto: int) -> Rows:
-        """Return the `count` samples up to number `upto`, or all if there are fewer."""
         later = max(0, self.number - upto)
         count = max(0, min(count, self._length - later))
         end = (self._next - later) % self._size
@@ -132,7 +116,6 @@ class History:
     """Owns the rings of the pool and of all endpoints in the last sample."""
 
     def __init__(self, size: int = SAMPLES) -> None:
-        """`size` is the number of stored samples of each."""
         self._size = size
         self._rings: dict[str, _Ring] = {}
         self._pool = _Ring(size, _POOL_FIELDS)
@@ -141,7 +124,7 @@ class History:
         self._last = 0
 
     def record(self, samples: Mapping[str, EndpointSample], pool: PoolSample | None = None) -> None:
-        """Add one sample of the pool and of every endpoint, by key; drop all other endpoints."""
+        """Add one sample of the pool and of every endpoint; drop all other endpoints."""
         self.latest_pool = pool or PoolSample()
         self._last += 1
         self._pool.add(self.latest_pool, self._last)
@@ -156,10 +139,10 @@ class History:
 
     def cut(self, count: int) -> tuple[int, list[str], Iterator[EndpointSeries]]:
         """Return the number of the last sample, the endpoints, and the last `count` samples of
-        each; fewer of a younger one, and fewer of all if `MAX_SAMPLES` do not suffice.
+        each.
 
-        The iterator copies an endpoint's samples when it reaches it; samples added meanwhile do
-        not show.
+        There are fewer of a younger endpoint, and of all if `MAX_SAMPLES` do not suffice. The
+        iterator copies samples when it reaches their endpoint; later ones do not show.
         """
         # Copies of rings are made in turns, so remember which sample was the last.
         rings, last = list(self._rings.items()), self._last
@@ -168,7 +151,6 @@ class History:
         return last, [key for key, _ in rings], taken
 
     def pool(self, count: int) -> PoolSeries:
-        """Return the last `count` samples of the pool, or all if there are fewer."""
         return PoolValues(*map(_known, self._pool.last(count, self._last)))
 
     def latest(self, key: str) -> EndpointSample:

@@ -1,8 +1,6 @@
 """The metrics page: cached gauges, and several pools on one page.
 
-With several pools, each pool's series have its name as an additional label; series of the process
-appear once, without it. The label is added to the lines, which the page of a single pool has
-anyway.
+With several pools, each series of a pool has the pool's name as an additional label.
 """
 
 import re
@@ -30,12 +28,11 @@ _Families = dict[str, list[str]]
 
 
 async def whole(metrics: PickerMetrics, series: Iterable[AnySeries] | None, turns: Turns) -> bytes:
-    """Return the exposition of one pool; with `series`, only these of the declared ones."""
     return b"".join(await turns.collect(map(encoded, metrics.pieces(series))))
 
 
 async def merged(process: PickerMetrics, pools: Mapping[str, PickerMetrics], turns: Turns) -> bytes:
-    """Return the exposition of several pools by name; `process` has the series without a pool."""
+    """Return the exposition of several pools; `process` has the series without a pool."""
     families: _Families = {}
 
     def pieces() -> Iterator[bytes]:
@@ -49,17 +46,13 @@ async def merged(process: PickerMetrics, pools: Mapping[str, PickerMetrics], tur
 
 
 def of_pool(metrics: PickerMetrics) -> Iterable[AnySeries]:
-    """Return the series of one of several pools: all but those of the process."""
     # By identity: a pool's series have the same names.
     others = frozenset(map(id, metrics.of_process))
     return [one for one in metrics.series if id(one) not in others]
 
 
 def _added(families: _Families, pieces: Iterable[list[str]], label: str) -> Iterator[bytes]:
-    """Add lines to their families, each with `label`; yield an empty piece after each piece.
-
-    Clients choose names, but a line feed in them is escaped.
-    """
+    """Add lines to their families, each with `label`; yield an empty piece after each piece."""
     family: list[str] = []
     for lines in pieces:
         for line in lines:
@@ -81,7 +74,7 @@ def _labelled(line: str, label: str) -> str:
 
 
 class RememberedCollector:
-    """Caches the gauges of another collector for `interval_seconds`. `clock` is monotonic."""
+    """Caches the gauges of another collector for `interval_seconds`."""
 
     def __init__(
         self, inner: Collector, interval_seconds: float, clock: Callable[[], float]

@@ -56,8 +56,6 @@ T = TypeVar("T")
 
 
 class AdminSource(Protocol):
-    """The data behind the pages of one pool."""
-
     @property
     def metrics(self) -> PickerMetrics: ...
 
@@ -74,7 +72,7 @@ class AdminSource(Protocol):
     def decisions(self, limit: int) -> Iterable[RecordSummary]: ...
 
     def decision(self, request_id: str | None) -> RecordView | None:
-        """Find a request, for None the last one; None if it is not in the ring."""
+        """Find a request by its id, or for None the last one."""
         ...
 
     def health(self) -> Mapping[str, HealthView]:
@@ -93,7 +91,7 @@ class AdminSource(Protocol):
 
 
 class PoolPages:
-    """The pages of one pool. Owns its history. `clock` is that of the scrapes, in seconds."""
+    """The pages of one pool. Owns its history; `turns` is shared with other pools."""
 
     def __init__(
         self,
@@ -101,7 +99,6 @@ class PoolPages:
         clock: Callable[[], float] = time.monotonic,
         turns: Turns | None = None,
     ) -> None:
-        """`turns` is shared with the pages of the other pools."""
         self.source, self.history = source, History()
         self.turns = Turns() if turns is None else turns
         self._window = ServedWindow()
@@ -112,9 +109,7 @@ class PoolPages:
         self._clock = clock
 
     def routes(self, is_ready: Callable[[], bool], key: str = "") -> list[web.RouteDef]:
-        """Return all routes. `key` is the name of one of several pools; its metrics omit the series
-        of the process.
-        """
+        """Return all routes; as one of several pools, `key` is its name."""
         source = self.source
 
         async def page() -> bytes:
@@ -131,7 +126,6 @@ class PoolPages:
         ]
 
     async def watch(self) -> None:
-        """Sample the pool once a second, until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_SECONDS)
             self.sample()
@@ -177,9 +171,9 @@ class PoolPages:
         self.history.record(samples, pool)
 
     async def _show_endpoints(self, request: web.Request) -> web.Response:
-        """Respond with an `EndpointsView`, encoded in pieces: it is a megabyte or two for a
-        thousand endpoints. `?history=N` adds the last N samples, and all numbers are then those of
-        the last one.
+        """Respond with the endpoints, a megabyte or two for a thousand of them.
+
+        `?history=N` adds the last N samples, and all numbers are then those of the last one.
         """
         samples = whole_number(request, "history", default=0, least=0, most=SAMPLES)
         health = self.source.health()
@@ -204,7 +198,6 @@ class PoolPages:
         return as_json(answer | {"history": history})
 
     async def _encoded(self, values: Iterable[Any]) -> list[msgspec.Raw]:
-        """Encode many values in turns."""
         batches = (
             [msgspec.Raw(msgspec.json.encode(one)) for one in batch]
             for batch in batched(values, TURN)
@@ -227,7 +220,6 @@ class PoolPages:
         health: Mapping[str, HealthView],
         loads: Mapping[str, EndpointMetrics | None],
     ) -> EndpointView:
-        """`loads` are those of the last sample; if empty, show the current ones."""
         endpoint, last = candidate.endpoint, candidate.last_metrics
         recent, inflight = self.history.latest(candidate.key), None
         if candidate.key in loads:
@@ -263,7 +255,6 @@ class PoolPages:
         return as_json({"decisions": rows})
 
     async def _show_decision(self, request: web.Request) -> web.Response:
-        """Find a request by its id: any text of a client, escaped as one part of the path."""
         # `last` is no id that a client is likely to choose.
         request_id = request.match_info["id"]
         is_last = request_id == LAST
@@ -280,12 +271,10 @@ class PoolPages:
 
 
 def _shown(metrics: EndpointMetrics | None) -> EndpointMetrics | None:
-    """Drop the buckets behind the percentiles."""
     return metrics if metrics is None or metrics.served is None else replace(metrics, served=None)
 
 
 def _sum(values: Iterable[int | None]) -> int | None:
-    """Add up the known values; None without any."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
@@ -295,9 +284,7 @@ def monitoring_routes(
     is_ready: Callable[[], bool],
     problem: Callable[[], str | None],
 ) -> list[web.RouteDef]:
-    """`/metrics`, `/healthz` and `/readyz`, which are answered under any name: see `guarding`.
-    `page` renders the metrics, `problem` says why the pool may be old.
-    """
+    """Return the routes that any host name may use; `problem` says why the pool may be old."""
 
     async def show_metrics(_request: web.Request) -> web.Response:
         return web.Response(body=await page(), headers={"Content-Type": CONTENT_TYPE})
@@ -306,7 +293,6 @@ def monitoring_routes(
         return web.Response(text="ok\n")
 
     async def show_readiness(_request: web.Request) -> web.Response:
-        """Respond 200 also if the endpoints may be out of date; the text says so."""
         found = problem()
         detail = "" if found is None else f"{found}\n"
         if is_ready():
@@ -322,7 +308,6 @@ def monitoring_routes(
 
 @cache
 def page_files() -> dict[str, bytes]:
-    """Read all files of the pages, by name."""
     folder = files("picker.admin").joinpath("page")
     found = [one for one in folder.iterdir() if _suffix(one.name) in CONTENT_TYPES]
     return {one.name: one.read_bytes() for one in found}
@@ -333,9 +318,7 @@ def pools_page() -> bytes:
 
 
 def _pool_page(key: str) -> bytes:
-    """Make the page of pool `key` of several; its depth below the list is the number of parts of
-    the key, and one.
-    """
+    """Make the page of pool `key` of several, with links relative to its depth."""
     which = _WHICH.format(up="../" * (key.count("/") + 2), key=escape(key))
     title = f"<title>{escape(key)} · Pointsman</title>"
     text = page_files()[_INDEX].decode()
@@ -343,8 +326,6 @@ def _pool_page(key: str) -> bytes:
 
 
 def page_routes(page: bytes) -> list[web.RouteDef]:
-    """Return the routes of a page at `/` and of its files, and of no other file."""
-
     async def show_page(_request: web.Request) -> web.Response:
         return _file(page, _INDEX)
 

@@ -1,7 +1,6 @@
-"""The HTTP port for users and monitoring: metrics, health, the pool, the queues, the decisions, the
-configuration, and a page that shows all of it.
+"""The HTTP port for users and monitoring.
 
-It authenticates clients only if it is protected (`authorizing`); so it listens on the loopback
+It authenticates clients only if it is protected (`authorizing`), so it listens on the loopback
 address by default, and is read-only.
 """
 
@@ -44,7 +43,6 @@ class AdminServer:
         failures: Counter,
         names: PageNames | None = None,
     ) -> None:
-        """`routes` are the pages of `pools`, `names` the names of the pages."""
         self._routes, self._pools, self._failures = routes, pools, failures
         self._names = names or PageNames()
         self._check = HostCheck()
@@ -60,10 +58,7 @@ class AdminServer:
         self._authorize = authorize
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """Listen; returns the bound port (`port` 0 takes a free one). Raises `OSError`.
-
-        Without `tls` the port is plain text.
-        """
+        """Listen, without `tls` in plain text; return the bound port. Raises `OSError`."""
         guard = guarding(self._check, self._failures, self._names)
         application = web.Application(middlewares=[guard])
         if self._authorize is not None:
@@ -79,7 +74,6 @@ class AdminServer:
         return int(runner.addresses[0][1])
 
     async def watch(self) -> None:
-        """Sample the pools until cancelled."""
         await asyncio.gather(*(pool.watch() for pool in self._pools))
 
     async def stop(self) -> None:
@@ -92,8 +86,7 @@ class SeveralPools:
     """The port of a picker of several pools, by name, each with its readiness.
 
     Each pool has all pages of a picker of one pool below `/pools/NAME`, so a client of a picker can
-    use that address. At the top are the metrics of all pools, the health of the process, and the
-    list of the pools, as JSON and as a page.
+    use that address.
     """
 
     def __init__(
@@ -103,14 +96,11 @@ class SeveralPools:
         is_ready: Callable[[], bool],
         turns: Turns | None = None,
     ) -> None:
-        """`metrics` and `is_ready` are of the process; `turns` is shared with the pools' pages."""
         self._pools, self._metrics, self._is_ready = dict(pools), metrics, is_ready
         self._turns = Turns() if turns is None else turns
 
     def server(self) -> AdminServer:
-        """Create the server. Access rights are those of a single pool: a client that may see a page
-        of one pool may see it of all.
-        """
+        """Create the server; a client that may see a page of one pool may see it of all."""
         routes, names = self._top(), {PREFIX + "{rest}": LIST}
         for key, (pages, is_ready) in self._pools.items():
             for one in pages.routes(is_ready, key):
@@ -136,7 +126,6 @@ class SeveralPools:
         )
 
     def _top(self) -> list[web.RouteDef]:
-        """The pages that belong to no single pool."""
         return [
             *monitoring_routes(self._page, self._is_ready, self._problem),
             *page_routes(pools_page()),
@@ -157,20 +146,16 @@ class SeveralPools:
         return "; ".join(f"{key}: {one}" for key, one in found.items() if one) or None
 
     async def _add_slash(self, request: web.Request) -> web.Response:
-        """Redirect to the path with a slash, which the relative links of the page need; relative,
-        for pickers behind a proxy.
-        """
+        # The relative links of the page need the slash; the redirect is relative for proxies.
         last = request.path.rpartition("/")[2]
         return web.Response(status=308, headers={"Location": f"{last}/"})
 
     async def _say_where(self, request: web.Request) -> web.Response:
-        """List the pages of all pools: the picker must not choose a pool."""
         asked = request.rel_url.raw_path[:_SHOWN_LENGTH]
         places = ", ".join(f"{PREFIX}{key}{asked}" for key in self._pools)
         return as_error(404, f"this picker serves several pools; ask one of them: {places}")
 
     async def _say_which(self, request: web.Request) -> web.Response:
-        """Answer 404, with the pools if the path names none."""
         asked = request.rel_url.raw_path.partition(PREFIX)[2]
         if any(f"{asked}/".startswith(f"{key}/") for key in self._pools):
             raise web.HTTPNotFound

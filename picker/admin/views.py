@@ -13,8 +13,10 @@ PREFIX: Final = "/pools/"
 
 
 class HealthView(msgspec.Struct, frozen=True):
-    """The health of an endpoint: `state` is healthy, suspect, ejected, on-trial, or unknown for one
-    that recently answered neither a scrape nor a request.
+    """The health of an endpoint.
+
+    `state` is healthy, suspect, ejected, on-trial, or unknown for one that recently answered
+    neither a scrape nor a request.
     """
 
     state: str
@@ -24,9 +26,7 @@ class HealthView(msgspec.Struct, frozen=True):
 
 
 class ConfigView(msgspec.Struct, frozen=True):
-    """The configuration in use: source, original text, text with defaults, time of the load, and
-    the names of its plugins of alpha types.
-    """
+    """The configuration in use."""
 
     source: str
     written: str
@@ -43,12 +43,10 @@ NOT_USABLE: Final = frozenset({"ejected", "unknown"})  # states
 
 
 class EndpointView(msgspec.Struct, frozen=True):
-    """One endpoint.
+    """One endpoint; values that this process does not know are None.
 
-    `metrics` is None while the load is unknown; `last_metrics` are the last known ones,
-    `metrics_age_seconds` old. Rates of requests and `prefix_hit_share` are those of the last ten
-    seconds (see `traffic.Recent`); `ttft` counts from the arrival at the endpoint (see
-    `traffic.Served`). Values that this process does not know are None.
+    `last_metrics` are `metrics_age_seconds` old. Rates and `prefix_hit_share` are those of
+    `traffic.Recent`; `ttft`, see `traffic.Served`, counts from the arrival at the endpoint.
     """
 
     key: str
@@ -69,7 +67,7 @@ class EndpointView(msgspec.Struct, frozen=True):
 
 
 class PoolRates(msgspec.Struct, frozen=True):
-    """Rates of the pool as in `PoolValues`, and times to the first token that its clients see."""
+    """Rates as in `PoolValues`, and times to the first token that clients see."""
 
     requests_per_second: float | None = None
     refusals_per_second: float | None = None
@@ -79,17 +77,13 @@ class PoolRates(msgspec.Struct, frozen=True):
 
 
 class AboutView(msgspec.Struct, frozen=True):
-    """The identity of a picker: its pool, its version, and its start."""
-
     pool: str = ""
     version: str = ""
     started_unix_seconds: float = 0.0
 
 
 class EndpointsView(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The pool and its endpoints, in the order of their discovery. With `history`, on request, all
-    numbers are those of its last sample; otherwise they are current.
-    """
+    """The endpoints in the order of discovery; with `history`, numbers are of its last sample."""
 
     endpoints: tuple[EndpointView, ...]  # no default, so that an empty pool is encoded too
     pool: PoolRates = PoolRates()
@@ -98,8 +92,6 @@ class EndpointsView(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PoolSummary(msgspec.Struct, frozen=True):
-    """One pool: its name, the path of its pages, and its state."""
-
     name: str
     path: str
     ready: bool
@@ -109,6 +101,4 @@ class PoolSummary(msgspec.Struct, frozen=True):
 
 
 class PoolsView(msgspec.Struct, frozen=True):
-    """The pools of a picker that serves several."""
-
     pools: tuple[PoolSummary, ...]

@@ -20,14 +20,11 @@ _STATUSES = {Authorization.UNKNOWN: 401, Authorization.FORBIDDEN: 403}
 
 
 class ClusterAccess:
-    """Connects to the API server that the flags name. Owns the credentials."""
-
     def __init__(self, flags: KubernetesFlags) -> None:
         self._flags = flags
         self._credentials: Credentials | None = None
 
     def load(self) -> None:
-        """Find the credentials: read files, run plugins. Raises `ConfigError`."""
         if self._credentials is None:
             path = self._flags.kubeconfig
             self._credentials = find_credentials(
@@ -37,14 +34,12 @@ class ClusterAccess:
             )
 
     def open(self) -> KubernetesClient:
-        """Create a client, a context manager. Raises `ConfigError` before `load`."""
         if self._credentials is None:
             raise ConfigError("the credentials of the cluster were not loaded")
         return KubernetesClient(self._credentials, rng=Random())
 
 
 def target_of(flags: KubernetesFlags) -> WatchedPool:
-    """Return the pool, or the Pods, that the flags select."""
     pool = PoolName(flags.pool_name, flags.pool_namespace, flags.pool_group)
     if not flags.endpoint_selector:
         return WatchedPool(pool)
@@ -52,9 +47,7 @@ def target_of(flags: KubernetesFlags) -> WatchedPool:
 
 
 async def protect(admin: AdminServer, options: Options, stack: AsyncExitStack) -> None:
-    """Restrict the HTTP port to clients that the cluster authorizes, if the options ask for it,
-    until `stack` is closed. Raises `ConfigError` for bad credentials.
-    """
+    """Restrict the HTTP port, if the options say so, to clients that the cluster authorizes."""
     if not options.metrics_auth or options.kubernetes is None:
         return
     access = ClusterAccess(options.kubernetes)

@@ -30,22 +30,18 @@ MIN_SECRET_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """Inputs of the builds of all configurations, the first and later ones."""
-
     registry: Registry
     metrics: PickerMetrics
     options: BuildOptions
 
 
 class ConfigInUse:
-    """Owns the reference to the assembly in use.
+    """Owns the reference to the assembly in use, and its last replacement.
 
-    `apply` replaces it and notifies listeners, which must not fail: every check precedes them.
-    `since_unix_seconds` is the time of the last replacement.
+    Listeners must not fail: every check precedes them.
     """
 
     def __init__(self, loaded: LoadedConfig, context: BuildContext) -> None:
-        """Build the first assembly. Raises `ConfigError`."""
         self._context = context
         self._assembly = self._build(loaded, context.options)
         self._listeners: list[Callable[[Assembly], None]] = []
@@ -58,7 +54,6 @@ class ConfigInUse:
 
     @property
     def hash_seed(self) -> int:
-        """The secret seed that all its plugins share."""
         return self._context.options.services.hash_seed
 
     def subscribe(self, listener: Callable[[Assembly], None]) -> None:
@@ -67,8 +62,8 @@ class ConfigInUse:
     def apply(self, loaded: LoadedConfig) -> tuple[Finding, ...]:
         """Put another configuration to use; return its warnings.
 
-        Plugins with unchanged entries retain their state. Raises `ConfigError`, and then nothing
-        has changed: for an invalid configuration, and for a change that needs a restart.
+        Raises `ConfigError`, and then nothing has changed: for an invalid configuration, and for a
+        change that needs a restart.
         """
         before = self._assembly
         # A copy, since the build must not change what requests use meanwhile.
@@ -92,20 +87,15 @@ class ConfigInUse:
 
 @dataclass(frozen=True, slots=True)
 class Outbound:
-    """Connections to other servers, for plugins and for traces."""
-
     http: JsonClient
     tracing: Tracing
 
     async def open(self, stack: AsyncExitStack) -> None:
-        """Open the connections until `stack` is closed."""
         stack.callback(self.tracing.close)
         await stack.enter_async_context(self.http)
 
 
 class LoopClock:
-    """The event loop's time, for plugins that wait."""
-
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 
@@ -132,9 +122,7 @@ def config_in_use(
 
 
 def read_config(options: Options) -> tuple[LoadedConfig, bytes | None]:
-    """Load the configuration of the options, or the built-in one; return it with the content of
-    its file, if any. Raises `ConfigError`.
-    """
+    """Load the configuration of the options, or the built-in one, and its file's content."""
     if options.config_file is not None and options.config_text is not None:
         raise ConfigError("--config-file and --config-text exclude each other")
     if options.config_text is not None:
@@ -147,7 +135,6 @@ def read_config(options: Options) -> tuple[LoadedConfig, bytes | None]:
 
 
 def hash_seed_of(path: Path | None) -> int | None:
-    """Derive the seed from a secret file; None without a file. Raises `ConfigError`."""
     if path is None:
         return None
     try:

@@ -9,8 +9,6 @@ from picker.framework.services import HttpError
 
 
 class JsonClient(http.HttpClient):
-    """The `HttpClient` of `picker.framework.services`."""
-
     async def post_json(
         self,
         url: str,
@@ -19,7 +17,6 @@ class JsonClient(http.HttpClient):
         timeout_seconds: float,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """The decoded JSON of the answer; None for one without a body. Raises `HttpError`."""
         try:
             answer = await self.request(
                 "POST", url, json=body, timeout_seconds=timeout_seconds, headers=headers

@@ -31,11 +31,7 @@ from picker.telemetry.pool_metrics import PoolCollector
 
 
 class KnownPool:
-    """Owns the datastore, the rules of requests, the source of both, and the scraper.
-
-    `observers`, and the configuration's own observers, are notified when an endpoint leaves or
-    restarts.
-    """
+    """Owns the datastore, the rules of requests, the source of both, and the scraper."""
 
     def __init__(
         self,
@@ -73,17 +69,15 @@ class KnownPool:
         self.datastore.use((*assembly.observers, *self._observers), described)
 
     def load(self) -> None:
-        """Load the initial endpoints. Raises `ConfigError`."""
         if self._access is not None:
             self._access.load()
         self._source.load()
 
     def problem(self) -> str | None:
-        """Explain in a sentence why the endpoints may be out of date; None: they are current."""
+        """Explain why the endpoints may be out of date; None: they are current."""
         return self._source.problem()
 
     def is_absent(self) -> bool:
-        """True if the source says that there is no such pool."""
         return self._source.is_absent()
 
     def works(self, may_follow: Callable[[], Awaitable[None]]) -> dict[str, Work]:
@@ -119,9 +113,7 @@ class KnownPool:
 
 
 def _endpoints_file(options: Options, assembly: Assembly) -> tuple[Path, bool, bool] | None:
-    """Return the endpoints file, whether to watch it, and whether the proxy routes to the names in
-    it; None: there is no file.
-    """
+    """Return the file, whether to watch it, and whether the proxy routes to the names in it."""
     path = options.endpoints_file
     configured = assembly.data_layer.discovery
     if path is not None and configured is not None:
@@ -141,10 +133,7 @@ def _endpoints_file(options: Options, assembly: Assembly) -> tuple[Path, bool, b
 
 
 def addresses_of(name: str) -> tuple[str, ...]:
-    """Resolve a host name to its sorted IPv4 addresses, or IPv6 without any. Blocks.
-
-    Raises `OSError`.
-    """
+    """Resolve a host name to its sorted IPv4 addresses, or IPv6 without any. Blocks."""
     found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     either = [
         sorted({str(address[0]) for family, *_, address in found if family == wanted})

@@ -16,7 +16,6 @@ class Leadership:
     """Owns the candidacy for the Lease; without an election every replica leads."""
 
     def __init__(self, options: Options, metrics: PickerMetrics) -> None:
-        """Prepare the candidacy; send nothing."""
         self._keeper: LeaseKeeper | None = None
         if options.election is None or options.kubernetes is None:
             return
@@ -33,18 +32,14 @@ class Leadership:
         )
 
     def load(self) -> None:
-        """Find the credentials. Raises `ConfigError`."""
         if self._keeper is not None:
             self._access.load()
 
     def is_leader(self) -> bool:
-        """True if this replica leads, so that requests may be sent to it."""
         return self._keeper is None or self._keeper.is_leader()
 
     async def may_follow(self, config: EndpointPickerConfig) -> None:
-        """Return once this replica may follow the pool of `config`: at once, or, if the gate
-        `haPopulateNonLeaderDatastore` is off, once it leads.
-        """
+        """Return at once, or, without the gate `haPopulateNonLeaderDatastore`, as the leader."""
         if self._keeper is not None and not gate_settings(config)[STANDBY_GATE]:
             await self._keeper.led()
 

@@ -41,16 +41,11 @@ log = logging.getLogger(__name__)
 DEFAULT_TLS_VERSION = "VersionTLS12"
 
 
-class StartError(PickerError):
-    """A failure to start that is not due to the configuration."""
+class StartError(PickerError): ...
 
 
 class ExtProcPort:
-    """Owns the server of ext_proc and its certificate.
-
-    `health` answers health checks at this port too, `streams` counts its streams, each if the
-    options say so. `certificate` replaces a self-signed one, `bodies` a byte budget of its own.
-    """
+    """Owns the server of ext_proc and its certificate."""
 
     def __init__(
         self,
@@ -63,9 +58,10 @@ class ExtProcPort:
         flag: str = "--grpc-port",
         expiry: Gauge | None = None,
     ) -> None:
-        """`flag` is the flag of the port, for messages; `expiry` shows the end of its certificate.
+        """Open no port. Raise `ConfigError` for unusable certificates.
 
-        Opens no port. Raises `ConfigError` for unusable certificates.
+        `health` answers health checks at this port too, `streams` counts its streams, each if the
+        options say so. `flag` names the port in messages; `certificate` replaces a self-signed one.
         """
         self._certificates = _certificates(options.tls, expiry)
         self._flag = flag
@@ -85,17 +81,14 @@ class ExtProcPort:
         )
 
     async def open(self, stack: AsyncExitStack) -> int:
-        """Listen until `stack` is closed; return the port. Raises `StartError`."""
         stack.push_async_callback(self._server.stop, 0)
         return await bound(self._server.start(), self._flag, self._options.address)
 
     @property
     def follows_certificates(self) -> bool:
-        """True if `follow_certificates` has a certificate to follow."""
         return self._follows and self._certificates is not None
 
     async def follow_certificates(self) -> None:
-        """Use new certificates as they appear, until cancelled."""
         if self._certificates is not None:
             await self._certificates.watch(self._server.use_certificate)
 
@@ -106,8 +99,6 @@ class ExtProcPort:
 
 @dataclass(frozen=True, slots=True)
 class OwnPort:
-    """A port of one pool of several, with that pool's health."""
-
     key: str
     port: int
     exchanges: Exchanges
@@ -127,10 +118,7 @@ class Listeners:
         metrics: PickerMetrics,
         own: Iterable[OwnPort] = (),
     ) -> None:
-        """`metrics` are of the process. Opens no port.
-
-        Raises `ConfigError` for unusable certificates.
-        """
+        """Open no port. Raise `ConfigError` for unusable certificates."""
         self._options, self._admin = options, admin
         streams = StreamMetrics(metrics, time.monotonic)
         made = _self_signed() if options.tls is not None and not options.tls.cert_path else None
@@ -164,10 +152,7 @@ class Listeners:
         self._peers = None if options.peers is None else PeersPort(options.peers, pools)
 
     async def open(self, stack: AsyncExitStack) -> Ports:
-        """Open the ports; open ones are closed with `stack` in any case.
-
-        Raises `StartError`.
-        """
+        """Open the ports until `stack` is closed. Raises `StartError`."""
         options = self._options
         # Registered before they open, so that a busy port leaves none of the others open.
         stack.push_async_callback(self._admin.stop)
@@ -204,30 +189,24 @@ class Listeners:
         return [*works, ("history", self._admin.watch())]
 
     async def close_ext_proc(self, grace_seconds: float) -> None:
-        """Take no new requests, and let those under way end for `grace_seconds`."""
         # Together, so that the grace is that of the picker and not of each port.
         every = (self._ext_proc, *self._own.values())
         await asyncio.gather(*(one.close(grace_seconds) for one in every))
 
 
 class PeersPort:
-    """Owns the port for reports of other replicas."""
-
     def __init__(self, flags: PeerFlags, pools: Sequence[ServedPool]) -> None:
-        """Opens no port. Raises `ConfigError` for unreadable certificates."""
         credentials = None if flags.cert_path is None else PeerCredentials(flags.cert_path)
         self._port = peer_port(flags.bind_address, flags.port, credentials)
         peerings = [pool.peers for pool in pools if pool.peers is not None]
         self._server = PeerServer({one.name: one.reports for one in peerings}, time.monotonic)
 
     async def open(self, stack: AsyncExitStack) -> int:
-        """Listen until `stack` is closed; return the port. Raises `StartError`."""
         stack.push_async_callback(self._server.stop)
         return await bound(self._server.start(self._port), "--peer-port", self._port.address)
 
 
 def ext_proc_options(options: Options) -> ServerOptions:
-    """Return the options of the ext_proc server, without its certificate."""
     return ServerOptions(
         host=options.bind_address,
         port=options.grpc_port,
@@ -266,7 +245,6 @@ def _self_signed() -> TlsMaterial:
 def _metrics_tls(
     flags: MetricsTls | None, expiry: Gauge
 ) -> tuple[CertificateFolder | None, ssl.SSLContext | None]:
-    """Return the folder of the HTTP port's certificate, and the context that uses it."""
     if flags is None:
         return None, None
     folder = CertificateFolder(

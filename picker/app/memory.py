@@ -2,11 +2,7 @@
 
 glibc returns blocks over 128 KiB to the kernel when they are freed, and gets fresh pages for the
 next one: clearing and mapping them takes longer for a body of 400 KB than the routing decision. Its
-dynamic thresholds adapt, but are reset whenever the top of the heap is trimmed. Larger thresholds
-retain the pages; after large bodies the process remains that much larger.
-
-The garbage collector has its default settings. Reference counts free the objects of requests: 5,000
-decisions cause three collections of the youngest generation, and no full one.
+dynamic thresholds adapt, but are reset whenever the top of the heap is trimmed.
 """
 
 import ctypes
@@ -21,10 +17,7 @@ _SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES
 
 
 def keep_freed_pages(environment: Mapping[str, str]) -> bool:
-    """Let the allocator retain freed memory; return whether that took effect.
-
-    It does not with a C library other than glibc, or if `environment` configures the allocator.
-    """
+    """Let the allocator retain freed memory; return whether that took effect."""
     if any(environment.get(name) for name in _SETTINGS):
         return False
     try:

@@ -1,14 +1,10 @@
-"""Choose one of several pools by the model that a request names: in its body, JSON or a form, or in
-its path if there is no body.
+"""The choice of a pool by the model that a request names, in its body or in its path.
 
-A pool has the models that its rewrites match exactly, those that its endpoints list at `/v1/models`
-(including LoRA adapters), and the adapters that run there according to their metrics. If pools have
-the same model, rewrites take precedence, then the order of the pools. The list of an endpoint is
-remembered until an endpoint lists others: a pool without endpoints still has its models, and
-refuses requests for them as such.
-
-The reply names the pool in a request header, by which the proxy, whose route the picker clears,
-chooses the pool's cluster.
+A pool has the models that its rewrites match exactly, those that its endpoints list at
+`/v1/models`, and the adapters that run there. Rewrites take precedence, then the order of the
+pools. The list of an endpoint is remembered until an endpoint lists others: a pool without
+endpoints still has its models, and refuses requests for them as such. The reply names the pool in a
+request header, by which the proxy, whose route the picker clears, chooses the pool's cluster.
 """
 
 from __future__ import annotations
@@ -57,8 +53,6 @@ _decode_named = msgspec.json.Decoder(_Named).decode
 
 @dataclass(frozen=True, slots=True)
 class PoolOfModels:
-    """One pool: its director, and the sources of its models."""
-
     key: str
     director: ExchangeSource
     snapshot: Callable[[], Snapshot]
@@ -66,10 +60,7 @@ class PoolOfModels:
 
 
 class KnownModels:
-    """Maps models to pools. Owns the map, which is renewed on demand.
-
-    `clock` is monotonic, in seconds.
-    """
+    """Owns the map from models to pools, which is renewed on demand."""
 
     def __init__(self, pools: Sequence[PoolOfModels], clock: Callable[[], float]) -> None:
         self._pools, self._clock = tuple(pools), clock
@@ -79,7 +70,6 @@ class KnownModels:
         self._warned: set[str] = set()
 
     def pool_of(self, model: str) -> PoolOfModels | None:
-        """Find the pool of a model; None: no pool has it."""
         found = self._found.get(model)
         # A missing model is searched sooner, as it may have been loaded just now; but a flood of
         # unknown names must not search for each request.
@@ -88,17 +78,15 @@ class KnownModels:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The sorted names of all models."""
         self._look(MAX_AGE_SECONDS)
         return tuple(sorted(self._found))
 
     @property
     def unlisted(self) -> tuple[str, ...]:
-        """The pools without an endpoint that has listed its models."""
+        """Return the pools without an endpoint that has listed its models."""
         return tuple(one.key for one in self._pools if one.key not in self._listed)
 
     def listing(self) -> list[dict[str, Any]]:
-        """Return the entries of a list of models in OpenAI's API."""
         entries = []
         for name in self.names:
             pool = self._found[name]
@@ -155,11 +143,9 @@ class ModelChoice:
     """An `ExchangeSource` that chooses the director of a request when its body is complete."""
 
     def __init__(self, models: KnownModels, unknown: Counter) -> None:
-        """`unknown` counts the requests for models that no pool has."""
         self._models, self._unknown = models, unknown
 
     def begin(self, evict: Evict, /) -> ChosenLater:
-        """Open an exchange when a request starts to arrive."""
         return ChosenLater(self, evict)
 
     def choose(self, raw: RawRequest) -> PoolOfModels:
@@ -210,8 +196,6 @@ class ModelChoice:
 
 
 class ChosenLater:
-    """A `RequestExchange` whose pool is chosen when the request is complete."""
-
     __slots__ = ("_choice", "_evict", "_exchange", "_pool", "_refusal")
 
     def __init__(self, choice: ModelChoice, evict: Evict) -> None:
@@ -221,7 +205,6 @@ class ChosenLater:
         self._refusal: RefusedError | None = None
 
     def decides_at_once(self, raw: RawRequest) -> bool:
-        """Choose the pool and ask it; a refusal takes place at once."""
         try:
             pool = self._choice.choose(raw)
         except RefusedError as refusal:
@@ -231,7 +214,6 @@ class ChosenLater:
         return self._exchange.decides_at_once(raw)
 
     async def route(self, raw: RawRequest) -> RouteDecision:
-        """Ask the pool, and add its name to the request."""
         if self._exchange is None:
             raise self._refusal or RefusedError(Code.INTERNAL, "no pool was chosen")
         decision = await self._exchange.route(raw)
@@ -244,26 +226,21 @@ class ChosenLater:
         response_status: int | None = None,
         served_by: str | None = None,
     ) -> None:
-        """End the exchange of the pool, if one was chosen."""
         if self._exchange is not None:
             self._exchange.finish(cause, response_status, served_by)
 
 
 class ModelListing(RefusedError):  # noqa: N818
-    """The picker's own response to `GET /v1/models`, 200: the models of all pools in OpenAI's API.
-    It is raised like a refusal, since no endpoint serves it.
-    """
+    """The response to `GET /v1/models`, raised like a refusal since no endpoint serves it."""
 
     def __init__(self, entries: Sequence[Mapping[str, Any]]) -> None:
         super().__init__(Code.NOT_FOUND, json.dumps({"object": "list", "data": entries}))
 
     @property
     def status(self) -> int:
-        """200, unlike a refusal."""
         return 200
 
     def answer(self, form: ErrorForm) -> tuple[str, tuple[tuple[str, str], ...]]:
-        """Return the list as JSON, whatever the form of errors."""
         return self.message, (JSON_CONTENT,)
 
 

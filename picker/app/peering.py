@@ -39,9 +39,7 @@ class Peering:
         inflight: InflightLoad,
         metrics: PickerMetrics,
     ) -> None:
-        """Opens no connection. Raises `ConfigError` for unreadable certificates, and for
-        EndpointSlices without a cluster.
-        """
+        """Raise `ConfigError` for unreadable certificates, or slices without a cluster."""
         self._access: ClusterAccess | None = None
         credentials = None if flags.cert_path is None else PeerCredentials(flags.cert_path)
         is_configured = options.hash_seed_file is not None
@@ -66,7 +64,6 @@ class Peering:
 
     @property
     def works(self) -> dict[str, Work]:
-        """The tasks of the exchange, which run until cancelled."""
         return {
             "peer rounds": self._mesh.tick,
             "peer discovery": self._discover,
@@ -74,12 +71,10 @@ class Peering:
         }
 
     def load(self) -> None:
-        """Find credentials for the discovery of replicas. Raises `ConfigError`."""
         if self._access is not None:
             self._access.load()
 
     def _discovery_of(self, flags: PeerFlags, options: Options, metrics: PickerMetrics) -> Work:
-        """Return the task that discovers replicas for the mesh."""
         service = flags.slices
         if service is None:
             return NamedPeers(flags.names, self._mesh.follow, flags.server_name).run

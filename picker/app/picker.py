@@ -1,7 +1,4 @@
-"""The one composition root: options → objects → one task group; signals and drain.
-
-Only this module and the parts that it composes construct collaborators.
-"""
+"""The one composition root: options → objects → one task group; signals and drain."""
 
 from __future__ import annotations
 
@@ -86,7 +83,6 @@ def compose(options: Options) -> Picker:
 
 
 def _by_model(pools: Mapping[str, ServedPool], metrics: PickerMetrics) -> ModelChoice:
-    """Create the choice by model, for requests whose proxy names no pool."""
     every = [
         PoolOfModels(
             key,
@@ -100,9 +96,7 @@ def _by_model(pools: Mapping[str, ServedPool], metrics: PickerMetrics) -> ModelC
 
 
 class Serving:
-    """The readiness of the process and of each of its pools (a single pool has an empty key).
-    `clock` is monotonic, in seconds.
-    """
+    """The readiness of the process and of each of its pools (a single pool has an empty key)."""
 
     def __init__(
         self,
@@ -119,18 +113,13 @@ class Serving:
             pool.datastore.watch(self._look)
 
     def is_ready(self) -> bool:
-        """True if new requests are welcome: endpoints are known, no drain has begun, and no other
-        replica leads.
-        """
         return self._serves() and self.is_known()
 
     def of_pool(self, pool: ServedPool) -> Callable[[], bool]:
         return lambda: self._serves() and pool.is_known()
 
     def is_known(self) -> bool:
-        """True once the endpoints of all existing pools are known, or the grace for the others is
-        over; later, of any pool.
-        """
+        """True once the endpoints of all pools are known; after the grace, of any pool."""
         if not any(pool.is_known() for pool in self.pools.values()):
             return False
         self._has_begun = self._has_begun or self._is_grace_over()
@@ -219,11 +208,10 @@ class Picker:
         await self._listeners.close_ext_proc(grace)
 
     async def _until_quiet(self) -> float:
-        """Return once nothing was under way and nothing was decided for a while, or time is up.
+        """Return the seconds left when nothing was under way or decided for a while.
 
-        Returns the seconds that are left; none after a second `stop`. A proxy needs a moment to
-        notice that a picker is not ready any more, and a request refused in that moment is an error
-        to its client.
+        A proxy needs a moment to notice that a picker is not ready any more, and a request refused
+        in that moment is an error to its client.
         """
         pools, loop = self.pools.values(), asyncio.get_running_loop()
         deadline = loop.time() + self._options.drain_timeout_seconds

@@ -23,8 +23,10 @@ Work: TypeAlias = Callable[[str, P, asyncio.Event], Coroutine[Any, Any, None]]
 
 
 class PluginTasks(Generic[P]):
-    """Owns one task for each plugin. New tasks begin after old ones have ended, so that their
-    resources, such as an address, are free again.
+    """Owns one task for each plugin.
+
+    New tasks begin after old ones have ended, so that their resources, such as an address, are
+    free.
     """
 
     def __init__(self, work: Work[P]) -> None:
@@ -39,14 +41,12 @@ class PluginTasks(Generic[P]):
         self._changed.set()
 
     async def end(self, running: asyncio.Task[None]) -> None:
-        """End all tasks; `running` is the task of `run`. Waits `END_SECONDS` at most."""
         self._is_over = True
         self.use({})
         await asyncio.wait([running], timeout=END_SECONDS)
         running.cancel()
 
     async def run(self) -> None:
-        """Run the tasks until `end`, or until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
                 self._changed.clear()
@@ -75,7 +75,6 @@ class PluginTasks(Generic[P]):
 
 
 async def flush(name: str, plugin: BackgroundFlush, over: asyncio.Event) -> None:
-    """Flush a plugin at its interval, and once more at the end."""
     while not over.is_set():
         try:
             async with asyncio.timeout(plugin.flush_interval_seconds):
@@ -95,7 +94,6 @@ async def listen_to_engines(
     consumer: KvEventConsumer,
     over: asyncio.Event,
 ) -> None:
-    """Feed a plugin the KV events of the engines."""
     # Cancelled from here, since a listener waits for its sockets and not for the event.
     listening = asyncio.ensure_future(_listen(datastore, series, name, consumer))
     try:

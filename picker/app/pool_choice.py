@@ -1,9 +1,8 @@
-"""Choose one of several pools at their common port by the metadata of the proxy's call.
+"""The choice of one of several pools at their common port by the metadata of the proxy's call.
 
-The gRPC metadata `x-pointsman-pool` is the name of a pool, alone or after its namespace and a
-slash. There is no fallback: if the proxy names no pool, an unknown one, or two, the request is
-refused, with the Gateway API's status for a route with an invalid backend. With `--route-by-model`
-the model chooses if the proxy names no pool.
+`x-pointsman-pool` is the name of a pool, alone or after its namespace and a slash. There is no
+fallback: if the proxy names no pool, an unknown one, or two, the request is refused, with the
+Gateway API's status for a route with an invalid backend.
 """
 
 from __future__ import annotations
@@ -26,7 +25,11 @@ _MAX_WARNINGS: Final = 100
 
 
 class PoolChoice:
-    """Chooses the director of a call. `pools` are by all names that proxies may use."""
+    """Chooses the director of a call. `pools` are by all names that proxies may use.
+
+    `unnamed` serves calls that name no pool; None: these are refused, unless there is only one
+    pool.
+    """
 
     def __init__(
         self,
@@ -35,9 +38,6 @@ class PoolChoice:
         unknown: Counter,
         unnamed: ExchangeSource | None = None,
     ) -> None:
-        """`keys` are for messages; `unknown` counts calls that name another pool. `unnamed` serves
-        calls that name no pool; None: these are refused, unless there is only one pool.
-        """
         self._pools = {name.encode(): source for name, source in pools.items()}
         self._keys = ", ".join(keys)
         self._warned: set[str] = set()
@@ -47,7 +47,6 @@ class PoolChoice:
         self._others = _Refusing(f"the proxy asks for another pool than {self._keys}", unknown)
 
     def choose(self, metadata: Metadata) -> ExchangeSource:
-        """Return the director, or a source that refuses the request."""
         named = metadata.get(POOL_METADATA)
         if named is None:
             return self._unnamed
@@ -72,7 +71,6 @@ class PoolChoice:
 
 
 def _alone(named: bytes) -> bytes:
-    """Reduce a list of equal names to the name."""
     names = {name.strip() for name in named.split(b",")}
     return names.pop() if len(names) == 1 else named
 
@@ -84,15 +82,12 @@ class _Refusing:
         self._message, self._refused = message, refused
 
     def begin(self, evict: object, /) -> _Refusing:
-        """Return itself: an exchange without state."""
         return self
 
     def decides_at_once(self, raw: RawRequest) -> bool:
-        """Return true: the refusal waits for nothing."""
         return True
 
     async def route(self, raw: RawRequest) -> RouteDecision:
-        """Count and refuse the request."""
         self._refused.inc()
         raise RefusedError(Code.INTERNAL, self._message)
 

@@ -65,7 +65,7 @@ class ServedPool:
         metrics: PickerMetrics,
         leadership: Leadership,
     ) -> None:
-        """Opens no port. Raises `ConfigError`."""
+        """Open no port. Raise `ConfigError`."""
         self._options, self._leadership = options, leadership
         name = options.pool_key or options.pool_name
         self._about = AboutView(name, version("pointsman"), time.time())
@@ -105,7 +105,6 @@ class ServedPool:
             self.peers = Peering(options, options.peers, self.config, *shared)
 
     def _recording(self) -> tuple[RecordingFile | None, Recorder | None]:
-        """Open the file that decisions are recorded in, if any. Raises `ConfigError`."""
         options, flags, now = self._options, self._options.record, time.monotonic()
         if flags is None:
             return None, None
@@ -160,10 +159,9 @@ class ServedPool:
         )
 
     def _flow_control(self, context: RequestContext) -> FlowController:
-        """Create flow control, for all configurations; it admits everything unless one uses it."""
+        """Create flow control for all configurations; it admits everything unless one uses it."""
 
         def pool() -> Sequence[Candidate]:
-            """Return the usable endpoints, with this picker's own load on each."""
             known = context.datastore.snapshot().candidates
             # Without a subset: saturation is that of the whole pool.
             loaded = candidates_for(known, None, context.inflight.counts, context.loaded)
@@ -215,7 +213,6 @@ class ServedPool:
 
     @property
     def xds_name(self) -> str:
-        """The name of the pool's xDS cluster; "" without endpoint discovery."""
         return "" if self._options.xds is None else self._options.xds.cluster_name
 
     @property
@@ -234,7 +231,6 @@ class ServedPool:
         return self.datastore.synced
 
     def load(self) -> None:
-        """Load the initial endpoints. Raises `ConfigError`."""
         self.known.load()
         if self._autoscaler is not None:
             self._autoscaler.load()
@@ -242,7 +238,6 @@ class ServedPool:
             self.peers.load()
 
     def start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        """Start all background tasks; they run until cancelled."""
         works = self.known.works(self._may_follow) | {"kv events": self._kv_events.run}
         if self._record_file is not None:
             works["recording"] = self._record_file.run
@@ -276,11 +271,9 @@ class ServedPool:
         return () if self.records is None else self.records.last(limit)
 
     def decision(self, request_id: str | None) -> RecordView | None:
-        """Find a request, for None the last one; None if it is not in the ring."""
         return None if self.records is None else self.records.find(request_id)
 
     def health(self) -> Mapping[str, HealthView]:
-        """Show the health of endpoints by key; an absent one is healthy."""
         views = {} if self.detector is None else self.detector.views(time.monotonic())
         unknown = dict.fromkeys(self._silent(), UNKNOWN)
         return unknown | {
@@ -292,7 +285,6 @@ class ServedPool:
         }
 
     def _silent(self) -> list[str]:
-        """List the endpoints that recently answered neither a scrape nor a request."""
         detector, silent = self.detector, []
         for one in self.datastore.snapshot().candidates:
             if not self.datastore.is_answering(one):
@@ -302,7 +294,6 @@ class ServedPool:
         return silent
 
     def _silence(self) -> str | None:
-        """Say in a sentence which endpoints do not answer; None: all do."""
         if not (silent := self._silent()):
             return None
         # Probes show the sentence in a line of an event.
@@ -310,16 +301,13 @@ class ServedPool:
         return f"{len(silent)} of {self.datastore.size} endpoints do not answer: {names}"
 
     def traffic(self) -> Traffic:
-        """Sample the traffic by endpoint; called once a second."""
         keys = [candidate.key for candidate in self.datastore.snapshot().candidates]
         return self._traffic.sample(keys, INTERVAL_SECONDS)
 
     def about(self) -> AboutView:
-        """Describe the pool as flags name it, and this process."""
         return self._about
 
     def configuration(self) -> ConfigView:
-        """Show the configuration in use, with defaults and the origin of each line."""
         assembly = self.config.assembly
         loaded = assembly.loaded
         if self._effective is None or self._effective[0] is not assembly:
@@ -336,7 +324,6 @@ class ServedPool:
         )
 
     def problem(self) -> str | None:
-        """Describe what is wrong with the pool or its discovery; None: nothing."""
         old = self._leadership.problem() or self.known.problem()
         return "; ".join(filter(None, (old, self._silence()))) or None
 

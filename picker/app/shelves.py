@@ -24,9 +24,7 @@ _SHELVES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PoolSight:
-    """The view of one pool for a shelf: its endpoints, the number of requests that wait in the
-    picker, and whether this replica leads. `clock` is monotonic, in seconds.
-    """
+    """The view of one pool for a shelf."""
 
     name: str
     namespace: str
@@ -40,17 +38,11 @@ class Autoscaler(Protocol):
     """Plans the replicas of one pool (`--autoscale`)."""
 
     @property
-    def watcher(self) -> object:
-        """One of the pool's `Watchers`."""
-        ...
+    def watcher(self) -> object: ...
 
-    def load(self) -> None:
-        """Find credentials. Raises `ConfigError`."""
-        ...
+    def load(self) -> None: ...
 
-    async def run(self) -> None:
-        """Plan and scale until cancelled."""
-        ...
+    async def run(self) -> None: ...
 
 
 class DiscoveryPort(Protocol):
@@ -59,21 +51,15 @@ class DiscoveryPort(Protocol):
     @property
     def address(self) -> str: ...
 
-    async def start(self) -> int:
-        """Listen; returns the port. Raises `OSError`."""
-        ...
+    async def start(self) -> int: ...
 
     async def stop(self) -> None: ...
 
-    def works(self) -> list[Coroutine[None, None, None]]:
-        """Follow the pools until cancelled."""
-        ...
+    def works(self) -> list[Coroutine[None, None, None]]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedPool:
-    """One pool under the name that proxies know it by, and its series."""
-
     name: str
     datastore: Datastore
     series: XdsSeries

@@ -70,7 +70,6 @@ _REFUSED: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 
 
 def build_parser() -> Parser:
-    """All flags, in groups."""
     parser = Parser(
         prog="pointsman picker",
         description="Endpoint picker: an Envoy external processor that sends each LLM request to "
@@ -82,10 +81,7 @@ def build_parser() -> Parser:
 
 
 def options_of(arguments: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Options:
-    """Make the options of parsed flags and environment variables (None: those of the process).
-
-    Raises `ConfigError` for flags that contradict each other.
-    """
+    """Make the options of parsed flags and environment variables. Raises `ConfigError`."""
     environ = os.environ if environ is None else environ
     check(arguments)
     kubernetes, given = _kubernetes_of(arguments, environ), arguments
@@ -169,7 +165,6 @@ def _selected_name(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
 
 
 def _own_namespace(environ: Mapping[str, str]) -> str:
-    """The namespace in which the picker runs, or the default one."""
     named = environ.get("NAMESPACE", "")
     if named:
         try:

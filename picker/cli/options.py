@@ -1,7 +1,4 @@
-"""The options of a picker, as values.
-
-The table of flags (`table`) says what a field is for; a docstring here only adds to it.
-"""
+"""The options of a picker, as values; the table of flags (`table`) says what a field is for."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,8 +25,6 @@ _DEFAULT_MAX_UNFINISHED_BODY_BYTES: Final = 8 * DEFAULT_MAX_BODY_BYTES
 
 @dataclass(frozen=True, slots=True)
 class TlsFlags:
-    """TLS of the ext_proc port. Without `cert_path` its certificate is self-signed."""
-
     cert_path: Path | None = None
     reload: bool = False
     min_version: str = ""
@@ -38,32 +33,24 @@ class TlsFlags:
 
 @dataclass(frozen=True, slots=True)
 class MetricsTls:
-    """TLS of the HTTP port, and the CAs that must have signed clients' certificates, if any."""
-
     cert_path: Path
     client_ca_file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LogFlags:
-    """Verbosity and format of logs; see `picker.app.logs`."""
-
     verbosity: int = 2
     as_json: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainFlags:
-    """The number of requests to remember (0: none), and a header for decisions in responses."""
-
     decision_records: int = 10_000
     decision_header: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFlags:
-    """The file of a recording, its largest size, and whether it contains prompts."""
-
     path: Path
     max_bytes: int = 2**30
     keeps_prompts: bool = True
@@ -71,8 +58,6 @@ class RecordFlags:
 
 @dataclass(frozen=True, slots=True)
 class XdsFlags:
-    """The address of endpoint discovery, and the cluster's name; `port` 0 takes a free one."""
-
     port: int
     bind_address: str = LOOPBACK
     cluster_name: str = DEFAULT_POOL_NAME
@@ -80,11 +65,10 @@ class XdsFlags:
 
 @dataclass(frozen=True, slots=True)
 class KubernetesFlags:
-    """A pool of a cluster.
+    """A pool of a cluster: the InferencePool `pool_name` of `pool_group`, or selected Pods.
 
-    Either the InferencePool `pool_name` of `pool_group` is followed, or the Pods that match
-    `endpoint_selector`, which serve at `endpoint_target_ports`; then `pool_name` is only a label.
-    `kubeconfig` None: that of `KUBECONFIG`, or the Pod's service account.
+    `endpoint_selector` selects Pods that serve at `endpoint_target_ports`; then `pool_name` is only
+    a label. `kubeconfig` None: that of `KUBECONFIG`, or the Pod's service account.
     """
 
     pool_name: str
@@ -98,8 +82,6 @@ class KubernetesFlags:
 
 @dataclass(frozen=True, slots=True)
 class ElectionFlags:
-    """The Lease of an election, the identity of this replica, and the timings."""
-
     lease: LeaseName
     identity: str
     timings: Timings = _TIMINGS
@@ -110,9 +92,8 @@ class PeerFlags:
     """The other replicas, and the address at which they reach this one.
 
     Either `names` are resolved, or the EndpointSlices of the Service `slices` are followed.
-    Without `cert_path` the exchange is plain text, and every client of the port is trusted.
-    `server_name` is the name in peers' certificates, "": the one they were found by. `namespace`
-    is that of the Service, "": the pool's. `pool` is the pool's name among replicas, "": its own.
+    `server_name` is the name in peers' certificates, "": the one they were found by. `namespace` is
+    that of the Service, "": the pool's. `pool` is the pool's name among replicas, "": its own.
     """
 
     names: tuple[PeerName, ...]
@@ -127,11 +108,7 @@ class PeerFlags:
 
 @dataclass(frozen=True, slots=True)
 class PoolFlags:
-    """One pool of several: the InferencePool of that name, or the contents of a file.
-
-    `grpc_port` serves this pool alone; None: there is no such port. `config_file` None: as the
-    picker.
-    """
+    """One pool of several: the InferencePool of that name, or the contents of a file."""
 
     name: str
     namespace: str = ""
@@ -146,8 +123,7 @@ class Options:
     """All options of a picker. Ports: 0 takes a free one. `tls` None: plain text.
 
     `pools` are those of a picker of several, each of which has options of its own made of these
-    (`pools.split`), with a `pool_key`; a picker of one pool has neither. With `route_by_model` a
-    request whose proxy names no pool goes to the one that has its model.
+    (`pools.split`), with a `pool_key`; a picker of one pool has neither.
     """
 
     config_file: Path | None = None
@@ -195,10 +171,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The ports of a started picker; `grpc` 0: a unix socket, `xds` and `peers` None: not served.
-
-    `pools` are the ports that serve one pool of several, by its key.
-    """
+    """The ports of a started picker; `grpc` 0: a unix socket, other ports None: not served."""
 
     grpc: int
     health: int

@@ -40,10 +40,7 @@ class OnePool:
 def pools_of(
     arguments: argparse.Namespace, cluster: KubernetesFlags | None
 ) -> tuple[PoolFlags, ...]:
-    """The pools of the parsed flags, none for a picker of one pool; `cluster` is the access to it.
-
-    Raises `ConfigError` for pools that contradict each other or another flag.
-    """
+    """Return the pools of the flags, none for a picker of one pool. Raises `ConfigError`."""
     asked: Sequence[PoolFlags] = arguments.pool
     if not asked:
         return ()
@@ -98,9 +95,7 @@ def _one_of(options: Options, pool: PoolFlags, is_alone: bool) -> OnePool:
 
 
 def _peers_of(options: Options, pool: str) -> PeerFlags | None:
-    """The same replicas for all pools. Their name for a pool does not depend on the other pools
-    that each of them serves.
-    """
+    """Return the same replicas for all pools, so that no name depends on other pools."""
     peers, cluster = options.peers, options.kubernetes
     if peers is None:
         return None
@@ -108,7 +103,6 @@ def _peers_of(options: Options, pool: str) -> PeerFlags | None:
 
 
 def pool_flags(text: str) -> PoolFlags:
-    """Read one value of the flag. Raises `ConfigError`."""
     # No name of an object contains `=`, which therefore distinguishes the two forms.
     given = _pairs(text) if "=" in text else _short(text)
     name, namespace = given.get("name", ""), given.get("namespace", "")

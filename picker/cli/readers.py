@@ -1,6 +1,4 @@
-"""The readers of flags' values. Each raises `ConfigError` for a text that it refuses; the name of
-the flag is put before its words.
-"""
+"""Readers of the values of flags; each raises `ConfigError` for a text that it refuses."""
 
 import re
 from pathlib import Path
@@ -20,7 +18,6 @@ _LEVELS: Final = {"debug": 4, "info": 2, "error": 0}
 
 
 def namespace(text: str) -> str:
-    """Read a namespace of Kubernetes; "": none."""
     if text and not DNS_LABEL.fullmatch(text):
         raise ConfigError(f"'{text}' is no name of a namespace; write a DNS label, e.g. team-a")
     return text
@@ -32,7 +29,6 @@ def _path(text: str) -> Path | None:
 
 
 def _ports(text: str) -> list[int]:
-    """Read one or more ports; the flag may be given several times."""
     ports = []
     for word in text.strip("[]").split(",") if text else ():
         word = word.strip()

@@ -12,7 +12,6 @@ from picker.rpc.options import UNIX_SCHEME
 
 
 def is_secure(flags: argparse.Namespace) -> bool:
-    """Determine whether ext_proc uses TLS."""
     if flags.secure_serving is not None:
         return bool(flags.secure_serving)
     address: str = flags.bind_address
@@ -25,12 +24,11 @@ def has_peers(flags: argparse.Namespace) -> bool:
 
 
 def first_pool(flags: argparse.Namespace) -> str | None:
-    """The first pool of `--pool`, which gives the picker's Lease its name."""
+    """Return the first pool of `--pool`, which gives the picker's Lease its name."""
     return next((one.name for one in flags.pool if one.endpoints_file is None), None)
 
 
 def follows_cluster(flags: argparse.Namespace) -> bool:
-    """Determine whether the pool is one of a cluster."""
     named = flags.endpoint_selector or flags.pool_name or first_pool(flags)
     return flags.endpoints_file is None and bool(named)
 

@@ -1,8 +1,6 @@
 """The table of all flags, in the notation of `base.flags`, from which the docs are written too.
 
-A flag without a value is true, and takes `=false`; with the default `?` it is neither until it is
-given. A flag sets the field of `Options` that has its name. `flags` makes the other fields, and
-`rules` names the flags that exclude each other.
+A flag sets the field of `Options` that has its name; `flags` makes the other fields.
 """
 
 from typing import Final

@@ -1,5 +1,4 @@
-"""The `EndpointPickerConfig`: decoded strictly, built, checked, shown and followed. Nothing here
-serves requests; the meaning of parameters belongs to the plugins.
+"""The `EndpointPickerConfig`: decoded strictly, built, checked, shown and followed.
 
 `load` decodes the bytes (`documents`, `decode`, `schema`) and collects `findings`. `build` makes
 the plugins (`catalog`, `instances`) and plans each section: `profiles`, `data_layer`, `data_keys`,

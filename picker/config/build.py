@@ -1,7 +1,5 @@
 """A decoded configuration → the objects that carry it out. All or nothing; no I/O.
 
-Order: reject what is not supported → create plugins → connect those that name each other → fill in
-defaults → create the data producers that are needed but not configured → order them → profiles.
 All errors are collected before they are reported together.
 """
 
@@ -113,9 +111,8 @@ class BuildOptions:
 class Assembly:
     """A configuration, ready to use; plugins are bound to extension points.
 
-    The `pipeline` is what the director runs, without a gate. `instances` are all plugins by name,
-    including those that were added by default; `plans` list the plugins of each profile,
-    `experimental` names those of alpha types. `loaded` is the source of all of it.
+    The `pipeline` is what the director runs, without a gate. `instances` include plugins that were
+    added by default; `experimental` names those of alpha types.
     """
 
     pipeline: RequestPipeline
@@ -134,7 +131,6 @@ class Assembly:
 
     @property
     def screeners(self) -> tuple[BoundPlugin[Screener], ...]:
-        """For the metrics of plugins, which know no pipeline."""
         return self.pipeline.screeners
 
     def gated(self, gate: FlowGate | None) -> RequestPipeline:
@@ -153,16 +149,11 @@ def build(
     clock: Callable[[], float],
     options: BuildOptions | None = None,
 ) -> Assembly:
-    """Create the objects. Raises `InvalidConfigError` with all errors.
-
-    `clock` is in seconds, for durations only.
-    """
+    """Create the objects. Raises `InvalidConfigError` with all errors."""
     return _Builder(loaded, registry, metrics, clock, options or BuildOptions()).build()
 
 
 class _Builder:
-    """Owns the plugins during a build."""
-
     def __init__(
         self,
         loaded: LoadedConfig,
@@ -329,7 +320,6 @@ class _Builder:
         return self._bound("DataProducer", instance, plugin)
 
     def _all(self, point: str, kind: Any) -> tuple[BoundPlugin[Any], ...]:
-        """Bind all plugins of this kind to the extension point."""
         return tuple(
             self._bound(point, one, one.plugin)
             for one in self._plugins
@@ -345,9 +335,7 @@ class _Builder:
         profile: str = "",
         weight: float = 1.0,
     ) -> BoundPlugin[P]:
-        """Bind a plugin to an extension point, with its metrics, and its scope: the findings that
-        it and the plugins it uses declare.
-        """
+        """Bind a plugin with its metrics and its scope: what it and its plugins declare."""
         name, type_name, metrics = instance.name, instance.type_name, self._metrics
         labels = (point, type_name, name)
         durations = metrics.plugin_duration_seconds.labels(*labels)
@@ -391,7 +379,7 @@ def plan_parsers(
     registry: Registry,
     findings: Findings,
 ) -> tuple[Parser, ...]:
-    """Return the configured parsers, or the default ones; a plugin type creates its plugin."""
+    """Return the configured parsers, or the default ones."""
     section = config.request_handler
     refs: list[tuple[Path, str]] = [
         (("requestHandler", "parsers", index, "pluginRef"), ref.plugin_ref)

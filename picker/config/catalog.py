@@ -2,8 +2,7 @@
 
 A module of `picker.plugins` defines `PLUGIN`, the one type that is named like the file, or
 `PLUGINS`, the types of one subject; a module of the shelf `picker.contrib` defines `PLUGINS`. The
-shelf is found by its name and never imported by name, so it can be deleted. Modules and packages
-whose names begin with `_` are helpers and define no type.
+shelf is never imported by name, so it can be deleted.
 """
 
 import importlib
@@ -19,15 +18,11 @@ PACKAGES = ("picker.plugins", "picker.contrib")
 
 
 def builtin_plugins() -> Registry:
-    """Collect all plugin types. Raises `ConfigError` for a file that defines none."""
     return Registry(row for package in PACKAGES for _, rows in modules_of(package) for row in rows)
 
 
 def modules_of(package: str) -> Iterator[tuple[ModuleType, tuple[PluginType, ...]]]:
-    """Yield the plugin modules of a package, each with its types; none without the package.
-
-    Raises `ConfigError` for a module that defines no type, or one type under another name.
-    """
+    """Yield the plugin modules of a package, each with its types; none without the package."""
     spec = importlib.util.find_spec(package)
     if spec is None:
         return

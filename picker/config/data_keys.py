@@ -28,10 +28,7 @@ Keys = tuple[DataKey[Any], ...]
 def create_missing_producers(
     plugins: PluginInstances, registry: Registry, findings: Findings
 ) -> None:
-    """Create the default producer of every key that a plugin consumes and no plugin produces.
-
-    Repeats, since a producer may need findings itself.
-    """
+    """Create the default producer of every key that a plugin consumes and no plugin produces."""
     hopeless: set[DataKey[Any]] = set()
     while missing := _missing(plugins, hopeless):
         consumer, key = missing
@@ -88,8 +85,8 @@ def check_layers(plugins: PluginInstances, findings: Findings) -> None:
 def warn_of_unread(
     plugins: PluginInstances, in_profiles: Collection[str], findings: Findings
 ) -> None:
-    """Report configured producers whose findings no used plugin reads, and the plugins that read
-    others of the same type. A producer that also does something else counts as used.
+    """Report producers whose findings no used plugin reads, and the plugins that read others of the
+    same type. A producer that also does something else counts as used.
     """
     read: dict[DataKey[Any], str] = {}
     for one in plugins:
@@ -148,7 +145,6 @@ def _report_missing(
 
 
 def _named_at(consumer: Instance, producer: str) -> Path:
-    """Return the path of the parameter that names `producer`, or of the entry."""
     parameters = consumer.parameters
     fields = zip(parameters.__struct_fields__, parameters.__struct_encode_fields__, strict=True)
     named = [key for name, key in fields if getattr(parameters, name) == producer]
@@ -156,7 +152,6 @@ def _named_at(consumer: Instance, producer: str) -> Path:
 
 
 def _is_attribute_of_endpoints(instance: Instance) -> bool:
-    """Check whether the findings are known before requests, as attributes of endpoints."""
     return hasattr(instance.plugin, "extract") or hasattr(instance.plugin, "describe")
 
 
@@ -169,15 +164,12 @@ def _names(plugins: PluginInstances) -> set[str]:
 
 
 def produced_by(instance: Instance) -> Keys:
-    """The keys of its findings."""
     return instance.plugin.produces if isinstance(instance.plugin, ProducesData) else ()
 
 
 def needed_by(instance: Instance) -> Keys:
-    """The keys that it consumes."""
     return instance.plugin.consumes if isinstance(instance.plugin, ConsumesData) else ()
 
 
 def optional_for(instance: Instance) -> Keys:
-    """The keys that it uses if they are produced."""
     return instance.plugin.may_consume if isinstance(instance.plugin, MayConsumeData) else ()

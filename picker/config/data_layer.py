@@ -71,10 +71,7 @@ def plan_data_layer(
     *,
     lists_models: bool = False,
 ) -> DataLayerPlan:
-    """Bind extractors to sources; errors go into `findings`.
-
-    With `lists_models` a source of models is added, unless one is configured.
-    """
+    """Bind extractors to sources; with `lists_models`, add a source of models."""
     sources = list(_sources(config, plugins, findings))
     if lists_models and not any(one.source.type_name == MODELS_SOURCE for one in sources):
         plugins.add(
@@ -95,9 +92,7 @@ def plan_data_layer(
 
 
 def written_discovery(config: EndpointPickerConfig) -> Iterator[tuple[Path, str]]:
-    """Yield the name of the discovery plugin with its path, if configured. The later place takes
-    precedence over the older one.
-    """
+    """Yield the name of the discovery plugin with its path; the later place precedes the older."""
     layer = config.data_layer
     section = layer.discovery if layer else None
     if section is None:

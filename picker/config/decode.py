@@ -1,5 +1,5 @@
-"""Plain values → typed ones: structs, strictly and with all errors at once; durations as Go writes
-them (`1m30s`) and quantities as Kubernetes does (`4Gi`, `10MiB`).
+"""Plain values → typed ones: structs, strictly and with all errors at once; durations and
+quantities.
 
 msgspec decides what is valid. Only a refused value is walked, field by field, for all errors and
 for the valid parts, so that the rest of the configuration is checked as well. In these parts a
@@ -38,8 +38,6 @@ MAX_BYTES = 2**63 - 1
 
 
 class _Absent(Enum):
-    """The result for an invalid value."""
-
     ABSENT = "absent"
 
 
@@ -92,7 +90,7 @@ def _written(value: Any, annotation: Any) -> Any:
 
 
 def _known(value: Any, annotation: Any, at: Path, unknown: dict[Path, str]) -> Any:
-    """`value` without the unknown keys of structs, which are added to `unknown`."""
+    """Return `value` without the unknown keys of structs, which are added to `unknown`."""
     shape, _ = _required(annotation)
     if get_origin(shape) is Annotated:
         shape = get_args(shape)[0]
@@ -215,7 +213,6 @@ def _required(annotation: Any) -> tuple[Any, bool]:
 
 
 def _report(message: str, shape: Any, at: Path, findings: Findings) -> None:
-    """Turn a message of msgspec into a finding."""
     match = _AT.match(message)
     what, tail = (match["what"], match["path"] or "") if match else (message, "")
     tail = tail.partition("[...]")[0]  # somewhere in a mapping: msgspec does not say where
@@ -231,14 +228,13 @@ def _report(message: str, shape: Any, at: Path, findings: Findings) -> None:
 
 
 def _limits_missed(value: Any, annotation: Any) -> str:
-    """Describe the limits that a number violates; "" for other errors. Integers beyond 64 bits have
-    become floats on the way here.
-    """
+    """Describe the limits that a number violates; "" for other errors."""
     if get_origin(annotation) is not Annotated or isinstance(value, bool):
         return ""
     kind, *limits = get_args(annotation)
     if not isinstance(value, int | float) or kind not in (int, float):
         return ""
+    # Integers beyond 64 bits have become floats on the way here.
     if kind is int and isinstance(value, float) and abs(value) < 2**63:
         return ""
     numbers = next((one for one in limits if isinstance(one, msgspec.Meta)), msgspec.Meta())
@@ -259,7 +255,6 @@ def _report_unknown(path: Path, key: object, allowed: tuple[str, ...], findings:
 
 
 def _values(annotation: Any) -> tuple[str, ...]:
-    """List the values of an enumeration or a literal type."""
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if get_origin(annotation) is Literal:
@@ -301,9 +296,7 @@ def duration_seconds(text: str) -> float:
 
 
 def quantity_bytes(text: str) -> int:
-    """Parse a quantity, e.g. `4194304`, `4Mi`, `10MiB`, `25MB`, `1e6`; fractions of a byte round
-    up. Raises `ConfigError`.
-    """
+    """Parse a quantity, e.g. `4194304`, `4Mi`, `10MiB`, `25MB`, `1e6`. Raises `ConfigError`."""
     match = _QUANTITY.fullmatch(text)
     if match is not None:
         number, unit, exponent = match.groups()

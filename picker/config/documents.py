@@ -39,8 +39,7 @@ def loader_class() -> type[yaml.SafeLoader]:
 
 
 def as_json(value: Any, at: Path, findings: Findings) -> Any:
-    """Convert `value` at `at` as a round trip through JSON does; values that JSON cannot represent
-    become findings.
+    """Convert as a round trip through JSON does; values that JSON cannot represent become findings.
 
     Raises `RecursionError` for deeply nested values.
     """
@@ -101,10 +100,9 @@ def yaml_loader(content: bytes, name: str, what: str) -> Iterator[yaml.SafeLoade
 
 
 def as_plain(loader: yaml.SafeLoader, root: yaml.Node, name: str, findings: Findings) -> Any:
-    """Return the value of a document, converted by `as_json`.
+    """Return the value of a document, converted by `as_json`; duplicate keys become findings.
 
-    Duplicate keys become findings too. Raises `InvalidConfigError` if aliases multiply the values
-    beyond `MAX_VALUES`.
+    Raises `InvalidConfigError` if aliases multiply the values beyond `MAX_VALUES`.
     """
     refuse_multiplied(root, name)
     # Before the construction, which writes merged keys into the nodes.

@@ -20,9 +20,7 @@ class Source:
     root: yaml.Node = field(repr=False)
 
     def position(self, path: Path) -> tuple[int, int]:
-        """Return line and column, from one, of the deepest existing step of `path`: of the key, or
-        of the list element.
-        """
+        """Return line and column, from one, of the deepest existing step of `path`."""
         mark, _ = self._follow(path)
         return mark.line + 1, mark.column + 1
 
@@ -71,9 +69,8 @@ class Severity(Enum):
 class Finding:
     """One error or warning about a configuration.
 
-    `line` and `column` count from one; None: nothing is written there. `key` is the dotted path of
-    the subject. `allowed` are the valid values, if they can be listed; `nearest` is the one that
-    was probably meant.
+    `line` and `column` count from one; None: nothing is written there. `key` is the dotted path.
+    `allowed` are the valid values, if they can be listed; `nearest` was probably meant.
     """
 
     severity: Severity
@@ -87,18 +84,16 @@ class Finding:
 
     @property
     def where(self) -> str:
-        """Format as `file:line:column`, or `file` without a position."""
         if self.line is None:
             return self.file
         return f"{self.file}:{self.line}:{self.column}"
 
     def __str__(self) -> str:
-        """Format as one line: `file:line:column: text`."""
         return f"{self.where}: {self.text}"
 
     @property
     def text(self) -> str:
-        """`key: message; did you mean …? allowed: …`, in one printable line."""
+        """Return `key: message; did you mean …? allowed: …`, in one printable line."""
         head = f"{self.key}: " if self.key else ""
         hints = []
         if self.nearest is not None:
@@ -110,7 +105,6 @@ class Finding:
         return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
     def as_dict(self) -> dict[str, str | int | list[str] | None]:
-        """Return the members of the JSON object."""
         return {
             "severity": self.severity.value,
             "file": self.file,

@@ -2,8 +2,7 @@
 
 Defaults are those of the reference: a band's limit of 0, or a missing one, is 1e9 bytes or 5000
 requests; a limit for all bands is none; a time of 0 never ends. `maxMemory`, an addition to the
-reference, is 1Gi if missing, and unlimited if 0. A policy that is named but not configured is
-created if the name is a plugin type.
+reference, is 1Gi if missing, and unlimited if 0.
 """
 
 from __future__ import annotations
@@ -64,10 +63,7 @@ def plan_flow_control(
     findings: Findings,
     detector: Instance | None,
 ) -> FlowControlSettings | None:
-    """Plan flow control; None if its gate is off, or after errors, which go into `findings`.
-
-    `detector` measures the saturation of the pool.
-    """
+    """Plan flow control; None if its gate is off, or after errors."""
     # Without the gate the section is not checked either: `schema` warns that it has no effect.
     if not gate_settings(config)[FLOW_CONTROL_GATE]:
         return None
@@ -82,8 +78,6 @@ def plan_flow_control(
 
 @dataclass(frozen=True, slots=True)
 class _Planner:
-    """Plans the settings; `request_ttl` is the default of bands."""
-
     section: FlowControl
     plugins: PluginInstances
     all_types: Collection[str]
@@ -173,7 +167,6 @@ class _Planner:
     # Values
 
     def _quantity(self, value: int | str | None, at: Path) -> int:
-        """Parse a Kubernetes quantity; 0 if missing, and if invalid, which is reported."""
         text = "0" if value is None else str(value)
         if text.startswith("-"):
             self.findings.error(at, f"must not be negative, got {value}; 0 is the default")
@@ -208,7 +201,6 @@ class _Planner:
         return None if chosen[0] is None or chosen[1] is None else (chosen[0], chosen[1])
 
     def _only(self, kind: _Kind[T]) -> T | None:
-        """Return the only configured plugin of this kind, or the default."""
         found = [one for one in self.plugins if kind.of(one.plugin) is not None]
         # The reference names no eviction plugins: it uses those that are configured.
         for other in found[1:]:
@@ -238,7 +230,6 @@ class _Kind(Generic[T]):
     rank_parameters: int | None = None  # both orders have `rank`; that of eviction takes two values
 
     def of(self, plugin: object) -> T | None:
-        """Return `plugin` if it is of this kind."""
         found: Any = plugin if isinstance(plugin, self.protocol) else None
         wanted = self.rank_parameters
         if None not in (found, wanted) and len(inspect.signature(found.rank).parameters) != wanted:

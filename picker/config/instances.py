@@ -1,7 +1,6 @@
 """The plugins of one configuration: created from its entries, found by name, added by default.
 
-A plugin with an unchanged entry is reused from the previous configuration, with its state (a prefix
-index, load under way, sessions); see `PluginInstances.connect`.
+A plugin with an unchanged entry is reused from the previous configuration, with its state.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ from picker.framework.services import Services
 
 
 class Origin(Enum):
-    """The reason for a plugin's existence."""
-
     CONFIGURED = "configured"
     DEFAULT = "default"
     NEEDED = "auto-created"
@@ -34,10 +31,7 @@ class Origin(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One plugin with its name, its type and the path of its entry.
-
-    `path` is () without an entry.
-    """
+    """One plugin with its name, its type and the path of its entry, () without an entry."""
 
     name: str
     type_name: str
@@ -134,8 +128,8 @@ class PluginInstances:
     def connect(self) -> None:
         """Give plugins those they name; called once, when all configured ones exist.
 
-        A reused plugin is connected already. If a plugin that it names was not reused, it is
-        created anew.
+        A reused plugin is connected already, unless one that it names was not reused: it is created
+        anew.
         """
         if not self._is_free_of_loops():
             return
@@ -192,7 +186,6 @@ class PluginInstances:
     def _warn_of_no_effect(
         self, written: Mapping[str, Any], parameters: Parameters, at: Path
     ) -> None:
-        """Warn of values that are ignored or overridden."""
         ignored = parameters.without_effect
         in_force = dict(_leaves(msgspec.to_builtins(parameters)))
         for steps, value in _leaves(written):
@@ -281,7 +274,6 @@ class PluginInstances:
 
 
 def _leaves(value: Any, steps: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield the scalars in plain values, each with its path."""
     if isinstance(value, Mapping):
         for key, one in value.items():
             yield from _leaves(one, (*steps, str(key)))

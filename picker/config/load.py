@@ -1,8 +1,4 @@
-"""Bytes → `EndpointPickerConfig`, with findings that point at a line. Reads no files.
-
-The document is first composed into YAML nodes, which know their positions; errors have a path,
-which leads back to a node.
-"""
+"""Bytes → `EndpointPickerConfig`, with findings that point at a line. Reads no files."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,8 +29,7 @@ class LoadedConfig:
 def load_config(content: bytes, name: str) -> LoadedConfig:
     """Decode a configuration; `name` (a file, a flag) is for messages.
 
-    Raises `InvalidConfigError` unless `content` is a YAML document. Duplicate and unknown keys,
-    values of the wrong type, another apiVersion or kind are findings.
+    Raises `InvalidConfigError` unless `content` is a YAML document; all else are findings.
     """
     if len(content) > MAX_CONFIG_BYTES:
         raise unusable(name, f"the configuration is larger than {MAX_CONFIG_BYTES} bytes")
@@ -53,7 +48,6 @@ def load_config(content: bytes, name: str) -> LoadedConfig:
 
 
 def _compose(content: bytes, name: str) -> tuple[Source, Findings, Any]:
-    """Return the nodes and the plain value of the one document in `content`."""
     with yaml_loader(content, name, "the configuration") as loader:
         root = loader.get_single_node()
         if root is None:

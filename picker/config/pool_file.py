@@ -1,8 +1,7 @@
 """The endpoints file: YAML documents → endpoints, objectives and rewrites, with all findings.
 
-One document lists the endpoints. The others are Kubernetes objects: InferenceObjective,
-InferenceModelRewrite, or a List of these. An entry or an object with errors is skipped, and the
-others count. Objects for another pool are left out, with a warning. JSON is YAML too.
+One document lists the endpoints; the others are Kubernetes objects, or a List of these. An entry or
+an object with errors is skipped, and the others count.
 """
 
 from collections.abc import Sequence
@@ -79,22 +78,17 @@ def read_pool_file(content: bytes, name: str, pool: str) -> PoolFile:
 
 
 def read_policies(content: bytes, name: str, pool: str) -> PoolFile:
-    """Decode a file of objectives and rewrites only. Raises `ConfigError` as above, and for a
-    document that is no object.
-    """
+    """Decode a file of objectives and rewrites only. Raises `ConfigError` as `read_pool_file`."""
     reading = _Reading(name, pool, lists_endpoints=False)
     reading.read(content)
     return reading.result(EndpointList(()))
 
 
 def pool_contents(content: bytes, name: str, pool: str) -> PoolContents:
-    """Decode an endpoints file for `FileDiscovery`. Raises `ConfigError`."""
     return read_pool_file(content, name, pool).contents
 
 
 class _Reading:
-    """Owns the contents of one file while it is read."""
-
     def __init__(self, name: str, pool: str, *, lists_endpoints: bool = True) -> None:
         self._name, self._pool = name, pool
         self._lists_endpoints = lists_endpoints
@@ -107,7 +101,6 @@ class _Reading:
         self._is_cut = False
 
     def read(self, content: bytes) -> None:
-        """Read all documents. Raises `ConfigError`."""
         if len(content) > MAX_FILE_BYTES:
             raise unusable(self._name, f"the file is larger than {MAX_FILE_BYTES} bytes")
         with yaml_loader(content, self._name, "the file") as loader:
@@ -172,9 +165,7 @@ class _Reading:
         self._report(findings)
 
     def _doubled_keys(self, root: yaml.Node) -> dict[int, str]:
-        """Describe the entries with duplicate keys, by index. Raises `ConfigError` if the document
-        has two lists of endpoints.
-        """
+        """Describe entries with duplicate keys, by index. Raises `ConfigError` for two lists."""
         doubled: dict[int, str] = {}
         lists = [pair for pair in _pairs(root) if pair[0].value == _ENDPOINTS]
         if len(lists) > 1:
@@ -241,7 +232,6 @@ class _Reading:
         self._report(findings, called)
 
     def _report(self, findings: Findings, called: str = "") -> None:
-        """Add findings up to `MAX_FINDINGS`."""
         room = MAX_FINDINGS - len(self._findings)
         self._is_cut |= len(findings) > room
         for one in islice(findings, room):
@@ -272,7 +262,6 @@ def _decoded(document: Any, at: Path, findings: Findings) -> PolicyObject | None
 
 
 def _called(document: Any) -> str:
-    """Return the prefix of messages about an object."""
     kind = _kind_of(document)
     if kind not in policies.KINDS:
         return ""

@@ -58,8 +58,6 @@ class ProfilePlan:
 
 
 class ProfilePlanner:
-    """Plans profiles; errors go into `findings`."""
-
     def __init__(
         self, config: EndpointPickerConfig, plugins: PluginInstances, findings: Findings
     ) -> None:
@@ -105,7 +103,6 @@ class ProfilePlanner:
         return configured[0]
 
     def _check_named(self, handler: Instance) -> None:
-        """Report profiles that the handler names and that do not exist."""
         plugin, specs = handler.plugin, self._config.scheduling_profiles
         if not isinstance(plugin, NamesProfiles):
             return

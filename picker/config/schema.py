@@ -1,9 +1,7 @@
 """The shape of an `EndpointPickerConfig`, field for field as the reference picker reads it, and the
-parts of it that this picker does not support.
+parts of it that this picker does not support: these are refused with a reason, never ignored.
 
-Unknown fields are errors. `None` means "not written", so that `config.build`, which implements the
-fields, can distinguish a default from a choice. An unsupported part is refused with a reason, never
-ignored. A plugin type with a file is supported, whatever is listed here.
+`None` means "not written", so that `config.build` can distinguish a default from a choice.
 """
 
 from collections.abc import Mapping
@@ -23,13 +21,10 @@ KIND = "EndpointPickerConfig"
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Base of every part of the configuration."""
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"): ...
 
 
 class PluginSpec(Section, frozen=True):
-    """One plugin instance; `name` defaults to `type`."""
-
     type: Name
     name: str | None = None
     parameters: dict[str, Any] | None = None
@@ -40,8 +35,6 @@ class PluginRef(Section, frozen=True):
 
 
 class ProfilePlugin(Section, frozen=True):
-    """A plugin of a scheduling profile; `weight` is for scorers only."""
-
     plugin_ref: Name
     weight: float | None = None
 
@@ -118,8 +111,6 @@ class FlowControl(Section, frozen=True):
 
 
 class RequestHandler(Section, frozen=True):
-    """Parsing of request bodies, and additions to the forwarded requests."""
-
     parsers: tuple[PluginRef, ...] = ()
     propagate_priority: bool | None = None
 
@@ -163,7 +154,6 @@ def check_supported(config: EndpointPickerConfig, findings: Findings) -> None:
 
 
 def _check_data_layer(layer: DataLayer, findings: Findings) -> None:
-    """Check the keys about replicas, each at its older and at its later place."""
     discovery, replicas = layer.discovery or Discovery(), layer.cross_replica or CrossReplica()
     if discovery.endpoints is not None and discovery.plugin_ref is not None:
         text = "has no effect beside dataLayer.discovery.endpoints"
@@ -220,9 +210,7 @@ def _entry(text: str) -> tuple[str, str]:
 
 
 def _check_flow_control(config: EndpointPickerConfig, is_on: bool, findings: Findings) -> None:
-    """Warn of a section without its gate, which has no effect but for the saturation detector.
-    After errors the gate may only seem to be off.
-    """
+    """Warn of a section without its gate; after errors the gate may only seem to be off."""
     section = config.flow_control
     # After errors the gate may only seem to be off.
     if section is None or is_on or findings.has_errors:

@@ -79,8 +79,6 @@ def aligned(lines: list[ConfigLine], *, with_origin: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """A value of one line."""
-
     value: Any
     origin: str
 
@@ -109,7 +107,6 @@ class _Shown:
             node[path[-1]] = _Leaf(value, origin)
 
     def lines(self) -> Iterator[ConfigLine]:
-        """Yield block YAML, a line for each value."""
         return _lines(self._document, 0)
 
 
@@ -143,7 +140,6 @@ def _scalar(value: Any) -> str:
 
 
 def _put_gates(shown: _Shown, loaded: LoadedConfig) -> None:
-    """Put all gates, each with the entry that sets it."""
     written = [entry.partition("=")[0] for entry in loaded.config.feature_gates]
     last = {name: index for index, name in enumerate(written)}
     for index, (name, is_on) in enumerate(gate_settings(loaded.config).items()):
@@ -222,7 +218,6 @@ _DETECTOR: Path = ("saturationDetector", "pluginRef")
 
 
 def put_flow_control(put: Put, loaded: LoadedConfig, assembly: Assembly) -> None:
-    """Put the saturation detector, and with flow control all its settings."""
     section = loaded.config.flow_control or FlowControl()
     if assembly.flow_control is not None:
         names = {id(one.plugin): one.name for one in assembly.instances.values()}
@@ -267,13 +262,10 @@ def _put_settings(
 
 @dataclass(frozen=True, slots=True)
 class _Band:
-    """A band in the source, with its path."""
-
     spec: PriorityBandTemplate | None
     path: Path
 
     def put(self, put: Put, at: Path, band: BandSettings, names: Mapping[int, str]) -> None:
-        """Put the effective band; its default time to live is that of all bands."""
         own_ttl = self.spec is not None and self.spec.default_request_ttl is not None
         for key, value, where in (
             ("maxBytes", band.max_bytes, self.path),

@@ -1,6 +1,4 @@
-"""Follow the configuration file: a change is applied as a whole, or the current configuration
-remains in use, with a log line and a metric that say so.
-"""
+"""The configuration file is followed: a change is applied as a whole, or changes nothing."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -30,8 +28,8 @@ def read_config_file(path: Path, flag: str) -> bytes:
 class ConfigWatch:
     """Owns the last known content of the file, and the metrics of reloads.
 
-    `apply` builds a configuration and puts it to use, returning its warnings; if it raises
-    `ConfigError` it has changed nothing. `unix_time` is the time of day, in seconds.
+    `apply` puts a configuration to use and returns its warnings; after `ConfigError` nothing
+    changed.
     """
 
     def __init__(
@@ -42,7 +40,6 @@ class ConfigWatch:
         metrics: PickerMetrics,
         unix_time: Callable[[], float],
     ) -> None:
-        """`content` is the configuration in use."""
         self._path = path
         self._seen: bytes | None = content
         self._problem = ""
@@ -55,7 +52,6 @@ class ConfigWatch:
 
     @property
     def problem(self) -> str | None:
-        """The reason why the file's content is not in use; None: it is."""
         return self._problem or None
 
     async def run(self) -> None:
@@ -65,7 +61,6 @@ class ConfigWatch:
                 await self.check()
 
     async def check(self) -> None:
-        """Read the file, and apply it if it has changed."""
         try:
             content = read_config_file(self._path, "--config-file")
         except ConfigError as error:

@@ -1,10 +1,9 @@
 """One request as a value: the client's wish, the choice of its endpoint, the outcome.
 
-Theory of operation. The director creates one `Decision` when a request arrives and fills it in on
-the way; nothing else changes it but the ring, which packs the scores. The watchers get the value
-when the request leaves for its endpoint and when it is over. Then it is condensed: the heavy parts
-(body, attributes, candidates) are dropped, and the ring stores the rest. It is one object from the
-arrival to the ring, which the garbage collector does not track.
+The director creates one `Decision` when a request arrives and fills it in on the way; nothing else
+changes it but the ring. Watchers get it when the request leaves and when it is over. Then it is
+condensed: the heavy parts are dropped, and the ring stores the rest. The garbage collector does not
+track it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -134,9 +133,7 @@ class Decision(msgspec.Struct, gc=False):
     refused: RefusalView | None = None
 
     def condense(self) -> None:
-        """Drop everything that `explain` and the ring do not show: body, headers, attributes and
-        candidates; also the refusal, whose traceback references the frames that raised it.
-        """
+        """Drop all that the ring does not show, and the refusal, which references frames."""
         self.request = self.attributes = self.result = None
         self.steps.clear()  # frames of an error that a step holds may refer to the steps
         self.candidates, self.set_headers = (), ()
@@ -149,8 +146,6 @@ class Decision(msgspec.Struct, gc=False):
 
 
 class FilteredOutError(RefusedError):
-    """429: the filters of the profile called `profile` left nothing."""
-
     def __init__(self, profile: str) -> None:
         super().__init__(
             Code.RESOURCE_EXHAUSTED,
@@ -167,8 +162,8 @@ class Watchers:
     They must be quick and must not raise. `waits`: the request was parsed and may have to wait, for
     flow control or for a producer's look-up. `decided`: it leaves for its endpoint. `streamed`: a
     piece of its streaming response arrived, with the seconds since the one before. `finished`: it
-    is over, for any reason. `plugin_failed`: the plugin of this name raised an error other than a
-    refusal, or timed out.
+    is over, for any reason. `plugin_failed`: a plugin raised an error other than a refusal, or
+    timed out.
     """
 
     __slots__ = ("decided", "finished", "plugin_failed", "streamed", "waits")
@@ -182,7 +177,6 @@ class Watchers:
 
 
 def short(name: str) -> str:
-    """Truncate a name that a client chose."""
     return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…"
 
 

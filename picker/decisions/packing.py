@@ -1,12 +1,10 @@
 """The profiles of a decision in little memory and little time.
 
-Theory of operation. The scores of all candidates are packed as soon as the decision is made, while
-they are still in the processor's caches: bytes are cheap to make, to store and to free. The loads
-of the candidates are not packed, since that would read them number by number. Under load a decision
-therefore references the candidates, which it shares with adjacent decisions, because scrapes are
-less frequent; the tuple is one that the garbage collector examines only once. A decision without
-neighbours shares hardly anything; its candidates are packed when the request is over, which delays
-no request. Of more than `MAX_CANDIDATES` only the best are stored.
+Scores are packed as soon as the decision is made, while they are still in the processor's caches.
+Loads are not, since that would read them number by number: under load a decision references the
+candidates, which it shares with adjacent decisions, because scrapes are less frequent. The
+candidates of a decision without neighbours are packed when the request is over, which delays no
+request. Of more than `MAX_CANDIDATES` only the best are stored.
 """
 
 import struct
@@ -43,8 +41,6 @@ _Filtered: TypeAlias = tuple[str, Sequence[Candidate]]
 
 
 class _Ran(msgspec.Struct):
-    """The calls of one profile's plugins in an attempt to schedule."""
-
     filters: list[_Filtered] = []
     scorers: list[tuple[str, float]] = []
     scores: list[Sequence[float]] = []
@@ -107,7 +103,6 @@ def pack_candidates(decision: Decision) -> None:
 
 
 def scores_of(profile: PackedProfile) -> list[list[float | bool]]:
-    """Unpack the scores, a list for each scorer."""
     return _scores.decode(profile.scores)
 
 
@@ -128,7 +123,6 @@ def loads_of(seen: Seen, at_seconds: float) -> Iterable[tuple[Any, Load]]:
 
 
 def _last_attempt(steps: Iterable[PluginStep]) -> Mapping[str, _Ran]:
-    """Collect the calls of each profile in the last attempt to schedule."""
     found: dict[str, _Ran] = {}
     is_over = False
     for step in steps:
@@ -213,7 +207,6 @@ def _best_of(
 
 
 def _packed(candidates: Sequence[Candidate], at_seconds: float) -> PackedCandidates:
-    """Reduce candidates to endpoints and loads at that time."""
     loads = _encode(_loads_at(candidates, at_seconds))
     return PackedCandidates(tuple(map(_endpoint_of, candidates)), loads)
 
@@ -227,7 +220,6 @@ def _named(filters: Iterable[_Filtered], seen: Sequence[Candidate]) -> tuple[Fil
 
 
 def _filter(name: str, seen: Sequence[Candidate], left: Sequence[Candidate]) -> FilterView:
-    """Describe one filter, with the names of the first endpoints that it removed."""
     before, after = len(seen), len(left)
     remaining = set(map(id, map(_endpoint_of, left)))
     gone = (one.endpoint.name for one in seen if id(one.endpoint) not in remaining)

@@ -9,7 +9,6 @@ _GOES_BY_TOTALS = ("max-score-picker", "")  # "": an unnamed picker
 
 
 def reasons(record: RecordView) -> Iterator[str]:
-    """Yield the sentences that explain a request's decision."""
     if record.refusal is not None:
         yield _refused(record)
         return
@@ -71,7 +70,6 @@ def _chosen(profile: ProfileView) -> Iterator[str]:
 
 
 def _contest(profile: ProfileView, picked: CandidateView) -> str:
-    """Explain the choice among several candidates."""
     best = profile.candidates[0]
     others = [one for one in profile.candidates if one.endpoint != picked.endpoint]
     if not picked.scores:
@@ -124,7 +122,6 @@ def _went_elsewhere(record: RecordView) -> Iterator[str]:
 
 
 def _some(names: list[str], count: int) -> str:
-    """List the first names of `count`; `names` may hold only the first of them."""
     shown = names[:3]
     left = count - len(shown)
     if left > 0:

@@ -1,8 +1,7 @@
 """The ring behind `explain`: the last requests with their decisions and outcomes.
 
-Theory of operation. The ring stores the decision itself, packed when the request leaves and
-condensed when it is over. Views are made only on demand. A look-up walks the ring, which for ten
-thousand requests takes about a millisecond and costs requests nothing.
+Views are made only on demand. A look-up walks the ring, which for ten thousand requests takes about
+a millisecond and costs requests nothing.
 """
 
 import heapq
@@ -21,10 +20,7 @@ ALONE_SECONDS = 0.005
 
 
 class DecisionRing:
-    """Watches decisions; stores those under way and the last `capacity` others.
-
-    `clock` is that of the requests, `unix_time` the time of day; both in seconds.
-    """
+    """Watches decisions; stores those under way and the last `capacity` others."""
 
     def __init__(
         self,
@@ -51,7 +47,6 @@ class DecisionRing:
         self._under_way[decision.number] = decision
 
     def finished(self, decision: Decision) -> None:
-        """Store it, unless the proxy asked for no decision."""
         self._under_way.pop(decision.number, None)
         if not decision.destination:
             if decision.cause is FinishCause.SKIPPED:
@@ -69,12 +64,10 @@ class DecisionRing:
         return len(self._over) + len(self._under_way)
 
     def last(self, limit: int) -> Iterator[RecordSummary]:
-        """Yield summaries of the last requests, the newest first."""
         newest = heapq.nlargest(limit, self._all(), key=_received)
         return (summary_of(one, *self._times(one)) for _, one in newest)
 
     def find(self, request_id: str | None) -> RecordView | None:
-        """Find the newest request of this id; for None the last request."""
         every = self._all()
         if request_id is not None:
             wanted = short(request_id)
@@ -83,10 +76,7 @@ class DecisionRing:
         return None if newest is None else view_of(newest[1], *self._times(newest[1]))
 
     def _all(self) -> Iterator[tuple[float, Decision]]:
-        """Yield the stored requests with their times of arrival.
-
-        The newest come first, or nearly so, which saves a search for a few most of its sorting.
-        """
+        """Yield the stored requests with their times of arrival, the newest first, or nearly so."""
         unix = self._unix_time() - self._clock()
         for decision in self._under_way.values():
             yield unix + decision.received_at_seconds, decision

@@ -49,12 +49,10 @@ def view_of(decision: Decision, received_unix_seconds: float, seconds: float) ->
 
 
 def shown_key(key: str) -> str:
-    """Shorten an endpoint's key to its name in the default namespace."""
     return key.removeprefix("default/")
 
 
 def summary_of(decision: Decision, received_unix_seconds: float, seconds: float) -> RecordSummary:
-    """Make a row of the list of requests."""
     refusal, key = _refusal(decision), decision.endpoint_key
     is_waiting = decision.cause is None and not decision.destination
     return RecordSummary(
@@ -85,7 +83,6 @@ def _matched(decision: Decision) -> int | None:
 
 
 def _refusal(decision: Decision) -> RefusalView | None:
-    """Return the refusal, also of a request that was not read completely."""
     refused, status = decision.refused, decision.response_status
     if refused is not None or decision.cause is not FinishCause.REFUSED or status is None:
         return refused

@@ -6,10 +6,7 @@ import msgspec
 
 
 class ScoreView(msgspec.Struct, frozen=True):
-    """The score of one candidate by one scorer: raw, and clamped and weighted.
-
-    `raw` is None for infinity and NaN, which JSON lacks.
-    """
+    """The score of one candidate by one scorer; `raw` is None for infinity and NaN."""
 
     scorer: str
     weight: float
@@ -18,8 +15,6 @@ class ScoreView(msgspec.Struct, frozen=True):
 
 
 class CandidateView(msgspec.Struct, frozen=True):
-    """A candidate as a profile saw it; unknown values are None."""
-
     endpoint: str
     address: str
     total: float
@@ -43,9 +38,8 @@ class FilterView(msgspec.Struct, frozen=True):
 class ProfileView(msgspec.Struct, frozen=True):
     """One scheduling profile of a decision.
 
-    `candidates` are the scored ones, best first; of many only the best (`num_scored` counts all).
-    `num_tied` candidates shared the best total: if more than one, and the `picker` uses totals,
-    chance chose among them. `picked` is empty if the profile found no endpoint.
+    Of many `candidates` only the best are here; `num_scored` counts all. `num_tied` candidates
+    shared the best total: if more than one, and the `picker` uses totals, chance chose among them.
     """
 
     name: str
@@ -60,8 +54,6 @@ class ProfileView(msgspec.Struct, frozen=True):
 
 
 class RefusalView(msgspec.Struct, frozen=True):
-    """The reason why the picker answered a request itself."""
-
     status: int
     code: str
     message: str
@@ -73,7 +65,6 @@ class RecordSummary(msgspec.Struct, frozen=True):
     """One request in a list.
 
     `outcome` is `waiting` until the decision, `under-way` until the end, then the cause of the end.
-    `endpoint` is the chosen one, `seconds` the duration so far.
     """
 
     request_id: str
@@ -92,11 +83,9 @@ class RecordSummary(msgspec.Struct, frozen=True):
 
 
 class RecordView(msgspec.Struct, frozen=True):
-    """Everything stored of one request; times in seconds, unknown values None.
+    """Everything stored of one request.
 
     `destination` is what the picker sent to the proxy, `served_by` what the proxy reported.
-    `stages` are reasons for skipped stages by name; `reasons` are sentences that explain the
-    decision.
     """
 
     summary: RecordSummary

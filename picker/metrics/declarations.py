@@ -73,9 +73,7 @@ S = TypeVar("S", bound=AnySeries)
 
 
 class Deprecated(NamedTuple):
-    """An older name of a series: `prefix` and `name` ("": the series' own), with `labels` of the
-    series (None: all), some of them under other names (`renamed`).
-    """
+    """An older name of a series, with `labels` of it (None: all), some of them `renamed`."""
 
     prefix: str
     labels: Labels | None = None
@@ -84,8 +82,8 @@ class Deprecated(NamedTuple):
 
 
 class Declared(Generic[S]):
-    """A series on the class of its family. An instance has its own under the same name in its
-    `__dict__`, so that counting does not pass through this descriptor.
+    """Declared on the class of a family. An instance has a series of its own under the same name in
+    its `__dict__`, so that counting does not pass through this descriptor.
     """
 
     def __init__(
@@ -105,11 +103,9 @@ class Declared(Generic[S]):
         self._attribute = attribute
 
     def __get__(self, family: object, kind: type[object]) -> S:
-        """Declare the type; an instance finds its series in its `__dict__` instead."""
         raise AttributeError(self._attribute)
 
     def series(self, family_prefix: str) -> S:
-        """Make a new series."""
         name, old = self._name or family_prefix + self._attribute, self._twin
         twins: tuple[Twin, ...] = ()
         if old is not None:
@@ -137,14 +133,12 @@ class Family:
 def counter(
     text: str, labels: Labels = (), twin: Deprecated | None = None, name: str = ""
 ) -> Declared[Counter]:
-    """Declare a counter that the reference has too."""
     return Declared(Counter, text, labels, twin, name)
 
 
 def gauge(
     text: str, labels: Labels = (), twin: Deprecated | None = None, name: str = ""
 ) -> Declared[Gauge]:
-    """Declare a gauge that the reference has too."""
     return Declared(Gauge, text, labels, twin, name)
 
 
@@ -155,7 +149,6 @@ def histogram(
     twin: Deprecated | None = None,
     name: str = "",
 ) -> Declared[Histogram]:
-    """Declare a histogram that the reference has too."""
     return Declared(partial(Histogram, bounds=bounds), text, labels, twin, name)
 
 

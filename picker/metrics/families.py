@@ -1,7 +1,6 @@
 """The families of series, one class for each room that reports: `PickerMetrics` owns them all.
 
-A room receives its family and nothing else: the series are declared here and used there. Names and
-labels are in docs/metrics.md, which a test compares.
+A room receives its family and nothing else. A test compares names and labels with docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -112,8 +111,6 @@ _KINDS = frozenset({"ADDED", "MODIFIED", "DELETED", "BOOKMARK"})
 
 
 class KubernetesSeries(Family):
-    """Lists and watches, and those of leadership (`election`)."""
-
     prefix = "kubernetes_"
 
     lists_total = own_counter("Lists requested from the API server.", _LABELS)
@@ -133,13 +130,10 @@ class KubernetesSeries(Family):
         self.election = ElectionSeries(declared)
 
     def of(self, resource: str, namespace: str) -> SubjectSeries:
-        """Bind the labels of one subject."""
         return SubjectSeries(self, resource, namespace)
 
 
 class SubjectSeries:
-    """The series with the labels of one subject."""
-
     def __init__(self, series: KubernetesSeries, *labels: str) -> None:
         self._series, self._labels = series, labels
         self.lists = series.lists_total.labels(*labels)
@@ -152,7 +146,6 @@ class SubjectSeries:
         self._series.events_total.labels(*self._labels, label).inc()
 
     def count_error(self, reason: str) -> None:
-        """Count a list or a watch that failed."""
         self._series.errors_total.labels(*self._labels, reason).inc()
 
     @contextmanager
@@ -167,8 +160,6 @@ class SubjectSeries:
 
 
 class ElectionSeries(Family):
-    """The series of leadership; none without an election."""
-
     leader = own_gauge("1 while this replica leads.", ("lease",))
     renewal_age_seconds = own_gauge(
         "Seconds since this replica last acquired or renewed the lease.",
@@ -187,14 +178,11 @@ class ElectionSeries(Family):
     )
 
     def of(self, lease: str) -> LeaseSeries:
-        """Bind the label of one lease."""
         return LeaseSeries(lease, self)
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseSeries:
-    """The series with the label of one lease."""
-
     lease: str
     series: ElectionSeries
 
@@ -210,17 +198,14 @@ class LeaseSeries:
             self.series.leader.remove(self.lease)
 
     def renewed(self, clock: Callable[[], float]) -> None:
-        """Restart the age of the lease, which has just been written."""
         at = clock()
         age = self.series.renewal_age_seconds.labels(self.lease)
         age.set_function(lambda: clock() - at)
 
     def count_change(self, change: str) -> None:
-        """Count a change: gained or lost."""
         self.series.changes_total.labels(self.lease, change).inc()
 
     def count_error(self, reason: str) -> None:
-        """Count a request about the lease that failed."""
         self.series.errors_total.labels(self.lease, reason).inc()
 
 
@@ -235,8 +220,6 @@ def _of_index(name: str, text: str) -> Declared[Counter]:
 
 
 class KvSeries(Family):
-    """KV-cache events and the index made of them."""
-
     lookup_requests_total = _of_index("lookup_requests_total", "Prompts that were looked up.")
     lookup_hits_total = _of_index(
         "lookup_hits_total", "Leading blocks of prompts that at least one engine holds."
@@ -279,8 +262,6 @@ class KvSeries(Family):
 
 
 class PeerSeries(Family):
-    """The exchange between replicas."""
-
     prefix = "peer_"
 
     connected = own_gauge("Replicas to which this one sends its state.", name="peers_connected")
@@ -318,8 +299,6 @@ def _predicted(text: str, bounds: tuple[float, ...]) -> Declared[Histogram]:
 
 
 class PluginSeries(Family):
-    """Single types of plugins."""
-
     disagg_decision_total = _decisions()
     pd_decision_total = _decisions()
     disaggregatedset_strict_header_no_match_total = counter(
@@ -364,8 +343,6 @@ class PluginSeries(Family):
 
 
 class RecordingSeries(Family):
-    """The recording of decisions."""
-
     prefix = "recording_"
 
     active = own_gauge("1 while decisions are recorded.")
@@ -385,8 +362,6 @@ GROUP = ("group", *POOL)
 
 
 class AutoscaleSeries(Family):
-    """The replicas that a pool needs; no series without `--autoscale`."""
-
     prefix = "autoscale_"
 
     wanted_replicas = own_gauge("Replicas that a group of workers should have.", GROUP)

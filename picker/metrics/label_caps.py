@@ -1,12 +1,10 @@
 """Bounds on the label values that clients choose, and on their share of the metrics page.
 
-Theory of operation. The series of one request's labels take about 60 KB of the page, most of it
-buckets, so a bound on names alone leaves a page of many megabytes. A model has a label of its own
-when the pool knows it: a rule names it, a worker reports it, or a worker has answered a request
-for it. All others are `other`. Clients can still multiply tenants, pairs of model and target that
-no rule makes, and models known by an answer alone. These pay for their lines from a budget of
-bytes, which all pools of the process share; when it is used up, they are `other` too. A label that
-has been paid for stays, so that a gauge goes down where it went up.
+The series of one request's labels take about 60 KB of the page, so a bound on names alone leaves a
+page of many megabytes. A model that the pool knows has a label of its own; all others are `other`.
+Tenants, pairs of model and target that no rule makes, and models known by an answer alone pay for
+their lines from a budget of bytes, which all pools share; when it is used up, they are `other` too.
+A label that has been paid for stays, so that a gauge goes down where it went up.
 """
 
 from collections.abc import Iterable
@@ -30,7 +28,6 @@ class Lines(NamedTuple):
     each_bytes: int
 
     def cost(self, values: Iterable[str]) -> int:
-        """The most bytes that they take with these label values."""
         return self.number * (self.each_bytes + sum(map(_length, values)))
 
 
@@ -40,8 +37,8 @@ SET, TWINS, ENDING, ATTEMPT = Lines(265, 135), Lines(175, 115), Lines(66, 175), 
 
 
 class PageRoom:
-    """Owns the bytes of the page that clients may use up: a share for models that are known
-    by an answer alone, the rest for tenants and combinations.
+    """Owns the bytes of the page that clients may use up: a share for models that are known by an
+    answer alone, the rest for tenants and combinations.
     """
 
     def __init__(self, max_bytes: int = MAX_ROOM_BYTES) -> None:
@@ -49,7 +46,6 @@ class PageRoom:
         self._for_others = max_bytes - self._for_models
 
     def take(self, num_bytes: int, is_model: bool = False) -> bool:
-        """Take bytes of the budget; False: too few are left."""
         left = self._for_models if is_model else self._for_others
         if num_bytes > left:
             return False
@@ -61,7 +57,6 @@ class PageRoom:
 
 
 def _length(value: str) -> int:
-    """The most bytes that it takes on the page."""
     return len(value.encode(errors="replace")) + sum(map(value.count, '\\"\n'))
 
 
@@ -73,10 +68,7 @@ class BoundedLabels:
         self._seen: set[str] = set()
 
     def admit(self, value: str) -> str:
-        """Return `value`, or `other` when it is new and the cap is reached, or too long for a name.
-
-        "" is always allowed.
-        """
+        """Return `value`, or `other` when it is new beyond the cap, or too long for a name."""
         if not value or value in self._seen:
             return value
         if len(self._seen) >= self._limit or len(value) > MAX_NAME_CHARACTERS:
@@ -116,13 +108,11 @@ class RequestLabels:
         self._name(name for name in names if self._served.admit(name) == name)
 
     def answered(self, model: str) -> None:
-        """Note that a worker has answered a request for this model."""
         if model not in self._models and self._answered.admit(model) == model:
             self._models.add(model)
             self._known.clear()
 
     def model(self, name: str, endpoint: str = "") -> str:
-        """The label of a model in a series by model, or by model and endpoint."""
         if name in self._named or (name, endpoint) in self._seen_at:
             return name
         # Only one that has a set of its own can have a label here.
@@ -132,13 +122,12 @@ class RequestLabels:
         return name
 
     def tenant(self, fairness_id: str) -> str:
-        """The label of a tenant, which is `other` unless its requests have one of their own."""
         return fairness_id if fairness_id in self._tenants else OVERFLOW
 
     def of(
         self, model: str, target_model: str, fairness_id: str = "", priority: int = 0
     ) -> RequestLabelValues:
-        """The values of one request; they change only when a model becomes known."""
+        """Return the values of one request, which change only when a model becomes known."""
         asked = (model, target_model, fairness_id, priority)
         known = self._known.get(asked)
         if known is not None:
@@ -156,13 +145,11 @@ class RequestLabels:
         return found
 
     def ending(self, labels: RequestLabelValues, outcome: str) -> RequestLabelValues:
-        """The values under which a time in the queue with this outcome is counted."""
         return self._paid_for(labels, ENDING, outcome)
 
     def _paid_for(
         self, labels: RequestLabelValues, lines: Lines, outcome: str = ""
     ) -> RequestLabelValues:
-        """These values, or the closest ones that are free or within the budget."""
         model, target, tenant, priority = labels
         is_shared, pair = tenant in _SHARED, (model, target)
         is_plain = model == target and target in self._named

@@ -1,6 +1,5 @@
 """Every series the picker exposes, declared once.
 
-`PickerMetrics` owns all of them; the composition root makes one and hands it to those that record.
 Names, labels and buckets are those of the reference picker (prefix `llm_d_epp_`), so that its
 dashboards and alerts work unchanged, and so are the deprecated names that it still exports.
 """
@@ -69,16 +68,10 @@ _UNLABELLED = Deprecated(EXTENSION_PREFIX, ())
 
 
 class Collector(Protocol):
-    """Computes gauges for each page."""
-
-    def collect(self) -> Iterator[Computed]:
-        """Yield them in the order of the page."""
-        ...
+    def collect(self) -> Iterator[Computed]: ...
 
 
 class _OfLibrary(LibraryCollector):
-    """Shows series to a registry of the library."""
-
     def __init__(self, series: Callable[[], Iterable[AnySeries | Computed]]) -> None:
         self._series = series
 
@@ -88,10 +81,7 @@ class _OfLibrary(LibraryCollector):
 
 
 class PickerMetrics(Family):
-    """Owns all series; those of single plugin types are in `plugins`.
-
-    `registry` shows them to `prometheus_client`.
-    """
+    """Owns all series; `registry` shows them to `prometheus_client`."""
 
     request_total = counter(
         "Requests routed.",
@@ -219,7 +209,6 @@ class PickerMetrics(Family):
     )
 
     def __init__(self, room: PageRoom | None = None) -> None:
-        """`room` is shared with the other pools of the process."""
         declared: list[AnySeries] = []
         super().__init__(declared)
         self.series: Sequence[AnySeries] = declared  # in the order of the exposition
@@ -240,7 +229,6 @@ class PickerMetrics(Family):
 
     @property
     def of_process(self) -> Sequence[AnySeries]:
-        """The series of the process, as opposed to those of one of its pools."""
         xds = self.xds
         return (
             self.info,
@@ -254,8 +242,7 @@ class PickerMetrics(Family):
         )
 
     def pieces(self, series: Iterable[AnySeries] | None = None) -> Iterator[list[str]]:
-        """The exposition as lists of lines, each written in a millisecond or two; with `series`,
-        only these of the declared ones.
+        """Yield the exposition as lists of lines, each written in a millisecond or two.
 
         The numbers of one series are of one moment, those of two series need not be.
         """
@@ -265,11 +252,9 @@ class PickerMetrics(Family):
             yield from batched(text_of(computed), LINES)
 
     def render(self, series: Iterable[AnySeries] | None = None) -> bytes:
-        """Write the whole exposition at once."""
         return b"".join(map(encoded, self.pieces(series)))
 
     def register(self, collector: Collector) -> None:
-        """Add gauges that are computed for each page."""
         self._collectors.append(collector)
 
     def _computed(self) -> Iterator[Computed]:
@@ -283,7 +268,6 @@ def encoded(lines: Iterable[str]) -> bytes:
 
 
 def batched(values: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Successive lists of `size` values; the last one may be shorter."""
     rest = iter(values)
     while batch := list(islice(rest, size)):
         yield batch

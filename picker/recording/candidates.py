@@ -1,6 +1,4 @@
-"""Candidates of successive decisions ↔ their changes.
-
-Two successive decisions see almost the same candidates, and a pool of a hundred endpoints would be
+"""Candidates of successive decisions ↔ their changes, since a pool of a hundred endpoints would be
 most of every line. Both sides remember the last state of each endpoint.
 """
 
@@ -29,7 +27,7 @@ class CandidateDeltas:
 
     @property
     def not_replayable(self) -> tuple[str, ...]:
-        """The names of values that the last call of `of` left out, since JSON cannot hold them."""
+        """Return the names of values that the last call of `of` left out."""
         return tuple(self._left_out)
 
     def of(
@@ -113,8 +111,6 @@ class CandidateDeltas:
 
 
 class CandidateMemory:
-    """Restores candidates from changes. Owns their state."""
-
     def __init__(self) -> None:
         self._known: dict[str, Candidate] = {}
         self._order: tuple[str, ...] = ()

@@ -13,8 +13,6 @@ _MAX_TOTALS_SHOWN = 3  # of one decision
 
 
 class Move(msgspec.Struct, frozen=True):
-    """The number of requests that move from one endpoint to another."""
-
     before: str
     now: str
     requests: int
@@ -68,8 +66,6 @@ _SUMS = Comparison.__struct_fields__[:9]
 
 
 class Tally:
-    """Adds up decisions. Retains the first `num_differences` that differ."""
-
     def __init__(self, num_differences: int) -> None:
         self._num_differences = num_differences
         self._sums: Counter[str] = Counter()  # by field of `Comparison`

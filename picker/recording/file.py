@@ -1,14 +1,13 @@
 """The file that decisions are recorded in: lines are collected here and written by a thread.
 
-Theory of operation. `write` appends to a buffer and returns; `run` hands the buffer to the thread
-every `FLUSH_SECONDS`, or sooner when it is large. A request never waits for the disk. Lines build
-upon those before them, so a loss ends the readable part: when a batch cannot be written, the file
-is truncated to the end of the preceding batch, and everything collected since is dropped too; when
-the disk is so slow that too much waits, no more lines are accepted. Either way the file
+`write` appends to a buffer and returns; `run` hands the buffer to the thread. A request never waits
+for the disk. Lines build upon those before them, so a loss ends the readable part: when a batch
+cannot be written, the file is truncated to the end of the preceding batch, and everything collected
+since is dropped too; when the disk is too slow, no more lines are accepted. Either way the file
 `is_broken` until the recorder begins anew, with lines that need none before them.
 
-The file never exceeds its size limit: the line that would exceed it is replaced by a last one which
-says that the recording has ended, and later lines are ignored.
+The line that would exceed the size limit is replaced by one which says that the recording has
+ended.
 """
 
 import asyncio
@@ -68,7 +67,6 @@ class RecordingFile:
     """Owns the buffer, and the thread that owns the file. For one event loop."""
 
     def __init__(self, path: Path, max_bytes: int, series: RecordingSeries) -> None:
-        """Open the file. Raises `ConfigError` for one that cannot be appended to."""
         self._path, self._max_bytes, self._series = path, max_bytes, series
         fd, size = open_recording(path)
         self._progress = Progress(claimed_bytes=size)
@@ -85,7 +83,6 @@ class RecordingFile:
 
     @property
     def is_open(self) -> bool:
-        """False once the recording has ended."""
         return self._is_open
 
     @property
@@ -94,9 +91,7 @@ class RecordingFile:
         return self._is_cut_off or self._progress.failed_epoch >= self._epoch
 
     def begin_anew(self) -> int:
-        """Accept lines again after a loss; the next must need none before it. Returns the number
-        of lines lost since the last call.
-        """
+        """Accept lines again after a loss; return the number of lines lost since the last call."""
         self._lose(len(self._buffer))  # they build upon the lost ones
         self._clear()
         self._is_cut_off = False
@@ -135,7 +130,6 @@ class RecordingFile:
             log.warning("%s: lines are lost: %s", self._path, why)
 
     def hand_over(self) -> None:
-        """Pass the collected lines to the thread."""
         if not self._buffer:
             return
         batch = LineBatch(self._epoch, b"".join(self._buffer), len(self._buffer))
@@ -146,7 +140,6 @@ class RecordingFile:
         self._batches.put(batch)
 
     async def run(self) -> None:
-        """Hand lines over until cancelled."""
         while True:
             self._much.clear()
             with contextlib.suppress(TimeoutError):
@@ -155,9 +148,7 @@ class RecordingFile:
             self.hand_over()
 
     async def close(self, now_seconds: float) -> None:
-        """End the recording if it is open; wait until everything is written, `CLOSE_SECONDS` at
-        most.
-        """
+        """End the recording; wait until everything is written, `CLOSE_SECONDS` at most."""
         if self._is_open:
             self._end("ended", now_seconds)
         self._batches.put(None)
@@ -191,11 +182,9 @@ class RecordingFile:
 
 
 def open_recording(path: Path) -> tuple[int, int]:
-    """Open the file, readable by its owner only; return the descriptor and the size. An existing
-    recording is continued with another run.
+    """Open the file, readable by its owner only, or another run of an existing recording.
 
-    Raises `ConfigError` for a file that cannot be opened, is no recording, or is being written by
-    another picker.
+    Return the descriptor and the size. Raises `ConfigError`.
     """
     # O_NONBLOCK: opening a pipe would wait for its reader.
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
@@ -253,7 +242,6 @@ class DiskWriter(threading.Thread):
         progress: Progress,
         series: RecordingSeries,
     ) -> None:
-        """`file` is the result of `open_recording`."""
         super().__init__(name="recording", daemon=True)
         self._path = path
         self._fd, self._size = file

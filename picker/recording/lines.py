@@ -3,10 +3,8 @@ docs/replay.md.
 
 A recording is a sequence of runs of a picker; each begins with a `header`. Times are in seconds on
 the picker's monotonic clock unless they say unix. Absent members have their defaults. Numbers that
-JSON lacks are the texts `nan`, `inf` and `-inf`.
-
-Lines are not the picker's own values: these refer to whole candidates where a line refers to keys,
-and hold secrets of clients. So a line survives a change of a value.
+JSON lacks are the texts `nan`, `inf` and `-inf`. Lines are not the picker's own values: these refer
+to whole candidates and hold secrets of clients, and a line survives a change of a value.
 """
 
 import math
@@ -40,15 +38,14 @@ _TRUNCATED = "truncated"
 Number: TypeAlias = float | str
 
 
-class Line(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="line"):
-    """Base of all lines; the member `line` is the kind."""
+class Line(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="line"): ...
 
 
 class Header(Line, frozen=True, tag="header"):
     """The beginning of a run: everything that a picker needs to repeat the decisions.
 
-    `config` is the text of its configuration, `hash_seed` the seed of its prompt hashes. `again`:
-    repeated because earlier lines, perhaps the header itself, were lost.
+    `hash_seed` is the seed of its prompt hashes. `again`: repeated because earlier lines, perhaps
+    the header itself, were lost.
     """
 
     format_version: int
@@ -66,10 +63,7 @@ class Header(Line, frozen=True, tag="header"):
 
 
 class Config(Line, frozen=True, tag="config"):
-    """Another configuration is in use, with this number; the header's has the number 0.
-
-    Decisions name the configuration that made them, which need not be the latest.
-    """
+    """Another configuration is in use, with this number; the header's has the number 0."""
 
     number: int
     at: float
@@ -78,10 +72,7 @@ class Config(Line, frozen=True, tag="config"):
 
 
 class EndpointChange(Line, frozen=True, tag="endpoint"):
-    """An endpoint `joined`, was `updated`, `left`, or was `forgotten`.
-
-    `forgotten`: plugins discard its state, because it left or its engine restarted.
-    """
+    """A change of an endpoint; when `forgotten`, plugins discard its state."""
 
     key: str
     change: str
@@ -107,9 +98,9 @@ class CandidateChange(msgspec.Struct, frozen=True, omit_defaults=True):
 class RequestLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """A request as the scheduler saw it.
 
-    `prompts` are base64 of tokens, packed as little-endian uint32; None when they are left out,
-    and then `prompt_bytes` are their lengths, four bytes a token. Headers, the salt and hashes of
-    media may be digests; see `picker.recording.requests`.
+    `prompts` are base64 of tokens, packed as little-endian uint32; None when they are left out, and
+    then `prompt_bytes` are their lengths, four bytes a token. Headers, the salt and hashes of media
+    may be digests; see `picker.recording.requests`.
     """
 
     id: str
@@ -163,12 +154,10 @@ class RefusalLine(msgspec.Struct, frozen=True, omit_defaults=True):
 class DecisionLine(Line, frozen=True, tag="decision"):
     """The inputs of a decision and its outcome.
 
-    `number` counts the decisions of the run. `again` is the number of the preceding decision when
-    both are of the same request (to probe an ejected endpoint, say); it then has no `findings` of
-    its own: those of that decision apply. `changed` are the candidates that changed, `order` the
-    keys of all candidates if they or their order differ from the preceding decision. `findings` are
-    values by "Type/producer"; those in `not_replayable` have a type that cannot be recorded.
-    `left`: hooks were called for it.
+    `number` counts the decisions of the run. `again` is the number of the preceding decision of the
+    same request, whose `findings` then apply. `changed` are the candidates that changed, `order`
+    the keys of all candidates if they or their order differ from the preceding decision. `findings`
+    are values by "Type/producer". `left`: hooks were called for it.
     """
 
     number: int
@@ -187,8 +176,6 @@ class DecisionLine(Line, frozen=True, tag="decision"):
 
 
 class FirstPiece(Line, frozen=True, tag="first"):
-    """The first piece of a response arrived, and hooks were called for it."""
-
     number: int
     at: float
     num_bytes: int = 0
@@ -196,8 +183,6 @@ class FirstPiece(Line, frozen=True, tag="first"):
 
 
 class End(Line, frozen=True, tag="end"):
-    """A request that hooks were called for is over."""
-
     number: int
     id: str
     cause: str
@@ -229,9 +214,7 @@ class RecordingError(PickerError):
 
 @dataclass(frozen=True, slots=True)
 class NumberedLine:
-    """A line and its number in the file, from one. `line` None: half-written, because the picker
-    died meanwhile.
-    """
+    """A line and its number in the file, from one; None: half-written by a dying picker."""
 
     number: int
     line: AnyLine | None
@@ -250,7 +233,6 @@ def result_line(result: SchedulingResult, candidates: Sequence[Candidate]) -> Re
 
 
 def refusal_line(error: Exception) -> RefusalLine:
-    """Return why there was no outcome: a refusal, or a plugin that failed."""
     if not isinstance(error, RefusedError):
         return RefusalLine(FAILED, type(error).__name__)
     reason = None if error.drop_reason is None else error.drop_reason.value
@@ -288,9 +270,7 @@ _DECODER: msgspec.json.Decoder[AnyLine] = msgspec.json.Decoder(AnyLine)
 
 
 def encoded(line: AnyLine) -> bytes:
-    """Encode with the line break. Raises `TypeError`, `ValueError` or `OverflowError` for values
-    that JSON cannot represent.
-    """
+    """Raise `TypeError`, `ValueError` or `OverflowError` for what JSON cannot represent."""
     return _ENCODER.encode(line) + b"\n"
 
 
@@ -300,10 +280,10 @@ def decoded(text: bytes) -> AnyLine:
 
 
 def read_recording(path: Path) -> Iterator[NumberedLine]:
-    """Yield the lines of the file one by one.
+    """Yield the lines of the file; only the last line of a run may be half-written.
 
     Raises `RecordingError` for a file that cannot be read or does not begin with a header of this
-    format, and for an invalid line; only the last line of a run may be half-written.
+    format, and for an invalid line.
     """
     try:
         with path.open("rb") as file:

@@ -1,11 +1,9 @@
 """The recorder: writes the inputs and outcomes of decisions as the director makes them.
 
-Theory of operation. The director passes each decision to the recorder before and after it asks the
-scheduler (before: attributes may be live views, and the decision itself adds to them). Whether the
-request was then dispatched is a field of the decision, so its line is written when the next event
-happens. Lines are in the order in which plugins learned of the events.
-
-A failure here is logged and costs a line, never a request.
+The recorder gets each decision before and after the scheduler runs (before: attributes may be live
+views, and the decision itself adds to them). Whether the request left is a field of the decision,
+so its line is written when the next event happens: lines are in the order in which plugins learned
+of the events. A failure here is logged and costs a line, never a request.
 """
 
 import logging
@@ -51,31 +49,22 @@ class LineSink(Protocol):
     """The destination of lines; see `picker.recording.file`."""
 
     @property
-    def is_open(self) -> bool:
-        """False once the recording has ended."""
-        ...
+    def is_open(self) -> bool: ...
 
     @property
-    def is_broken(self) -> bool:
-        """True after a loss; no lines are accepted until `begin_anew`."""
-        ...
+    def is_broken(self) -> bool: ...
 
     def begin_anew(self) -> int:
         """Accept lines again, which need none before them; return the number of lost lines."""
         ...
 
-    def write(self, line: bytes, now_seconds: float) -> None:
-        """Accept a line; called by the event loop, must not block."""
-        ...
+    def write(self, line: bytes, now_seconds: float) -> None: ...
 
     def lose(self, why: str, now_seconds: float) -> None: ...
 
 
 class Recorder:
-    """Owns the numbers of decisions and configurations, and what was recorded of candidates.
-
-    An `EndpointObserver`.
-    """
+    """Owns the numbers of decisions and configurations, and what was recorded of candidates."""
 
     def __init__(
         self,
@@ -84,9 +73,6 @@ class Recorder:
         header: Header,
         digests: Digests | None = None,
     ) -> None:
-        """`clock` is that of the requests. `header` begins the recording, with the configuration
-        that is put to use first.
-        """
         self._sink, self._clock = sink, clock
         self._log = _Failures(sink, clock)
         digests = self._digests = digests or Digests()
@@ -182,7 +168,6 @@ class Recorder:
             log.exception(error)
 
     def scheduled(self, decision: Decision, said: SchedulingResult | Exception) -> None:
-        """Take the outcome: the result, or the failure."""
         pending, log = self._pending, self._log
         if pending is None or pending[1] is not decision:
             return
@@ -261,8 +246,6 @@ class _Failures:
 
 
 class _PipelineRecorder:
-    """The `DecisionRecorder` and `ResponseProgressHook` of one configuration's pipeline."""
-
     def __init__(self, recorder: Recorder, config: int) -> None:
         self._recorder = recorder
         self._config = config

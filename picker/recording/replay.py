@@ -1,12 +1,10 @@
 """Repeat the decisions of a recording with the picker's own code.
 
-Theory of operation. Lines are processed in their order. A configuration is built as the picker
-builds it: plugins with unchanged entries retain their state. For a decision, its candidates,
-findings and seed are restored and the scheduler of the configuration that made it runs; if the
-request left, hooks are called, and called again for the response and the end at the recorded times;
-endpoints that left are forgotten. So the state of plugins evolves as it did.
-
-Another configuration, if given, is built once for each run and makes all decisions.
+A configuration is built as the picker builds it. For a decision, its candidates, findings and seed
+are restored and the scheduler of the configuration that made it runs; if the request left, hooks
+are called, and called again for the response and the end at the recorded times; endpoints that left
+are forgotten. So the state of plugins evolves as it did. Another configuration, if given, is built
+once for each run and makes all decisions.
 """
 
 from collections import Counter
@@ -61,8 +59,6 @@ _MISTAKES = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError
 
 @dataclass(frozen=True, slots=True)
 class OtherConfig:
-    """A configuration to use instead of the recorded ones; `name` is for messages."""
-
     content: bytes
     name: str
     allow_experimental: bool = False
@@ -70,7 +66,7 @@ class OtherConfig:
 
 @dataclass(frozen=True, slots=True)
 class Redecided:
-    """A decision, recorded and repeated. `line` is its number in the file.
+    """A decision, recorded and repeated.
 
     The matched tokens are those of the prompt that were expected in the cache of the endpoint: of
     the recorded one, and of the one chosen now.
@@ -86,15 +82,12 @@ class Redecided:
 
     @property
     def is_identical(self) -> bool:
-        """True if endpoints, their order, every total and every refusal are equal."""
         before = self.recorded.result or self.recorded.refusal
         return self.outcome == before and self.left == self.recorded.left
 
 
 @dataclass(slots=True)
 class _Generation:
-    """A recorded configuration, the one used instead, and the sources of findings."""
-
     text: str
     recorded: Assembly
     used: Assembly
@@ -103,8 +96,6 @@ class _Generation:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """The last decision; the next may be of the same request."""
-
     number: int
     request: InferenceRequest
     recorded: Attributes
@@ -114,8 +105,6 @@ class _Attempt:
 
 @dataclass(slots=True)
 class _Run:
-    """The state of a replay between two lines of one run."""
-
     header: Header
     generations: dict[int, _Generation] = field(default_factory=dict)
     current: int = 0
@@ -140,7 +129,7 @@ class Replay:
 
     @property
     def notes(self) -> Mapping[str, int]:
-        """The limits of this replay as sentences, each with its number of occurrences."""
+        """Return the limits of this replay as sentences, each with its number of occurrences."""
         return dict(self._notes)
 
     def decisions(self, lines: Iterable[NumberedLine]) -> Iterator[Redecided]:
@@ -348,7 +337,6 @@ class Replay:
                 log.exception(hook.name, error, "what it holds for the request may not be released")
 
     def _unknown(self, run: _Run, number: int) -> None:
-        """Accept an event of a request that is not under way in this replay."""
         if number > run.decided and not run.has_losses:
             raise ValueError(f"there is no decision {number}")
 
@@ -379,14 +367,12 @@ def _no_time() -> float:
 
 
 def _is_alike(one: Header, other: Header) -> bool:
-    """Compare but for `again`: do both begin the same run?"""
     return changed(one, again=other.again) == other
 
 
 def _matched(
     attributes: Attributes, outcome: ResultLine | RefusalLine | None, request: InferenceRequest
 ) -> int:
-    """Count the tokens of the prompt expected in the cache of the outcome's endpoint."""
     if not isinstance(outcome, ResultLine) or not outcome.endpoints:
         return 0
     key = outcome.endpoints[0][0]

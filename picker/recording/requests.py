@@ -1,11 +1,8 @@
 """Requests ↔ lines of a recording: plain text, or only a digest.
 
 Decisions mostly just compare the values of headers (same session?), so a digest suffices. Its key
-is random for each run and not stored: a digest cannot be reversed by guessing, and digests of two
-runs have nothing in common.
-
-Plain text are the headers that decisions read by value, and values that the pool or the
-configuration itself has: a label, an address, the token of an endpoint, the name of a profile.
+is random for each run and not stored: a digest cannot be reversed by guessing. Plain text are the
+headers that decisions read by value, and values that the pool or the configuration itself has.
 Credentials and cookies never are.
 """
 
@@ -32,14 +29,11 @@ _SECRET = frozenset(
 
 
 class Digests:
-    """Replace texts by keyed digests: equal texts have equal ones. Owns the key and a cache."""
-
     def __init__(self, key: bytes | None = None) -> None:
         self._key = secrets.token_bytes(32) if key is None else key
         self._made: dict[str, str] = {}
 
     def of(self, text: str) -> str:
-        """Return the digest of `text`; the empty text and blanks are returned unchanged."""
         if not text.strip():
             return text
         known = self._made.get(text)
@@ -64,12 +58,10 @@ class HeaderPrivacy:
         self._public: frozenset[str] = frozenset()
 
     def know_names(self, names: Iterable[str]) -> None:
-        """Treat these names of the configuration (of profiles) as public."""
         self._names = frozenset(names)
         self._renew()
 
     def know_endpoints(self, joined: Iterable[Endpoint], left: Iterable[Endpoint] = ()) -> None:
-        """Treat the addresses, labels and tokens of the pool's endpoints as public."""
         for endpoint in left:
             self._of_endpoints.pop(endpoint.key, None)
         for endpoint in joined:
@@ -80,7 +72,6 @@ class HeaderPrivacy:
         self._renew()
 
     def of(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """Return the headers as a recording may hold them."""
         return {readable(name): self._value(name, value) for name, value in headers.items()}
 
     def _value(self, name: str, value: str) -> str:
@@ -92,7 +83,6 @@ class HeaderPrivacy:
         return self._digests.of(value)
 
     def _is_public(self, value: str) -> bool:
-        """Check for a public value, or a list of public values."""
         if "," not in value:
             return value.strip() in self._public
         return all(part.strip() in self._public for part in value.split(","))
@@ -103,15 +93,12 @@ class HeaderPrivacy:
 
 
 class RequestLines:
-    """Make lines of requests. With `keeps_prompts` they contain the prompts."""
-
     def __init__(self, headers: HeaderPrivacy, digests: Digests, *, keeps_prompts: bool) -> None:
         self._headers = headers
         self._digests = digests
         self._keeps_prompts = keeps_prompts
 
     def of(self, request: InferenceRequest) -> RequestLine:
-        """Return the part of `request` that may be recorded."""
         body, limit, keeps = request.body, request.body.max_output_tokens, self._keeps_prompts
         features = private_features(request.features, self._digests)
         # Usually equal, and then recorded once.
@@ -140,8 +127,10 @@ class RequestLines:
 
 
 def request_of(line: RequestLine) -> InferenceRequest:
-    """Restore the request as the scheduler saw it. Prompts that were left out have their original
-    length and no content. Raises `ValueError` for an unknown API or an impossible length.
+    """Restore the request as the scheduler saw it; prompts that were left out have their length
+    only.
+
+    Raises `ValueError` for an unknown API or an impossible length.
     """
     prompts = line.prompts
     if prompts is None:
@@ -177,7 +166,6 @@ def request_of(line: RequestLine) -> InferenceRequest:
 def private_features(
     features: Sequence[Sequence[MultiModalFeature]], digests: Digests
 ) -> tuple[tuple[MultiModalFeature, ...], ...]:
-    """Return the items of prompts with digests of their content."""
     return tuple(
         tuple(
             MultiModalFeature(

@@ -1,12 +1,10 @@
 """The source of each finding in a replay: the recording, or the producer.
 
-A recorded finding is used if the entry of its producer (type and parameters), and those of all
-producers whose findings that one reads, are the same in the replayed configuration. Otherwise the
-producer runs, if the recording contains all its inputs; if not, a note says so and the recorded
-findings apply.
-
-Producers whose recorded findings are used run as well if they can: they remember what they looked
-up, and learn from it when the request leaves.
+A recorded finding is used if the entry of its producer, and those of all producers whose findings
+that one reads, are the same in the replayed configuration. Otherwise the producer runs, if the
+recording contains all its inputs; if not, a note says so and the recorded findings apply. Producers
+whose recorded findings are used run as well if they can: they remember what they looked up, and
+learn from it when the request leaves.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,8 +39,6 @@ _BEFORE_SCHEDULING = (Admitter, RequestProcessor, Screener)
 
 @dataclass(frozen=True, slots=True)
 class FindingSources:
-    """Supplies the findings of decisions. `notes` are for the user: they name the limits."""
-
     notes: tuple[str, ...]
     _recorded_producers: frozenset[str]
     _recorded_keys: frozenset[str]
@@ -154,8 +150,6 @@ def finding_sources(
 
 
 class _Plan:
-    """Compares two configurations. Owns the notes."""
-
     def __init__(self, recorded: Assembly, used: Assembly, has_prompts: bool) -> None:
         self._recorded, self._used = recorded, used
         self._has_prompts = has_prompts

@@ -101,7 +101,6 @@ def findings_line(
 
 
 def findings_of(line: Mapping[str, Any]) -> Attributes:
-    """Restore the findings of a line, in their order. Raises `ValueError`."""
     attributes = Attributes()
     for name, value in line.items():
         data_type, slash, producer = name.partition("/")
@@ -191,8 +190,6 @@ def _special_float(text: str) -> float:
 
 
 def _only(restore: Callable[[Any], Any]) -> Callable[[list[Any]], Any]:
-    """Restore a list of exactly one part."""
-
     def restore_only(parts: list[Any]) -> Any:
         (part,) = parts
         return restore(part)

@@ -10,8 +10,6 @@ from picker.types import Candidate
 
 
 class MeasuredDetector:
-    """A saturation detector whose calls are timed."""
-
     def __init__(self, bound: BoundPlugin[SaturationDetector], clock: Callable[[], float]) -> None:
         self.bound = bound
         self._clock = clock
@@ -19,23 +17,18 @@ class MeasuredDetector:
     def saturation(
         self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
     ) -> float:
-        """Return the saturation that the plugin measures."""
         bound = self.bound
         seen = attributes if bound.scope is None else bound.scoped(attributes)
         return bound.measured(self._clock, bound.plugin.saturation, candidates, seen, now_seconds)
 
     @property
     def settle_seconds(self) -> float:
-        """The delay that the plugin declares, else the default."""
         plugin = self.bound.plugin
         return plugin.settle_seconds if isinstance(plugin, SettlesLate) else DEFAULT_SETTLE_SECONDS
 
 
 class MeasuredStalenessDetector(MeasuredDetector):
-    """A timed detector that also counts stale inputs."""
-
     def stale(self, candidates: Sequence[Candidate], now_seconds: float) -> int:
-        """Count the candidates without fresh metrics."""
         plugin = self.bound.plugin
         return plugin.stale(candidates, now_seconds) if isinstance(plugin, JudgesStaleness) else 0
 

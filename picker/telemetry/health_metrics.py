@@ -14,10 +14,7 @@ WINDOW_SECONDS = 10.0
 
 
 class HealthMetrics(OutlierWatcher):
-    """Owns the caps on labels and on log lines.
-
-    Of many changes in a short time the log contains only the first, and the number of the others.
-    """
+    """Logs only the first of many changes in a short time, and the number of the others."""
 
     def __init__(self, metrics: PickerMetrics, clock: Callable[[], float]) -> None:
         self._series = metrics.health
@@ -29,7 +26,6 @@ class HealthMetrics(OutlierWatcher):
             self._series.probes_total.labels(result.value)
 
     def ejected(self, key: str, failures: int, wait_seconds: float) -> None:
-        """Count and log an ejection."""
         label = self._labels.admit(key)
         namespace, _, name = ("", "", OVERFLOW) if label == OVERFLOW else label.partition("/")
         self._series.ejections_total.labels(name, namespace).inc()
@@ -38,16 +34,13 @@ class HealthMetrics(OutlierWatcher):
             log.warning(text, key, failures, wait_seconds)
 
     def probed(self, key: str, result: ProbeResult) -> None:
-        """Count the result of a probe."""
         self._series.probes_total.labels(result.value).inc()
 
     def returned(self, key: str) -> None:
-        """Log the return of an endpoint."""
         if self._may_log():
             log.info("endpoint %s answers well and is used as before", key)
 
     def counted(self, num_ejected: int) -> None:
-        """Set the number of ejected endpoints."""
         self._series.ejected.set(num_ejected)
 
     def _may_log(self) -> bool:

@@ -1,7 +1,7 @@
 """The meters of some kinds of plugins: series about their findings in a decision.
 
-A meter is called with each step of its plugin, when the request leaves or is over. It reads the
-decision, never the plugin. A step that failed is not measured.
+A meter is called with each step of its plugin that did not fail, when the request leaves or is
+over. It reads the decision, never the plugin.
 """
 
 from __future__ import annotations
@@ -29,10 +29,7 @@ UNKNOWN_MODEL = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatches:
-    """Observes the best match of each request, as a ratio and in bytes.
-
-    `index` counts look-ups of an index that engines fill.
-    """
+    """Observes the best match of each request; `index` counts look-ups of engines' blocks."""
 
     key: DataKey[PrefixCacheMatchInfo]
     hit_ratio: Histogram
@@ -40,7 +37,6 @@ class PrefixMatches:
     index: KvSeries | None = None
 
     def __call__(self, decision: Decision, step: PluginStep) -> Observed:
-        """Observe the match; does nothing for a request without prompts."""
         info = found(decision, self.key)
         if info is None or not info.total_blocks:
             return ()
@@ -58,14 +54,11 @@ class PrefixMatches:
 
 @dataclass(frozen=True, slots=True)
 class DisaggregationDecisions:
-    """Counts the stages with their own endpoint. `labels` are those of the plugin."""
-
     decisions: Counter
     metrics: PickerMetrics
     labels: tuple[str, str]
 
     def __call__(self, decision: Decision, step: PluginStep) -> None:
-        """Count the decision of the profile handler."""
         stages = found(decision, DISAGGREGATION_DECISION_KEY)
         if stages is not None:
             model = self.metrics.labels.model(decision.target_model) or UNKNOWN_MODEL
@@ -74,10 +67,7 @@ class DisaggregationDecisions:
 
 @dataclass(slots=True)
 class StrictSelections:
-    """Counts requests whose header selected no candidate.
-
-    Owns the candidates of the last request, for `shares`.
-    """
+    """Counts requests whose header selected no candidate. Owns the last request's candidates."""
 
     gate: RevisionGate
     unmatched: Counter
@@ -85,7 +75,6 @@ class StrictSelections:
     last: Sequence[Candidate] = ()
 
     def __call__(self, decision: Decision, step: PluginStep) -> None:
-        """Count a request if the screener removed all candidates."""
         before, after = step.said
         if after is None:  # it failed
             return
@@ -101,12 +90,9 @@ class StrictSelections:
 
 @dataclass(frozen=True, slots=True)
 class SchedulingAttempts:
-    """Counts attempts to schedule by outcome and first endpoint."""
-
     metrics: PickerMetrics
 
     def __call__(self, decision: Decision, step: PluginStep) -> None:
-        """Count one attempt; unexpected failures are counted elsewhere."""
         result, name = step.said, decision.target_model
         if isinstance(result, SchedulingResult):
             first = result.endpoints[0]
@@ -123,16 +109,15 @@ class SchedulingAttempts:
 class Metered(Protocol):
     """A plugin that supplies its own meters, because only its type knows its findings."""
 
-    def meter(self, point: str, labels: tuple[str, str], metrics: PickerMetrics) -> Meter | None:
-        """Return the meter of this plugin at an extension point; `labels` are its name and type."""
+    def meter(
+        self, point: str, labels: tuple[str, str], metrics: PickerMetrics
+    ) -> Meter | None: ...
 
 
 def meter_of(
     point: str, name: str, type_name: str, plugin: object, metrics: PickerMetrics
 ) -> Meter | None:
-    """Return the meter of a plugin at an extension point beyond its durations, if any, by its
-    contracts and findings.
-    """
+    """Return the meter of a plugin at an extension point beyond its durations, if any."""
     labels, series = (name, type_name), metrics.plugins
     if point == "Screener" and isinstance(plugin, RevisionGate):
         unmatched = series.disaggregatedset_strict_header_no_match_total
@@ -151,13 +136,11 @@ def meter_of(
 
 
 def _key(plugin: object, data_type: str) -> DataKey[Any] | None:
-    """Return the key of the finding of this type that the plugin produces, if any."""
     keys = plugin.produces if isinstance(plugin, ProducesData) else ()
     return next((key for key in keys if key.data_type == data_type), None)
 
 
 def found(decision: Decision, key: DataKey[T]) -> T | None:
-    """Return the finding of the decision under `key`."""
     return None if decision.attributes is None else decision.attributes.get(key)
 
 

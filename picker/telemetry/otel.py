@@ -1,9 +1,8 @@
 """Spans of requests for OpenTelemetry. Imported only if tracing is enabled.
 
-The usual variables configure the export: `OTEL_TRACES_EXPORTER` (`otlp`, the default, which
-is OTLP over HTTP here; `console`; `none`), `OTEL_EXPORTER_OTLP_…`, `OTEL_SERVICE_NAME`,
+The usual variables configure the export: `OTEL_TRACES_EXPORTER` (`otlp`, the default, which is OTLP
+over HTTP here; `console`; `none`), `OTEL_EXPORTER_OTLP_…`, `OTEL_SERVICE_NAME`,
 `OTEL_TRACES_SAMPLER` and `OTEL_TRACES_SAMPLER_ARG` (a tenth of the traces that begin here).
-The SDK sends in its own thread.
 """
 
 import logging
@@ -49,36 +48,28 @@ class OtelSpan:
 
     @property
     def is_recorded(self) -> bool:
-        """True if it is sampled."""
         return self._span.is_recording()
 
     def set(self, name: str, value: str | int | float | bool) -> None:
-        """Set an attribute of the span."""
         self._span.set_attribute(name, value)
 
     def fail(self, description: str) -> None:
-        """Set the error status with a description."""
         self._span.set_status(Status(StatusCode.ERROR, description))
 
     def end(self, at_ns: int | None = None) -> None:
-        """End the span; it is sent if it is sampled."""
         self._span.end(at_ns)
 
     def propagation(self) -> Mapping[str, str]:
-        """Return `traceparent`, and `tracestate` and `baggage` if the client sent them."""
         headers: dict[str, str] = {}
         _PROPAGATOR.inject(headers, context=self.context)
         return headers
 
 
 class OtelTracer:
-    """Begins spans with a provider's tracer."""
-
     def __init__(self, provider: TracerProvider) -> None:
         self._tracer = provider.get_tracer("pointsman.picker")
 
     def begin_request(self, headers: Mapping[str, str], age_seconds: float) -> Span:
-        """Begin a server span, whose parent is in `traceparent`."""
         parent = _PROPAGATOR.extract(headers, context=Context())
         began = time.time_ns() - int(age_seconds * 1e9)
         kind = SpanKind.SERVER
@@ -86,7 +77,6 @@ class OtelTracer:
         return OtelSpan(span, parent)
 
     def begin(self, name: str, parent: Span, at_ns: int) -> Span:
-        """Begin a span within `parent`."""
         if not isinstance(parent, OtelSpan):
             raise TypeError("the parent is a span of another tracer")
         span = self._tracer.start_span(name, context=parent.context, start_time=at_ns)

@@ -25,14 +25,10 @@ class ConfiguredPlugin(Protocol):
     """A plugin as a configuration made it; see `config.instances.Instance`."""
 
     @property
-    def name(self) -> str:
-        """Its name in the configuration."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def type_name(self) -> str:
-        """Its type in the configuration."""
-        ...
+    def type_name(self) -> str: ...
 
     @property
     def plugin(self) -> object: ...
@@ -42,24 +38,16 @@ class PluginsInUse(Protocol):
     """The configuration in use; see `config.build.Assembly`."""
 
     @property
-    def instances(self) -> Mapping[str, ConfiguredPlugin]:
-        """All plugins by name."""
-        ...
+    def instances(self) -> Mapping[str, ConfiguredPlugin]: ...
 
     @property
-    def screeners(self) -> Sequence[BoundPlugin[Any]]:
-        """The screeners at their extension point."""
-        ...
+    def screeners(self) -> Sequence[BoundPlugin[Any]]: ...
 
 
 @runtime_checkable
 class SizedIndex(Protocol):
-    """A plugin with an index whose size has a gauge."""
-
     @property
-    def index_size(self) -> int:
-        """The current number of entries."""
-        ...
+    def index_size(self) -> int: ...
 
 
 class PluginCollector:
@@ -77,7 +65,6 @@ class PluginCollector:
         self._metrics = metrics
 
     def collect(self) -> Iterator[Computed]:
-        """One pass over the plugins."""
         assembly = self._assembly()
         producers = {
             name: one.plugin

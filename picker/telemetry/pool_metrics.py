@@ -11,10 +11,7 @@ from picker.types import Candidate, EndpointMetrics
 
 
 class PoolCollector:
-    """Averages and deviations over the endpoints that report a signal, and counts of all.
-
-    `clock` is that of the scrapes, in seconds.
-    """
+    """Averages and deviations over the endpoints that report a signal, and counts of all."""
 
     def __init__(
         self,
@@ -27,7 +24,6 @@ class PoolCollector:
         self._clock = clock
 
     def collect(self) -> Iterator[Computed]:
-        """Yield all gauges of one snapshot."""
         candidates = self._datastore.snapshot().candidates
         known = [candidate.metrics for candidate in candidates if candidate.metrics is not None]
         yield from self._aggregates(known)

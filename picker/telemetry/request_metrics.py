@@ -25,12 +25,10 @@ _CODES = {status: code.value for code, status in HTTP_STATUS.items()}
 
 
 class RequestMetrics:
-    """Feeds `PickerMetrics`.
+    """Feeds `PickerMetrics`. A refused request appears only in the error counter.
 
-    A refused request appears only in the error counter; a routed one counts as an error if the
-    endpoint's status is not 200. The usage of a response is counted once, at its end. Owns the
-    labels under which requests count as running, because a later rewrite rule may change the labels
-    of other requests.
+    Owns the labels under which requests count as running, because a later rewrite rule may change
+    the labels of other requests.
     """
 
     def __init__(self, metrics: PickerMetrics) -> None:
@@ -41,11 +39,10 @@ class RequestMetrics:
 
     @property
     def decisions(self) -> int:
-        """The number of decisions so far; the drain checks by it if requests still arrive."""
+        """Return the number of decisions so far; a drain sees by it if requests still arrive."""
         return self._decisions
 
     def decided(self, decision: Decision) -> None:
-        """Count a routed request and the calls of plugins."""
         self._decisions += 1
         metrics, observed = self._metrics, _of_steps(decision)
         labels = metrics.labels.of(*_asked(decision))
@@ -66,12 +63,10 @@ class RequestMetrics:
         observe_each([(size, decision.size_bytes), durations, *observed])
 
     def streamed(self, decision: Decision, gap_seconds: float) -> None:
-        """Count the time between two pieces of a response."""
         labels = self._metrics.labels.of(*_asked(decision))
         self._metrics.request_streaming_itl_seconds.labels(*labels).observe(gap_seconds)
 
     def finished(self, decision: Decision) -> None:
-        """Count how a request ended."""
         metrics, cause, seconds = self._metrics, decision.cause, decision.seconds
         error = _error_code(decision)
         if decision.steps:
@@ -95,11 +90,9 @@ class RequestMetrics:
             metrics.request_error_total.labels(*labels, error).inc()
 
     def plugin_failed(self, plugin: str) -> None:
-        """Count an unexpected failure of a plugin."""
         self._metrics.plugin_failures_total.labels(plugin).inc()
 
     def _series(self, labels: Labels) -> tuple[Counter, Histogram, Gauge, Histogram]:
-        """Look up the series of a label set, once for each."""
         metrics = self._metrics
         found = self._routed[labels] = (
             metrics.request_total.labels(*labels),
@@ -138,7 +131,6 @@ class RequestMetrics:
 
 
 def _features(payload: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the `_FEATURES` that a body of any API asks for."""
     tools = payload.get("tools")
     if isinstance(tools, list) and tools:
         yield "tools"
@@ -166,7 +158,6 @@ def _of_steps(decision: Decision) -> list[tuple[Histogram | None, float]]:
 
 
 def _error_code(decision: Decision) -> str | None:
-    """Return the error code of a request; None: it succeeded."""
     if decision.refusal is not None:
         return decision.refusal.code.value
     if decision.cause is FinishCause.EVICTED:  # regardless of the beginning of the response

@@ -1,8 +1,8 @@
 """Spans of requests and of the steps of their decisions, made when they are over.
 
-Only the request's own span is begun while the request is under way, because its endpoint
-continues that trace. All others are made from the finished decision, with the times of its steps;
-a trace that is not sampled has none. Names and attributes are the reference picker's.
+Only the request's own span is begun while the request is under way, because its endpoint continues
+that trace. A trace that is not sampled has no others. Names and attributes are the reference
+picker's.
 """
 
 import time
@@ -43,21 +43,13 @@ class Span(Protocol):
     """A span of one request. Times are nanoseconds since 1970; None: now."""
 
     @property
-    def is_recorded(self) -> bool:
-        """True if it is sampled, and so are spans within it."""
-        ...
+    def is_recorded(self) -> bool: ...
 
-    def set(self, name: str, value: str | int | float | bool) -> None:
-        """Set an attribute of the span."""
-        ...
+    def set(self, name: str, value: str | int | float | bool) -> None: ...
 
-    def fail(self, description: str) -> None:
-        """Mark the span as failed."""
-        ...
+    def fail(self, description: str) -> None: ...
 
-    def end(self, at_ns: int | None = None) -> None:
-        """End the span; called once."""
-        ...
+    def end(self, at_ns: int | None = None) -> None: ...
 
     def propagation(self) -> Mapping[str, str]:
         """Return the headers that make the endpoint's spans children of this one."""
@@ -68,19 +60,14 @@ class Tracer(Protocol):
     """Begins spans; must be quick and must not raise."""
 
     def begin_request(self, headers: Mapping[str, str], age_seconds: float) -> Span:
-        """Begin the span of a whole request that began `age_seconds` ago.
-
-        Its parent is the span that `headers` (lower case) name, if any.
-        """
+        """Begin the span of a request, within the span that `headers` (lower case) name."""
         ...
 
-    def begin(self, name: str, parent: Span, at_ns: int) -> Span:
-        """Begin a span within `parent`, which this tracer began."""
-        ...
+    def begin(self, name: str, parent: Span, at_ns: int) -> Span: ...
 
 
 class RequestTracer:
-    """Makes spans of decisions. `clock` is that of the requests, `unix_ns` the time of day."""
+    """Makes spans of decisions. `unix_ns` is the time of day."""
 
     def __init__(
         self,
@@ -93,7 +80,6 @@ class RequestTracer:
         self._unix_ns = unix_ns
 
     def begin(self, headers: Mapping[str, str], age_seconds: float) -> Span:
-        """Begin the span of a request that arrived `age_seconds` ago."""
         return self._tracer.begin_request(headers, age_seconds)
 
     def routed(self, request: Span, decision: Decision, begun_at: float) -> None:
@@ -242,7 +228,6 @@ def _producer_span(step: PluginStep, decision: Decision) -> str | None:
 
 
 def _failure(steps: Iterable[PluginStep]) -> str | None:
-    """Return the reason why a profile ended early, if it did."""
     for step in steps:
         if isinstance(step.said, Exception):
             return _text(step.said)
@@ -269,8 +254,7 @@ def _describe_stages(span: Span, headers: Mapping[str, str]) -> None:
         span.set("llm_d.epp.encode.pod_addresses", encoders)
 
 
-def _nothing() -> None:
-    """The close function without tracing."""
+def _nothing() -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,8 +268,7 @@ class Tracing:
 def build_tracing(enabled: bool, environment: Mapping[str, str]) -> Tracing:
     """Create the tracer that the `OTEL_…` variables of `environment` configure, if enabled.
 
-    OpenTelemetry is an extra (`pip install '.[otel]'`), imported only if tracing is enabled. Raises
-    `ConfigError` if it is not installed, or a variable has an unsupported value.
+    Raises `ConfigError` if OpenTelemetry is not installed, or a variable has an unsupported value.
     """
     if not enabled:
         return Tracing()

@@ -1,16 +1,14 @@
 """Recent traffic: requests to each endpoint, their outcomes, and the work that endpoints report.
 
-Theory of operation. All numbers are of one window, the last ten samples.
+All numbers are of one window, the last ten samples. The picker does not know how many tokens an
+engine found in its cache, so prefix hits are those that the prefix index *expected* at the
+endpoint.
 
-The picker does not know how many tokens an engine found in its cache, unless responses pass through
-it. So prefix hits are those that the configuration's prefix index *expected* at the endpoint that
-was picked: as accurate as the index, and available before the engine begins.
-
-Nor does it see first tokens. A client waits in the picker's queue, which the picker measures, and
-then at the endpoint, whose histogram is scraped. The two are independent, because an endpoint does
-not know the earlier wait of a request, so the times of clients are distributed as the sum of both:
-the endpoint's histogram shifted by each wait, weighted by the share of requests with that wait.
-Waits are counted in buckets a fifth wide, whose mean is exact.
+Nor does it see first tokens. A client waits in the picker's queue and then at the endpoint, whose
+histogram is scraped. The two are independent, because an endpoint does not know the earlier wait,
+so the times of clients are distributed as the sum of both: the endpoint's histogram shifted by each
+wait, weighted by the share of requests with that wait. Waits are counted in buckets a fifth wide,
+whose mean is exact.
 """
 
 import math
@@ -33,8 +31,7 @@ _REFUSED = (FinishCause.REFUSED, FinishCause.EVICTED)
 
 
 class Recent(msgspec.Struct, frozen=True):
-    """The requests to an endpoint over the last ten samples, or since it was first seen, and the
-    failures among the requests that ended in that time.
+    """The requests to an endpoint in the window, or since it was first seen.
 
     `prompt_tokens` are those of prompts that were looked up in a prefix index, `matched_tokens`
     those that were expected in its cache.
@@ -47,14 +44,11 @@ class Recent(msgspec.Struct, frozen=True):
 
     @property
     def prefix_hit_share(self) -> float | None:
-        """In [0, 1]; None if no prompt was looked up."""
         return self.matched_tokens / self.prompt_tokens if self.prompt_tokens else None
 
 
 class PoolRecent(msgspec.Struct, frozen=True):
-    """Requests to a pool over the last ten samples: all decided or refused ones, the refused (or
-    evicted) ones, and those that failed at an endpoint.
-    """
+    """Requests to a pool in the window: all, refused or evicted ones, and failed ones."""
 
     requests_per_second: float = 0.0
     refusals_per_second: float = 0.0
@@ -72,8 +66,6 @@ NO_WAIT = (Wait(0.0, 1.0),)
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """Recent requests to each endpoint and to the pool, and their waits, shortest first."""
-
     endpoints: Mapping[str, Recent] = {}
     pool: PoolRecent = PoolRecent()
     waits: Sequence[Wait] = NO_WAIT
@@ -116,7 +108,6 @@ class EndpointTraffic:
         self._waits = deque([self._waits_now], maxlen=WINDOW_SAMPLES)
 
     def decided(self, decision: Decision) -> None:
-        """Count a request for its endpoint."""
         self._pool.requests += 1
         waits = self._waits_now
         waits.count += 1
@@ -134,7 +125,6 @@ class EndpointTraffic:
         counts.matched += matched
 
     def finished(self, decision: Decision) -> None:
-        """Count a request that was refused, evicted or failed."""
         cause, key = decision.cause, decision.endpoint_key
         if decision.refusal is not None or cause in _REFUSED:
             self._pool.refused += 1
@@ -145,10 +135,7 @@ class EndpointTraffic:
                 self._counts[key].failed += 1
 
     def sample(self, keys: Iterable[str], interval_seconds: float) -> Traffic:
-        """Return the recent traffic of each of `keys`; drop the other endpoints.
-
-        `interval_seconds` is the time between two calls.
-        """
+        """Return the recent traffic of each of `keys`; drop the other endpoints."""
         before, self._counts = self._counts, {}
         for key in keys:
             self._counts[key] = before.get(key) or _Counts()
@@ -195,9 +182,9 @@ def longest_wait(waits: Sequence[Wait], share: float) -> float:
 
 
 class Served(msgspec.Struct, frozen=True):
-    """The work that endpoints report over the last ten samples; None: they report none, or no
-    request got its first token. `ttft` for the pool includes the wait in the picker, as clients see
-    it; for one endpoint it is the time there.
+    """The work that endpoints report in the window; None: none.
+
+    `ttft` for the pool includes the wait in the picker; for one endpoint it is the time there.
     """
 
     ttft: Percentiles | None = None
@@ -213,11 +200,7 @@ class ServedWindow:
     def sample(
         self, totals: Mapping[str, ServedTotals | None], waits: Sequence[Wait] = NO_WAIT
     ) -> tuple[dict[str, Served], Served]:
-        """Sum up each endpoint and all together; drop absent ones. `waits` are those of all the
-        pool's requests.
-
-        An endpoint whose counts fell has restarted, and counts from zero.
-        """
+        """Sum up each endpoint and the pool, with its `waits` in the picker; drop absent ones."""
         before, self._before = self._before, {}
         each: dict[str, Served] = {}
         whole: Counter[float] = Counter()

@@ -73,9 +73,7 @@ def test_a_view_of_many_endpoints_is_bounded() -> None:
 
 
 def test_samples_that_are_added_meanwhile_do_not_show() -> None:
-    """A view of thousands takes several turns of the loop: the ring wraps, and endpoints leave and
-    join meanwhile.
-    """
+    """Its turns let the ring wrap, and endpoints leave and join meanwhile."""
     history = History(4)
     for number in range(3):
         history.record({"a": EndpointSample(running=number), "gone": EndpointSample(running=9.0)})

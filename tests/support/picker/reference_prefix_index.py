@@ -1,8 +1,7 @@
 """The slow twin of the prefix index: dicts and masks, about 300 bytes a pair.
 
 `_holders` maps a block hash to the bit mask of the slots that were sent this block; `_recency`
-holds,
-per slot, the same hashes in the order of their last use. A match is contiguous from block 0.
+holds, per slot, the same hashes in the order of their last use. A match is contiguous from block 0.
 """
 
 from collections import OrderedDict

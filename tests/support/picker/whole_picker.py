@@ -116,9 +116,7 @@ class WholePicker:
         return not running and not any(row["inflight_requests"] for row in rows.values())
 
     async def knows(self, name: str, **metrics: Any) -> None:
-        """Wait until the picker knows these numbers of an endpoint's load; without any, knows
-        nothing.
-        """
+        """Wait until the load of an endpoint has these numbers; without any, it is unknown."""
 
         async def is_so() -> bool:
             known = (await self.endpoints()).get(name, {}).get("metrics")
