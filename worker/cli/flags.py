@@ -44,9 +44,7 @@ def build_parser() -> Parser:
 
 
 def find_model(options: argparse.Namespace, environment: Mapping[str, str]) -> Path | None:
-    """Find the model to serve: by the flag, by `POINTSMAN_MODEL`, or the default one in the cache
-    (which `POINTSMAN_CACHE` moves). The simulator needs none. Raises `ConfigError`.
-    """
+    """Find the model by the flag, `POINTSMAN_MODEL` or the cache. Raises `ConfigError`."""
     given = options.model or environment.get("POINTSMAN_MODEL")
     if options.engine == "sim":
         return Path(options.model) if options.model else None
@@ -68,9 +66,7 @@ def resolve(
     environment: Mapping[str, str],
     chat_template: str | None = None,
 ) -> ServeConfig:
-    """Make the configuration of flags, environment and the model's own facts. Raises
-    `ConfigError`; reads no file but those of TLS, and imports the logits processors.
-    """
+    """Make the configuration of flags, environment and the model's facts. Raises `ConfigError`."""
     shelf = load_shelf(_SIM_FLAGS)
     if shelf is None and options.engine == "sim":
         raise ConfigError("--engine sim needs worker.sim, which is not installed")

@@ -32,9 +32,7 @@ _OFFLOADING_NEEDS = (
 def kv_transfer_config(
     options: argparse.Namespace, engine: EngineConfig
 ) -> KvTransferConfig | None:
-    """Decode `--kv-transfer-config`, with an engine id. Raises `ConfigError`, also where KV cannot
-    move.
-    """
+    """Decode `--kv-transfer-config`. Raises `ConfigError`, also where KV cannot move."""
     if options.kv_transfer_config is None:
         if options.pd_proxy:
             raise ConfigError(f"--pd-proxy needs {_TRANSFER} with kv_role kv_consumer or kv_both")
@@ -116,7 +114,6 @@ def _check_transfers(config: KvTransferConfig) -> None:
 
 
 def _wrong_peers(config: KvTransferConfig) -> str | None:
-    """Describe a mistake in the addresses of peers, if there is one."""
     if config.kv_peer_port is not None and not 0 < config.kv_peer_port < 1 << 16:
         return f"kv_peer_port must be in [1, 65535], got {config.kv_peer_port}"
     try:
@@ -135,7 +132,6 @@ def _is_reachable(host: str) -> bool:
 
 
 def _check_kv_moves(flag: str, engine: EngineConfig) -> None:
-    """Raise `ConfigError` for an engine whose KV cannot leave its device."""
     method = None if engine.speculative is None else engine.speculative.method
     obstacles = (
         (f"--kv-cache-dtype {engine.kv_cache_dtype}", engine.kv_cache_dtype.startswith("fp8")),

@@ -12,7 +12,6 @@ T = TypeVar("T")
 
 
 def decoded(flag: str, text: str) -> dict[str, Any]:
-    """Decode a JSON object."""
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.MsgspecError as error:
@@ -29,7 +28,6 @@ def converted(flag: str, given: Mapping[str, Any], kind: type[T]) -> T:
 
 
 def refuse_unknown(flag: str, given: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuse the first field of an object that is not `known`."""
     for name in given:
         if name not in known:
             raise ConfigError(f"{flag}: unknown {name!r}; known are {', '.join(known)}")

@@ -109,7 +109,6 @@ def _default_sampling(
 
 
 def _generation_config(source: str, checkpoint: Checkpoint | None) -> dict[str, Any]:
-    """The parameters of a model, named as in `generation_config.json`."""
     if source == "auto":
         if checkpoint is None:
             return {}

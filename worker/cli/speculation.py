@@ -71,9 +71,7 @@ _OTHER_FIELDS: Mapping[str, str] = {
 
 
 def speculative_config(options: argparse.Namespace) -> SpeculativeConfig | None:
-    """Decode `--speculative-config`, or return None without it. Checks that its model exists, but
-    does not read it. Raises `ConfigError` that names the field, its values, and the fix.
-    """
+    """Decode `--speculative-config`, whose model must exist. Raises `ConfigError` with the fix."""
     text: str | None = options.speculative_config
     if text is None or text.strip() == "null":
         return None
@@ -95,9 +93,7 @@ def speculative_config(options: argparse.Namespace) -> SpeculativeConfig | None:
 
 
 def parse(given: Mapping[str, Any]) -> SpeculativeConfig:
-    """The configuration that a JSON object describes; null means not given. Raises
-    `ConfigError`.
-    """
+    """Parse a JSON object; null means not given. Raises `ConfigError`."""
     fields = {name: value for name, value in given.items() if value is not None}
     method = _method(fields)
     values: dict[str, Any] = {}
@@ -149,7 +145,6 @@ def _known_methods() -> str:
 
 
 def _check_method(name: str, value: object, method: str) -> None:
-    """Refuse a field that the method would ignore."""
     methods = _METHODS_OF.get(name, SPECULATIVE_METHODS)
     if method in methods or value == _defaults().get(name):
         return
@@ -186,7 +181,6 @@ class _Field:
     refused: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, name: str, value: Any) -> Any:
-        """The value for the configuration. Raises `ConfigError`."""
         if isinstance(value, str) and value in self.refused:
             raise ConfigError(
                 f"{FLAG}: {name} {value!r} is not supported: {self.refused[value]};"
@@ -221,9 +215,7 @@ def _word(choices: Sequence[str], refused: Mapping[str, str] | None = None) -> _
 
 
 def _is_table(value: Any) -> bool:
-    """Test for rows of three whole numbers; `_check_table` does the rest once the number of drafts
-    is known.
-    """
+    """`_check_table` does the rest once the number of drafts is known."""
     return isinstance(value, list) and all(
         isinstance(row, list) and len(row) == 3 and all(map(_is_integer, row)) for row in value
     )

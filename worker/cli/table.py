@@ -229,7 +229,6 @@ def _power_of_two(text: str) -> int:
 
 
 def _whole_numbers(text: str) -> tuple[int, ...]:
-    """Read numbers of 1 or more: 1,2,4."""
     numbers = text.split(",")
     if not all(number.strip().isdecimal() and int(number) for number in numbers):
         raise ValueError(f"must be at least 1 each, got {text}")

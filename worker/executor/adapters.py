@@ -1,6 +1,4 @@
-"""The LoRA adapters of a model runner: a thread reads them, slots hold them, each step has a
-plan.
-"""
+"""A model runner's LoRA adapters: a thread reads them, slots hold them, steps have plans."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +23,7 @@ class DeviceAdapters:
         self._reader = ThreadPoolExecutor(1, "adapters")
 
     def read(self, adapter: Adapter) -> Future[Any]:
-        """Start reading on the thread; see `Executor.read_adapter`."""
+        """Start reading; see `Executor.read_adapter`."""
 
         def read() -> Any:
             return self._store.prepared(read_adapter(adapter.path, self._config, self._max_rank))
@@ -33,14 +31,11 @@ class DeviceAdapters:
         return self._reader.submit(read)
 
     def put(self, adapters: Sequence[tuple[int, Any]]) -> None:
-        """Write adapters into their slots, as `SchedulerOutput.adapters` lists them."""
         for slot, prepared in adapters:
             self._store.put(slot, prepared)
 
     def plan(self, sequences: Sequence[ScheduledSequence]) -> StepAdapters | None:
-        """Plan what a step of these sequences adds to products; None if no sequence has an
-        adapter.
-        """
+        """Plan a step's adapters; None if no sequence has one."""
         if all(s.adapter_slot is None for s in sequences):
             return None
         slots = [-1 if s.adapter_slot is None else s.adapter_slot for s in sequences]
@@ -48,5 +43,4 @@ class DeviceAdapters:
         return self._store.plan(np.repeat(np.array(slots, np.int32), counts))
 
     def shutdown(self) -> None:
-        """Stop the reading thread. Idempotent."""
         self._reader.shutdown(wait=False, cancel_futures=True)

@@ -1,13 +1,7 @@
 """The answers of a step: hidden states become draws and log probabilities.
 
-Logits are computed for a bounded number of rows at a time, so memory does not grow with the prompts
-whose log probabilities are requested.
-
-A sequence with drafts draws its accepted drafts in a step, and one token more.
-
-A row from which nothing can be drawn ends a run before it. The tokens drawn before that row are
-valid: plain decoding draws them too and reaches the bad row one token later. The next step then
-starts at that row and fails.
+A row from which nothing can be drawn ends a run of drafts before it: plain decoding would reach
+that row one token later, and so the next step starts at it and fails.
 """
 
 from __future__ import annotations
@@ -46,11 +40,7 @@ TILE_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Verifies drafts that were drawn from a distribution.
-
-    `proposals[seq_id]` is q [k, V] float32, from which this step's drafts were drawn; `method`
-    verifies them, with `sums` (see `rejection`). All other drafts are verified by coupling.
-    """
+    """Drafts with `proposals[seq_id]`, q [k, V] float32, are verified by `method`."""
 
     proposals: Mapping[int, Tensor] = field(default_factory=dict)
     method: str = STANDARD
@@ -59,25 +49,19 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """One prompt token whose log probabilities are requested, and its sequence."""
-
     seq_id: int
     token_id: int
     num_top: int
 
 
 class PendingAnswers:
-    """The answers of a step, computed from hidden [R, hidden_size], the rows of `batch`'s
-    `sample_rows`; construction launches all device work.
-
-    `logits_of` turns hidden rows into float32 logits, each row independently, and `normed` computes
-    the states that embeddings are pooled from (None: no embedding is requested). A sequence has
-    failed if one of its rows is not all finite numbers, or if no token may be drawn from it. Rows
-    of drafts count only as far as plain decoding would have come, and a token comes before them.
+    """The answers of a step from hidden [R, hidden_size], the `sample_rows` of `batch`;
+    construction launches all device work. `normed` computes the states that embeddings are pooled
+    from.
 
     Log probabilities of draws, and drafts that are verified by rejection, need the logits until
-    `collect`; up to `tile_rows` rows of them stay in memory. Steps that need more rows wait for the
-    device during construction, and so do steps that score prompts.
+    `collect`; up to `tile_rows` rows stay in memory. Steps that need more wait for the device
+    during construction, and so do steps that score prompts.
     """
 
     def __init__(
@@ -122,8 +106,8 @@ class PendingAnswers:
             self._pooled = [each.sum(dim=0) for each in rows]
 
     def store(self, state: DeviceState) -> None:
-        """Store the last token of each sequence where the next step reads it (with several answers:
-        the first answer's token), except for sequences whose drafts are verified by rejection.
+        """Store the last token of each sequence for the next step, unless rejection decides it.
+        With several answers, this is the first one's token.
         """
         for slots, tokens in self._drawn:
             state.remember(slots, tokens)
@@ -169,10 +153,8 @@ def _tiles(
 
 
 class _Tile:
-    """Some sequences that draw, and their rows of logits, 1 + `num_drafts` consecutive rows each.
-
-    All rows are drawn from at once, including rows behind a rejected draft, whose draws are
-    ignored. The device finds the accepted drafts; only that and the draws leave it.
+    """Sequences that draw, with 1 + `num_drafts` rows of logits each. All rows are drawn from, also
+    those behind a rejected draft, so that only the draws leave the device.
     """
 
     def __init__(
@@ -201,9 +183,7 @@ class _Tile:
         self._wait = fetched(runs.answers)
 
     def last_draws(self, slots: Ints) -> tuple[Ints, Tensor]:
-        """Return the slots of members that coupling verifies, out of `slots` of all members, and
-        the last token of each; with several draws from one row, the first.
-        """
+        """Return the slots and the last tokens of members that coupling verifies."""
         coupled, places, place = list[int](), list[int](), 0
         for index, member in enumerate(self._members):
             if not self._is_judged(member):
@@ -216,9 +196,6 @@ class _Tile:
         return slots[coupled], tokens
 
     def collect(self, sampled: dict[int, tuple[Draw, ...]], failed: dict[int, str]) -> None:
-        """Write all draws of each sequence into `sampled`, or the reason for its failure into
-        `failed`.
-        """
         outcomes = iter(self._wait().tolist())
         judged = [member for member in self._members if self._is_judged(member)]
         runs = iter(_judge(self._logits, judged, self._verification))
@@ -236,7 +213,7 @@ class _Tile:
             sampled[member.sequence.seq_id] = tuple(islice(drawn, len(tokens)))
 
     def _run(self, member: DraftedRows, outcomes: list[list[int]]) -> Run:
-        """Return one run; draws from one row fail together."""
+        """Draws from one row fail together."""
         tokens: list[int] = []
         for outcome in outcomes:
             own, state = run_of(outcome, self._width, member.sequence.num_drafts)
@@ -255,9 +232,7 @@ class _Tile:
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """The runs of a tile's coupled sequences, one after the other: `answers` of `run_answers`,
-    `width` draws wide, and the last draw of each, `lasts`.
-    """
+    """The runs of a tile's coupled sequences: `answers` of `run_answers`, and the last draws."""
 
     width: int
     answers: Tensor
@@ -265,7 +240,6 @@ class _Runs:
 
     @staticmethod
     def of(answers: Tensor, members: Sequence[DraftedRows]) -> _Runs:
-        """Compute runs from tokens and states [2, n] of their draws, in order."""
         width = 1 + max((member.sequence.num_drafts for member in members), default=0)
         if width == 1:
             return _Runs(width, answers.T, answers[0])
@@ -289,17 +263,13 @@ class _Runs:
 def run_answers(
     tokens: Tensor, states: Tensor, drafts: Tensor, num_drafts: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the verified runs of n sequences as they leave the device (`run_of` reads the rows),
-    and the last draw of each, [n], which stays on the device.
-    """
+    """Return the runs of n sequences for `run_of`, and the last draw of each on the device."""
     runs = verify_coupled(tokens, states, drafts, num_drafts)
     return torch.cat((tokens, runs.states[:, None], runs.ends[:, None]), 1), runs.lasts
 
 
 def run_of(answer: Sequence[int], width: int, num_drafts: int) -> tuple[list[int], int]:
-    """Return the tokens of a run of up to `width` draws, and the `DrawState` at its end; an answer
-    of one draw is its token and state.
-    """
+    """Return a run's tokens and the `DrawState` at its end; one draw is its token and state."""
     first, end = width - 1 - num_drafts, answer[-1] if width > 1 else 0
     state = answer[width]
     return list(answer[first : end + (state == DrawState.DRAWN)]), state
@@ -317,9 +287,6 @@ def _score(
     scored: dict[int, list[TokenLogprobs]],
     failed: dict[int, str],
 ) -> None:
-    """Write the log probabilities of `targets`, whose rows are `logits`, into `scored` or
-    `failed`.
-    """
     finite = torch.isfinite(logits.amax(dim=-1)).tolist()
     queries = []
     for row, (target, good) in enumerate(zip(targets, finite, strict=True)):
@@ -333,9 +300,7 @@ def _score(
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Tokens that a sequence draws from its rows in order; if there are none, `fault` has the
-    reason.
-    """
+    """Tokens that a sequence draws in order; without any, `fault` has the reason."""
 
     token_ids: list[int]
     fault: Undrawable | None
@@ -343,20 +308,16 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class DraftedRows:
-    """A sequence that draws, and the first of its 1 + `num_drafts` rows."""
-
     sequence: ScheduledSequence
     first: int
 
     @property
     def num_runs(self) -> int:
-        """The number of runs: 1 with drafts; without drafts, 1 for each spec, of one draw each."""
+        """One run with drafts; without them one for each spec, of one draw."""
         return 1 if self.sequence.num_drafts else len(self.sequence.samples)
 
     def draws(self) -> Iterator[tuple[int, SampleSpec]]:
-        """Yield each row to draw from with its parameters, assuming that all drafts are
-        accepted.
-        """
+        """Yield each row to draw from with its parameters, as if all drafts were accepted."""
         drafts, samples = self.sequence.drafts, self.sequence.samples
         if not drafts:
             yield from ((self.first, spec) for spec in samples)
@@ -365,7 +326,6 @@ class DraftedRows:
             yield self.first + index, samples[0].after(drafts[:index])
 
     def choices(self, token_ids: Sequence[int]) -> list[ChosenToken]:
-        """Return the drawn tokens with the rows and parameters they were drawn with."""
         step = 1 if self.sequence.num_drafts else 0
         specs = self.sequence.samples * (len(token_ids) if step else 1)
         return [
@@ -376,10 +336,9 @@ class DraftedRows:
 
 @dataclass(frozen=True, slots=True)
 class _Usable:
-    """The drafts of a sequence up to the first row that nothing can be drawn from.
+    """The drafts up to the first row that nothing can be drawn from.
 
-    `scores` has one row more than `drafts`. If it is `padded`, the extra row is not real, and its
-    token does not count.
+    If it is `padded`, the last row is not real, and its token does not count.
     """
 
     drafts: list[int]
@@ -393,7 +352,6 @@ def _judge(
     members: Sequence[DraftedRows],
     verification: Verification,
 ) -> list[Run]:
-    """Verify the drafts of all members by rejection, in one batch."""
     proposals = verification.proposals
     parts = [_usable(logits, member, proposals[member.sequence.seq_id]) for member in members]
     usable = [part for part in parts if not isinstance(part, Undrawable)]
@@ -424,9 +382,7 @@ def _judge(
 
 
 def _usable(logits: Tensor, member: DraftedRows, proposals: Tensor) -> _Usable | Undrawable:
-    """Return the rows before the first row from which nothing can be drawn; the reason, if that is
-    the first row.
-    """
+    """Return the rows before the first undrawable one, or the reason if that is the first."""
     [spec] = member.sequence.samples
     drafts = list(member.sequence.drafts)
     if len(proposals) != len(drafts):

@@ -1,6 +1,4 @@
-"""Rank 1 to N-1: `python -m worker.executor.follower PARENT RANK`, started by rank 0, whose process
-id is PARENT; see `ranks`. Signals to a whole process group are left to rank 0.
-"""
+"""Rank 1 to N-1: `python -m worker.executor.follower PARENT RANK`; rank 0 starts it (`ranks`)."""
 
 import logging
 import os
@@ -35,7 +33,8 @@ logger = logging.getLogger(__name__)
 
 
 def run(messages: SimpleQueue[bytes]) -> None:
-    """Build the shard that the first message requests, then carry out the other messages, for ever.
+    """Build the shard of the first message, then carry out the others for ever.
+
     Every failure raises: rank 0 fails for the same reason, or notices that this process ended.
     """
     decoder = msgspec.msgpack.Decoder(ToRank)

@@ -1,29 +1,20 @@
 """Decode steps as graphs: captured once for each size, replayed with new values in fixed buffers.
 
-Theory of operation. A step in which every sequence decodes one token is padded to the next size.
-Everything that varies from step to step, the parameters of draws included, is packed into one
-pinned buffer and copied into one buffer of the device that never moves. Two graphs are then
-replayed. The first reads that buffer, updates the block tables, takes the tokens that the previous
-step left on the device, and runs the model up to the logits. The second draws from the logits and
-leaves the tokens for the next step. There is a second graph for each `Cut`, so that a greedy step
-makes no noise. One more copy brings tokens and states back, on its own stream. So every step
-launches the same few calls, whatever its size, and waits for nothing.
+Everything that varies from step to step, parameters of draws included, is packed into one pinned
+buffer and copied into one buffer of the device that never moves. Two graphs are then replayed. The
+first updates the block tables, takes the tokens that the previous step left on the device, and runs
+the model up to the logits. The second draws and leaves the tokens for the next step; there is one
+for each `Cut`, so that a greedy step makes no noise. One more copy brings the answers back on its
+own stream. So every step launches the same few calls and waits for nothing. Adjusted draws and log
+probabilities continue on the eager path from a copy of the logits.
 
-Steps with adjusted draws or log probabilities replay the first graph, and continue on the eager
-path from a copy of its logits.
+A step is padded to the next size, and with drafts every sequence has as many rows as the largest
+number of drafts takes. Padded rows come in front of a sequence, at positions before its first row,
+so that its context stays the same. They write to the cache's last block, and padded sequences leave
+their token in slot 0 of the state; neither belongs to a sequence. Bounds such as the longest
+context are constants of a graph: those of the longest possible sequence.
 
-Steps that verify drafts have their own graphs, in which every sequence has as many rows as the
-largest number of drafts takes. A sequence with fewer drafts has padded rows in front: their
-positions come before its first row, so its context is the same as without them. The second graph
-finds the accepted drafts.
-
-Padded rows write their keys and values into the cache's last block, which belongs to no sequence.
-Padded sequences have a context of 0, and leave their token in slot 0 of the state, which belongs to
-none either. Bounds such as the longest context are constants of a graph: those of the longest
-possible sequence.
-
-Two steps can be in flight, so host buffers alternate: when a step is submitted, the step before the
-last was collected, and so were all its copies.
+Two steps can be in flight, so host buffers alternate.
 """
 
 from __future__ import annotations
@@ -92,13 +83,11 @@ class GraphDevice(Protocol):
         ...
 
     def fetch(self, source: Tensor, target: Tensor) -> Callable[[], None]:
-        """Copy to a host buffer, after all launched work and concurrently with later launches. The
-        returned function waits for the copy.
-        """
+        """Copy to a host buffer, concurrently with later launches; the result waits for it."""
         ...
 
     def spare_fetched(self) -> None:
-        """Make later launches wait for all fetches: they may overwrite the fetched tensors."""
+        """Make later launches wait for all fetches, whose tensors they may overwrite."""
         ...
 
 
@@ -111,17 +100,14 @@ class CudaGraphs:
         self._launched, self._fetched = _event(), _event()
 
     def host_buffer(self, size: int) -> Tensor:
-        """Return pinned memory, so that copies are asynchronous."""
         return torch.zeros(size, dtype=torch.int32, pin_memory=True)
 
     def renew(self) -> None:
-        """Begin a new pool: a pool in which every graph was dropped cannot be used again."""
+        """A pool in which every graph was dropped cannot be used again."""
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, launch: Callable[[], None], writes: Tensor) -> Callable[[], None]:
-        """Run `launch` once before the capture, so that kernels are compiled and libraries have
-        their workspace.
-        """
+        """Run `launch` first, which compiles kernels and gives libraries their workspace."""
         torch.cuda.synchronize()
         with torch.cuda.stream(self._side):
             launch()
@@ -136,7 +122,6 @@ class CudaGraphs:
         target.copy_(source, non_blocking=True)
 
     def fetch(self, source: Tensor, target: Tensor) -> Callable[[], None]:
-        """Copy on a second stream, which waits for the stream of launches."""
         self._launched.record()
         self._side.wait_event(self._launched)
         with torch.cuda.stream(self._side):
@@ -195,8 +180,8 @@ def _keys(sizes: Sequence[int], most_drafts: int) -> list[_Key]:
 
 
 class DecodeGraphs:
-    """Captured steps of `sizes` sequences that decode, with up to `most_drafts` drafts each; empty
-    until `capture`.
+    """Captured steps of `sizes` sequences with up to `most_drafts` drafts each; empty until
+    `capture`.
 
     `room` is the capacity that `DeviceState` needs: slots, and blocks of a sequence.
     """
@@ -238,9 +223,7 @@ class DecodeGraphs:
         sampler: Sampler,
         with_history: Callable[[ScheduledSequence], ScheduledSequence],
     ) -> Ticket | None:
-        """Launch a step; return None, without a launch, for a step that fits no graph. `sampler`
-        draws, and `with_history` completes sequences, where a draw is adjusted.
-        """
+        """Launch a step; None if no graph fits. `with_history` completes adjusted draws."""
         captured, key = self._captured, self._key(sequences)
         if captured is None or key is None:
             return None
@@ -277,7 +260,6 @@ class DecodeGraphs:
         return _DecodeTicket(sequences, key.width, wait, buffers.received)
 
     def _key(self, sequences: Sequence[ScheduledSequence]) -> _Key | None:
-        """Return the smallest step that holds these sequences."""
         if not all(map(_decodes, sequences)):
             return None
         drafts = max([sequence.num_drafts for sequence in sequences])
@@ -291,7 +273,6 @@ def _size(key: _Key) -> int:
 
 
 def _decodes(sequence: ScheduledSequence) -> bool:
-    """Return True for a sequence that runs one token, drafts aside, and draws the next."""
     return (
         len(sequence.token_ids) + sequence.takes_pending == 1 + sequence.num_drafts
         and len(sequence.samples) == 1
@@ -322,7 +303,6 @@ class _Buffers:
 
     @staticmethod
     def of(key: _Key, step: Tensor, answers: Tensor) -> _Buffers:
-        """Cut the first parts from larger buffers."""
         step, answers = step[: key.num_words], answers[: key.size * key.num_answers]
         draws, rows, fields = _parts(key, step)
         shape = (key.size, key.width)
@@ -338,9 +318,7 @@ class _Buffers:
         state: DeviceState,
         scratch: int,
     ) -> None:
-        """Write all fields except draws of sequences in `slots` of the state, with zeros behind
-        them and the changes of block tables; rows without a token use slot `scratch` of the cache.
-        """
+        """Write all but draws; rows without a token use slot `scratch` of the cache."""
         count, width, size = len(sequences), self.tokens.shape[1], state.block_size
         starts = np.array([sequence.start for sequence in sequences], np.int32)
         self.fields[:] = 0
@@ -372,9 +350,7 @@ def _padded(sequence: ScheduledSequence, width: int) -> list[int]:
 
 
 def _parts(key: _Key, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split a packed step into draws [rows, DRAW_WORDS], fields of rows [3, rows], and fields of
-    sequences [6, size].
-    """
+    """Split into draws [rows, DRAW_WORDS], fields [3, rows], and fields of sequences [6, size]."""
     rows = key.num_rows
     sizes = [rows * DRAW_WORDS, rows * _ROW_FIELDS, key.size * _FIELDS]
     draws, fields, own = torch.split(step, sizes)
@@ -382,10 +358,7 @@ def _parts(key: _Key, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _SlotDraws:
-    """The draw parameters of each slot, described once for a sequence.
-
-    For every slot, `table` [n] of `DRAWS` holds all but the position, and `cuts` [n] its `Cut`.
-    """
+    """The draw parameters of each slot, without the position, and its `Cut`."""
 
     def __init__(self) -> None:
         self.table = np.zeros(0, DRAWS)
@@ -394,9 +367,7 @@ class _SlotDraws:
         self._params: list[SamplingParams | None] = []
 
     def describe(self, sequences: Sequence[ScheduledSequence], slots: list[int]) -> bool:
-        """Update the entries of `slots` for the sequences; return True if no draw is adjusted or
-        asks for log probabilities.
-        """
+        """Update `slots`; return True if no draw is adjusted or asks for log probabilities."""
         missing = max(slots) + 1 - len(self._params)
         if missing > 0:
             self._grow(max(missing, len(self._params)))
@@ -465,7 +436,6 @@ class _Captured:
                 self.draws[key, cut] = device.capture(draw, self.answers[key])
 
     def logits_of(self, key: _Key, sequences: Sequence[ScheduledSequence]) -> Tensor:
-        """Copy the logits of sequences' own rows, in order."""
         if key.width == 1:
             return self.logits[: len(sequences)].clone()
         rows = [
@@ -478,7 +448,6 @@ class _Captured:
         return self.logits.index_select(0, sent(np.array(rows, np.int32), self.logits.device))
 
     def _run_model(self, key: _Key) -> None:
-        """Compute logits from the packed step."""
         _, (given, positions, places), fields = _parts(key, self.steps[key])
         slots, contexts, _, rows, columns, blocks = fields.unbind(0)
         self.tables[rows, columns] = blocks
@@ -494,9 +463,6 @@ class _Captured:
         self.logits[: key.num_rows] = logits
 
     def _draw(self, key: _Key, cut: Cut) -> None:
-        """Draw from the logits, find the accepted tokens, and store the last of them in the
-        state.
-        """
         table, (given, _, _), fields = _parts(key, self.steps[key])
         logits = self.logits[: key.num_rows]
         drawn = self.model.backend.draw(logits, DrawColumns.of(table), cut)
@@ -511,15 +477,12 @@ class _Captured:
 
 @dataclass(frozen=True, slots=True)
 class _DecodeTicket:
-    """A step whose answers are being fetched."""
-
     sequences: Sequence[ScheduledSequence]
     width: int
     wait: Callable[[], None]
     received: Ints
 
     def collect(self) -> ModelOutput:
-        """Return the step's result. Waits for its own answers only."""
         self.wait()
         answers = self.received[: len(self.sequences)].tolist()
         sampled: dict[int, tuple[Draw, ...]] = {}

@@ -12,12 +12,10 @@ class Ticket(Protocol):
     """A step that was submitted."""
 
     def collect(self) -> ModelOutput:
-        """Wait for the step and return its result; called once. Every sequence with `samples` has
-        the requested number of draws in the result, or is in `failed`. The calling thread may
-        differ from that of `submit`, and the next step may be submitted at the same time.
+        """Wait for the step and return its result; called once, from any thread, also during
+        `submit`. Every sequence with `samples` has its draws in the result, or is in `failed`.
 
-        Raises `DeviceMemoryError` as `submit` does; later steps may have run on the draws of this
-        step.
+        Raises `DeviceMemoryError`; later steps may have run on the draws of this step.
         """
         ...
 
@@ -28,23 +26,19 @@ class Executor(Protocol):
     """
 
     def submit(self, step: SchedulerOutput) -> Ticket:
-        """Hand a step to the device; it need not have run when this returns. At most one submitted
-        step may be uncollected, and none if that step has or makes drafts.
+        """Hand a step to the device, from one thread at a time; it need not have run on return. At
+        most one submitted step may be uncollected, and none if that step has or makes drafts.
 
-        If a sequence `takes_pending`, its token is the one that the previous step drew for it; the
-        result for a sequence that drew no token is ignored. Called from one thread at a time, not
-        always the same one.
+        If a sequence `takes_pending`, its token is the one that the previous step drew for it;
+        without one its result is ignored.
 
-        Raises `DeviceMemoryError` if memory is too small for the step. Its block copies, loads and
-        saves are complete then, the slots that it was to write are undefined, and other steps may
-        be submitted.
+        Raises `DeviceMemoryError`: block copies, loads and saves of the step are complete then, the
+        slots that it was to write are undefined, and other steps may be submitted.
         """
         ...
 
     def read_adapter(self, adapter: Adapter) -> Future[Any]:
-        """Begin to read an adapter from its files into the host's memory. The result is only for
-        `SchedulerOutput.adapters`. Fails with `ModelError` if the adapter cannot be used.
-        """
+        """Begin to read an adapter for `SchedulerOutput.adapters`. Fails with `ModelError`."""
         ...
 
     def sleep(self, level: int) -> None:
@@ -85,9 +79,7 @@ class KvMemory(Protocol):
         ...
 
     def host_memory(self, num_bytes: int) -> memoryview:
-        """Allocate memory for `kv_saves` that the device reads and writes fast. Raises
-        `ConfigError`.
-        """
+        """Allocate memory for `kv_saves` that the device accesses fast. Raises `ConfigError`."""
         ...
 
 
@@ -107,11 +99,7 @@ class Finished:
 
 
 class HostExecutor(Executor):
-    """An executor whose tokens are plain ints as soon as a step has run.
-
-    Subclasses implement `execute`, which sees every token: pending tokens are filled in. There is
-    no device memory to free.
-    """
+    """An executor whose tokens are plain ints as soon as a step ran: `execute` sees all of them."""
 
     _previous = ModelOutput({})
 
@@ -126,15 +114,12 @@ class HostExecutor(Executor):
         return done
 
     def sleep(self, level: int) -> None:
-        """Do nothing: there is no device memory."""
         return
 
     def wake(self, tags: frozenset[str]) -> None:
-        """Do nothing: there is no device memory."""
         return
 
     def shutdown(self) -> None:
-        """Do nothing: there is no device."""
         return
 
     def submit(self, step: SchedulerOutput) -> Ticket:
@@ -159,7 +144,6 @@ def _with_tokens(step: SchedulerOutput, previous: ModelOutput) -> SchedulerOutpu
 
 
 def with_token(sequence: ScheduledSequence, token_id: int) -> ScheduledSequence:
-    """Return the share with its pending token filled in."""
     return replace(
         with_history(sequence, token_id),
         token_ids=[*sequence.token_ids, token_id],

@@ -28,12 +28,11 @@ _PIECE_BYTES = 1 << 26
 def room_bytes(
     config: EngineConfig, memory: DeviceMemory | None, step_bytes: int = 0
 ) -> int | None:
-    """Return the memory that a cache may take on the device in its present state, with `step_bytes`
-    reserved for steps; None if it is unbounded. `memory` None: the host's memory.
+    """Return the memory that a cache may take, with `step_bytes` reserved for steps; None:
+    unbounded.
 
-    On a CPU this is a share of the available memory (ranks divide it): pages of a cache are taken
-    only when they are written, so workers that start together, or next to idle workers, all see the
-    same memory as available.
+    On a CPU this is a share of the available memory (ranks divide it): pages are taken only when
+    they are written, so workers that start together all see the same memory.
     """
     if memory is not None:
         free, total = memory.free_and_total()
@@ -45,8 +44,8 @@ def room_bytes(
 
 
 def gpu_room_bytes(free: int, total: int, taken: int, utilization: float) -> int:
-    """Return the rest of this worker's part of a GPU, of which it has or needs `taken` bytes, and
-    of the `free` bytes. A small reserve stays free for memory that torch does not count.
+    """Return the rest of this worker's part of a GPU, of which it has or needs `taken` bytes. A
+    small reserve stays free for memory that torch does not count.
     """
     spare = min(_GPU_SPARE, 1 - utilization) * total
     return max(0, int(min(free - spare, utilization * total - taken)))
@@ -60,8 +59,8 @@ def choose_num_blocks(
     room: int | None,
     drafter_token_bytes: int = 0,
 ) -> int:
-    """Return the number of blocks: the configured number, else the number that fits in `room`
-    bytes; a drafter on the device takes `drafter_token_bytes` for each token beside the cache.
+    """Return the configured number of blocks, else the number that fits in `room` bytes, where a
+    drafter takes `drafter_token_bytes` for each token.
 
     Raises `ConfigError` if the blocks cannot hold one sequence of `max_model_len` tokens (or, if
     that may be cut, of `_MIN_CONTEXT`), or if that length exceeds the model's context.
@@ -100,7 +99,6 @@ def _budget_bytes(
 def _too_small(
     config: EngineConfig, num_blocks: int, block_bytes: int, least: int, is_gpu: bool
 ) -> str:
-    """Explain why a cache cannot serve `least` tokens, and name the flags that help."""
     needed = -(-least // config.block_size)
     held = num_blocks * config.block_size
     size = f"{num_blocks} blocks ({num_blocks * block_bytes >> 20} MiB)"
@@ -156,9 +154,8 @@ def copy_blocks(cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
 def read_tokens(
     cache: Tensor, blocks: Sequence[int], num_tokens: int, keys_across: bool
 ) -> memoryview:
-    """Return the KV of the first tokens in `blocks`, token by token, as bytes on the host:
-    [num_tokens, layers, 2, kv_heads, head_dim]. With `keys_across` the cache stores the keys of a
-    block and head as [head_dim, block_size] (see `worker.ops.cpu.native`).
+    """Return the KV of the first tokens in `blocks` as bytes on the host: [num_tokens, layers, 2,
+    kv_heads, head_dim]. `keys_across`: keys are stored as [head_dim, block_size].
     """
     layers, _, _, heads, size, dim = cache.shape
     shape = (len(blocks), size, layers, 2, heads, dim)
@@ -179,9 +176,7 @@ def read_tokens(
 
 
 def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Allocate pinned memory. Torch caches it for the next call: pinning new pages would take
-    longer than the copy.
-    """
+    """Allocate pinned memory, which torch caches: pinning pages takes longer than a copy."""
     try:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
     except RuntimeError:  # no more memory can be pinned
@@ -189,24 +184,19 @@ def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def pieces(num_blocks: int, block_bytes: int) -> Iterator[slice]:
-    """Split the blocks into pieces that fit in a GPU's spare memory."""
     step = max(1, _PIECE_BYTES // block_bytes)
     for begin in range(0, num_blocks, step):
         yield slice(begin, begin + step)
 
 
 def gathered(cache: Tensor, blocks: Sequence[int]) -> Tensor:
-    """Gather the data of `read_tokens`, block by block, on the device: [blocks, block_size, layers,
-    2, kv_heads, head_dim].
-    """
+    """Return the blocks side by side: [blocks, block_size, layers, 2, kv_heads, head_dim]."""
     index = torch.tensor(blocks, dtype=torch.int64, device=cache.device)
     return cache[:, index].permute(1, 4, 0, 2, 3, 5).contiguous()
 
 
 def write_tokens(cache: Tensor, load: KvLoad, keys_across: bool) -> None:
-    """Write the result of `read_tokens` of an engine whose block size and key layout may differ. On
-    a GPU, retry in halves, down to one piece or the size that fits its memory.
-    """
+    """Write the result of `read_tokens`; a GPU retries in halves, down to what fits its memory."""
     half = len(load.blocks) // 2
     if not half or cache.device.type != "cuda" or half * cache[:, 0].nbytes < _PIECE_BYTES:
         try:
@@ -255,9 +245,7 @@ _AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class _Accounting:
-    """The names that a cgroup version has for the files of a folder, and for the page cache in
-    memory.stat.
-    """
+    """The names that a cgroup version has for the files of a folder, and for the page cache."""
 
     limits: tuple[str, ...]
     usage: str
@@ -277,10 +265,7 @@ _V2 = _Accounting(
 
 
 def available_bytes(read: Read) -> int | None:
-    """Return the bytes that can be taken without swapping or being killed for it; None if unknown.
-
-    `read` returns the text of a file by its path, or None if there is no such file.
-    """
+    """Return the bytes that can be taken without swapping or an OOM kill; None if unknown."""
     machine = _AVAILABLE.search(read("/proc/meminfo") or "")
     bounds = [int(machine[1]) << 10] if machine else []
     bounds += [
@@ -292,7 +277,6 @@ def available_bytes(read: Read) -> int | None:
 
 
 def read_file(path: str) -> str | None:
-    """Return the text of a file; None if it cannot be read."""
     try:
         return Path(path).read_text(errors="replace")
     except OSError:
@@ -300,7 +284,6 @@ def read_file(path: str) -> str | None:
 
 
 def _left(accounting: _Accounting, folder: PurePosixPath, read: Read) -> int | None:
-    """Return the rest of a cgroup's limit; None without a limit."""
     limits = [_number(read(f"{folder}/{name}")) for name in accounting.limits]
     known = [limit for limit in limits if limit is not None]
     usage = _number(read(f"{folder}/{accounting.usage}"))
@@ -311,7 +294,6 @@ def _left(accounting: _Accounting, folder: PurePosixPath, read: Read) -> int | N
 
 
 def _number(text: str | None) -> int | None:
-    """Parse a number; None for missing text, and for "max"."""
     return int(text) if text is not None and text.strip().isdecimal() else None
 
 
@@ -340,7 +322,6 @@ def _folders(read: Read) -> Iterator[tuple[_Accounting, PurePosixPath]]:
 
 
 def _accounting(kind: list[str]) -> _Accounting | None:
-    """Return the accounting of a mount with this file system, source and options."""
     if kind[0] == "cgroup2":
         return _V2
     return _V1 if kind[0] == "cgroup" and "memory" in kind[-1].split(",") else None

@@ -72,9 +72,7 @@ def _save_now(cache: Tensor, save: KvSave, keys_across: bool) -> None:
 
 
 def host_memory(num_bytes: int, device: torch.device) -> memoryview:
-    """Allocate memory that `device` reads and writes fast: pinned for a GPU; for a CPU, pages that
-    are taken only when they are written. Raises ConfigError.
-    """
+    """Allocate memory that `device` reads fast: pinned for a GPU. Raises `ConfigError`."""
     available = available_bytes(read_file)
     if available is not None and num_bytes > available:
         raise ConfigError(
@@ -92,9 +90,7 @@ def host_memory(num_bytes: int, device: torch.device) -> memoryview:
 
 
 def _pin(memory: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-    """Pin the memory through the driver; torch's own allocator would round its size up to a power
-    of two.
-    """
+    """Pin memory by the driver; torch's allocator would round its size up to a power of two."""
     cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address = memory.ctypes.data
     failure = cuda.cudaHostRegister(address, memory.nbytes, 0)

@@ -8,9 +8,8 @@ _PR_SET_PDEATHSIG = 1  # prctl.h
 
 
 def die_with_parent() -> None:
-    """Have the system kill this process when its parent ends (on Linux, when the thread that
-    started it ends): code that never returns, or holds the interpreter, cannot do so itself. Does
-    nothing outside Linux. A parent that has already ended is not noticed.
+    """Have the system kill this process when its parent (on Linux, the thread that started it)
+    ends: code that never returns cannot do so itself. Outside Linux nothing happens.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -24,9 +24,7 @@ class DeviceMemory(Protocol):
         ...
 
     def peak_of(self, run: Callable[[], object]) -> int:
-        """Return the peak that is held while `run` runs, above the present level. The result of
-        `run` is dropped afterwards.
-        """
+        """Return the peak that is held while `run` runs, above the present level."""
         ...
 
 
@@ -40,7 +38,6 @@ class CudaMemory:
         return torch.cuda.mem_get_info(self._device)
 
     def held(self) -> int:
-        """Return the memory that the allocator has reserved."""
         return torch.cuda.memory_reserved(self._device)
 
     def peak_of(self, run: Callable[[], object]) -> int:
@@ -63,9 +60,7 @@ def give_back(device: torch.device) -> None:
 
 
 def largest_step(limits: SchedulerConfig, block_size: int) -> SchedulerOutput:
-    """Build a made-up step with the maximal tokens and sequences: prompts, and decoded tokens
-    behind them, one at the longest context; all draw. It writes to block 0 only.
-    """
+    """Build the largest step, with one sequence at the longest context; it writes to block 0."""
     longest = limits.max_model_len
     num_tokens = limits.max_num_batched_tokens
     num_seqs = min(limits.max_num_seqs, num_tokens)

@@ -1,8 +1,7 @@
 """The executor that runs a real model: plain ints in, sampled tokens out.
 
-It also moves weights from the device to the host's memory and back, in place: the tensors stay the
-same objects, so code that holds one (a tied head, a fused layer) need not know; only their memory
-is freed and allocated again.
+Weights move to the host and back in place: the tensors stay the same objects, so that code which
+holds one (a tied head, a fused layer) need not know.
 """
 
 import dataclasses
@@ -46,14 +45,11 @@ from worker.types import Adapter, ModelOutput, ScheduledSequence, SchedulerOutpu
 
 
 class ModelRunner:
-    """Owns the model, the KV cache and the device's state, and runs steps on them; implements
-    `Executor`.
+    """Owns the model, the KV cache and the device's state; implements `Executor`.
 
-    `load` loads the model again after it was dropped; `allocate_cache` returns a cache [layers,
-    num_blocks, 2, kv_heads, block_size, head_dim] of zeros. `drafter` makes the drafts that a step
-    requests; drafts that it drew from a distribution are verified by `rejection_method` with `sums`
-    (None: the sums for the device). `graphs` replays decode steps and needs one more block in the
-    cache; it excludes a `drafter`, and sequences that have `adapters`.
+    `load` loads the model again after it was dropped; `allocate_cache` returns a cache of zeros.
+    Drawn drafts are verified by `rejection_method` with `sums` (None: those of the device).
+    `graphs` needs one more block in the cache; it excludes a `drafter`, and `adapters`.
     """
 
     def __init__(
@@ -144,7 +140,6 @@ class ModelRunner:
 
     @property
     def kv_facts(self) -> tuple[object, ...]:
-        """Return the format of activations, and the effect of a position on a key."""
         model, _ = self._awake()
         return str(model.dtype), model.rope.cos[1:2].float().cpu().numpy().tobytes()
 
@@ -185,9 +180,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def sleep(self, level: int) -> None:
-        """Drop the KV cache at level 1, the weights too at level 2. At level 1 the weights of a GPU
-        move to the host's memory; those of a CPU are already there. Level 0 frees nothing.
-        """
+        """Level 0 frees nothing, 1 the KV cache, 2 weights too; at 1 a GPU's move to the host."""
         if level < 1:
             return
         self._cache = None
@@ -203,9 +196,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def wake(self, tags: frozenset[str]) -> None:
-        """Restore what `sleep` freed: "weights", read again from the checkpoint after level 2, and
-        "kv_cache", all zero. Raises `ModelError` if the checkpoint can no longer be read.
-        """
+        """Restore "weights" (read anew after level 2) and "kv_cache". Raises `ModelError`."""
         if self._is_shut_down:
             raise RuntimeError("the executor is shut down")
         if "weights" in tags:
@@ -238,8 +229,6 @@ def _sampler(model: LlamaModel) -> Sampler:
 
 @dataclass(frozen=True, slots=True)
 class _ModelTicket:
-    """A step that was launched."""
-
     step: SchedulerOutput
     answers: Ticket
     drafter: CachedDrafter | None
@@ -299,9 +288,7 @@ class OffloadedWeights:
 
 
 def _storages(model: object) -> list[torch.UntypedStorage]:
-    """Return the memory behind every dense tensor of the model, each storage once even if tensors
-    share it.
-    """
+    """Return the memory behind all dense tensors of the model; several may share it."""
     dense = (tensor for tensor in _tensors(model) if tensor.layout is torch.strided)
     storages = (tensor.untyped_storage() for tensor in dense)
     return list({storage.data_ptr(): storage for storage in storages}.values())

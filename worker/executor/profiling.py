@@ -1,8 +1,7 @@
 """A profile of step times, measured when the engine starts.
 
-The sizes are timed in turn, so that other load on the machine affects all of them alike. A first
-turn finds the sizes that are short enough, and compiles the kernels of each size. The sequences of
-a profile are made up: they write to the KV cache, which is still empty.
+The sizes are timed in turn, so that other load on the machine affects all of them alike. The
+sequences are made up: they write to the KV cache, which is still empty.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,29 +34,21 @@ class StepProfile:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledCache:
-    """The KV cache of the made-up sequences: its blocks, the tokens of one block, and the maximal
-    length of a sequence.
-    """
-
     num_blocks: int
     block_size: int
     max_model_len: int
 
     def start(self, num_to_draft: int) -> int:
-        """Return the position of a sequence's token: in the middle of its second block, or earlier
-        if a drawn token and its drafts would not fit behind it. Below 1, there is no room for them.
-        """
+        """Return the middle of the second block, or less for room for drafts; below 1: none."""
         middle = self.block_size + self.block_size // 2
         return min(middle, self.max_model_len - 2 - num_to_draft)
 
     def most(self, num_to_draft: int) -> int:
-        """Return the number of sequences that fit."""
         if self.start(num_to_draft) < 1:
             return 0
         return self.num_blocks // self.blocks_of(num_to_draft)
 
     def blocks_of(self, num_to_draft: int) -> int:
-        """Return the blocks of a sequence, with room for its token, one drawn token, and drafts."""
         return -(-(self.start(num_to_draft) + 2 + num_to_draft) // self.block_size)
 
 
@@ -68,8 +59,7 @@ def profile(
     clock: Callable[[], float],
     drafts_on_device: bool,
 ) -> StepProfile | None:
-    """Run steps of ascending sizes and time them. `most` are the sequences of a step, and the
-    drafts of each.
+    """Time steps of ascending sizes; `most` are the sequences of a step, and the drafts of each.
 
     Returns None if the cache has no room for two sequences.
     """
@@ -113,7 +103,6 @@ def _sizes(
 
 
 def _step(cache: ProfiledCache, size: int, num_to_draft: int = 0) -> SchedulerOutput:
-    """A step that decodes `size` sequences."""
     start, each = cache.start(num_to_draft), cache.blocks_of(num_to_draft)
     sample = SampleSpec(SamplingParams(max_tokens=1, temperature=0.0), start + 1, num_prompt=start)
     tables = (tuple(range(i * each, (i + 1) * each)) for i in range(size))
@@ -133,9 +122,7 @@ def _time(executor: Executor, cache: ProfiledCache, size: int, clock: Callable[[
 def _time_drafts(
     executor: Executor, cache: ProfiledCache, size: int, num_drafts: int
 ) -> float | None:
-    """Return the seconds of drafting; None if the drafter made no drafts. It reads the sequences
-    before the clock starts.
-    """
+    """Return None if the drafter made no drafts. It reads the sequences before the clock starts."""
     outputs: list[ModelOutput] = [
         execute(executor, _step(cache, size, num_drafts)) for _ in range(1 + _MIN_TURNS)
     ]

@@ -1,19 +1,12 @@
 """The ranks of tensor parallelism: processes that run the same steps, each on its shard of a model.
 
-Theory of operation
--------------------
-
-Rank 0 is the engine's own process. It starts the others (`worker.executor.follower`) and hands them
+Rank 0, the engine's own process, starts the others (`worker.executor.follower`) and hands them
 every step before it runs that step itself: the collectives inside the model then meet. All ranks
-draw the same tokens from the same logits, so a token that only the device knows is the same on each
-rank; only rank 0 reports the drawn tokens.
+draw the same tokens from the same logits; only rank 0 reports them.
 
 A rank reads messages of msgpack from its standard input, each prefixed by its length (4 bytes,
-little endian). When the input ends, rank 0 has ended, and the rank ends at once, even inside a
-step.
-
-When a rank ends, rank 0 cannot continue. A collective usually fails then; where no collective runs,
-or one waits for ever, the thread that watches the rank ends the process.
+little endian). When the input ends, the rank ends at once, even inside a step. When a rank ends, a
+collective may wait for ever, so the thread that watches the rank ends rank 0.
 """
 
 import dataclasses
@@ -60,20 +53,14 @@ class JoinRanks(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepRanks(msgspec.Struct, frozen=True, tag=True):
-    """Run `Executor.submit` on every rank."""
-
     step: SchedulerOutput
 
 
 class SleepRanks(msgspec.Struct, frozen=True, tag=True):
-    """Run `Executor.sleep` on every rank."""
-
     level: int
 
 
 class WakeRanks(msgspec.Struct, frozen=True, tag=True):
-    """Run `Executor.wake` on every rank."""
-
     tags: frozenset[str]
 
 
@@ -116,9 +103,7 @@ class Ranks:
         self._is_joined = True
 
     def send(self, *messages: ToRank) -> None:
-        """Send one message to every rank, or to each its own. Raises OSError if a rank has
-        ended.
-        """
+        """Send one message to all ranks, or to each its own. Raises OSError if a rank has ended."""
         if self._closing.is_set():
             raise RuntimeError("the executor is shut down")
         encoded = itertools.cycle([self._encoder.encode(message) for message in messages])
@@ -127,9 +112,7 @@ class Ranks:
                 _write(process, own)
 
     def why_lost(self, timeout_seconds: float) -> str | None:
-        """Return which rank has ended; None if no rank ends within the timeout, or all were asked
-        to.
-        """
+        """Return which rank has ended; None if none does in time, or all were asked to."""
         if self._closing.is_set() or not self._lost.wait(timeout_seconds):
             return None
         return self._why_lost
@@ -202,14 +185,11 @@ def _store(port: int, size: int, **options: Any) -> Any:
 
 
 def find_ranks(message: JoinRanks) -> Any:
-    """Return the store, for a rank that was started."""
     return _store(message.port, message.config.tensor_parallel_size)
 
 
 def join(shard: Shard, store: Any, device: torch.device) -> None:
-    """Make torch's default group when all ranks have connected: NCCL on GPUs; elsewhere gloo, which
-    listens on loopback only.
-    """
+    """Make torch's default group of all ranks: NCCL on GPUs, else gloo on loopback only."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
         backend = "nccl"
@@ -222,9 +202,7 @@ def join(shard: Shard, store: Any, device: torch.device) -> None:
 def agree_on_blocks(
     room: int | None, choose: Callable[[int | None], int], shard: Shard, device: torch.device
 ) -> int:
-    """Return, on every rank, the result of `choose` on rank 0 for the minimal room, in bytes, of
-    all ranks. On rank 0, errors of `choose` propagate.
-    """
+    """Return `choose` of the least room of all ranks, in bytes, as rank 0 computes it."""
     least = torch.tensor(_UNBOUNDED if room is None else room, device=device)
     distributed.all_reduce(least, distributed.ReduceOp.MIN)
     blocks = torch.zeros_like(least)
@@ -264,7 +242,6 @@ def _bytes(data: memoryview) -> Tensor:
 
 @functools.cache
 def _host_group() -> Any:
-    """Return a group of all ranks, for tensors in the host's memory."""
     return distributed.new_group(backend="gloo")
 
 
@@ -284,7 +261,6 @@ class TensorParallelExecutor(Executor):
         self._head_bytes = dim * getattr(torch, dtype).itemsize
 
     def submit(self, step: SchedulerOutput) -> Ticket:
-        """Hand the step to all ranks and launch it here."""
         own, *others = self._shards(step)
         try:
             with self._reporting():
@@ -340,16 +316,13 @@ class TensorParallelExecutor(Executor):
         return self._runner.read_adapter(adapter)
 
     def sleep(self, level: int) -> None:
-        """Free the memory of every rank."""
         self._ranks.send(SleepRanks(level))
         self._runner.sleep(level)
 
     def wake(self, tags: frozenset[str]) -> None:
-        """Restore the memory of every rank, without waiting for the others."""
         self._ranks.send(WakeRanks(tags))
         self._runner.wake(tags)
 
     def shutdown(self) -> None:
-        """End all ranks. Idempotent."""
         self._runner.shutdown()
         self._ranks.close()

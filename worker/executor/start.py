@@ -51,11 +51,10 @@ _EIGHT_BIT_GPUS = (8, 9)  # the compute capability
 
 
 def build_executor(config: EngineConfig) -> tuple[Executor, int]:
-    """Load the model and allocate its KV cache; return the executor and the number of blocks. With
-    `tensor_parallel_size` above 1, start the other ranks, which end with the caller's thread.
+    """Load the model and allocate its KV cache; return the executor and the number of blocks.
 
-    Raises `ModelError` for a checkpoint that cannot be loaded and `ConfigError` for settings that
-    cannot work. Sets the process's number of torch threads.
+    Other ranks end with the caller's thread. Raises `ModelError` for a checkpoint that cannot be
+    loaded, and `ConfigError` for settings that cannot work. Sets the number of torch threads.
     """
     size = config.tensor_parallel_size
     if size == 1:
@@ -76,10 +75,7 @@ def build_shard(
     shard: Shard = WHOLE,
     meet: Callable[[torch.device], object] | None = None,
 ) -> tuple[ModelRunner, int]:
-    """Build the executor of one rank; return it and the number of blocks, as `build_executor`.
-    `meet` joins the other ranks with the device; it is called after all checks of the
-    configuration.
-    """
+    """Build one rank's executor; `meet` joins the other ranks after all checks."""
     if config.model_path is None:
         raise ConfigError("--engine torch needs --model")
     for name in config.logits_processors:
@@ -159,9 +155,7 @@ def step_bytes(
     memory: DeviceMemory | None,
     graphs: DecodeGraphs | None,
 ) -> int:
-    """Return the device memory of the largest step and of `graphs`; both are tried out. 0 for the
-    host's memory, and if the cache has a configured size.
-    """
+    """Return the device memory that trials of the largest step and of `graphs` take."""
     is_sized = (config.kv_cache_memory_bytes, config.num_blocks_override) != (None, None)
     if memory is None or is_sized:
         return 0
@@ -204,7 +198,6 @@ def choose_adapters(config: LoraConfig | None, model: LlamaModel) -> DeviceAdapt
 
 
 def _check_parallel(config: EngineConfig) -> None:
-    """Raise `ConfigError` for settings that ranks do not support."""
     flag, speculative = f"--tensor-parallel-size {config.tensor_parallel_size}", config.speculative
     if speculative is not None and speculative.method in ("draft_model", "eagle"):
         raise ConfigError(
@@ -224,9 +217,7 @@ def _check_parallel(config: EngineConfig) -> None:
 
 
 def choose_device(name: str, shard: Shard = WHOLE) -> torch.device:
-    """Return the device of a configured name; "auto" is the first GPU that CUDA sees, else the CPU.
-    Each rank has its own GPU.
-    """
+    """ "auto" is the first GPU that CUDA sees, else the CPU; each rank has its own GPU."""
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             "--device cuda: torch finds no GPU (a driver, a torch built for CUDA, and"
@@ -246,8 +237,8 @@ def choose_device(name: str, shard: Shard = WHOLE) -> torch.device:
 
 
 def choose_backend(name: str, device: torch.device, dtype: torch.dtype, block_size: int) -> Backend:
-    """Return the backend of layers that are not native; "auto" is Triton on a GPU, if it is
-    installed, else flash-attn if it is installed and supports the settings, and torch elsewhere.
+    """ "auto" is Triton on a GPU, if it is installed, else flash-attn where it works, else torch.
+
     Raises `ConfigError` for a backend that cannot work.
     """
     has_triton = find_spec("triton") is not None
@@ -287,9 +278,7 @@ def _triton(device: torch.device) -> Backend:
 
 
 def _no_flash(device: torch.device, dtype: torch.dtype, block_size: int) -> str | None:
-    """Return the reason that flash-attn cannot serve attention here, with a remedy; None if
-    it can.
-    """
+    """Return why flash-attn cannot serve here, with a remedy; None if it can."""
     capability = flash_attention.CAPABILITY
     if device.type != "cuda":
         return "takes a GPU: leave the flag out"
@@ -307,9 +296,7 @@ def _no_flash(device: torch.device, dtype: torch.dtype, block_size: int) -> str 
 def choose_graphs(
     config: EngineConfig, backend: Backend, device: torch.device
 ) -> DecodeGraphs | None:
-    """Return graphs of decode steps on a GPU, for a backend that waits for no value. Raises
-    `ConfigError` for sizes that cannot be captured.
-    """
+    """Return graphs for a GPU and a backend that waits for no value. Raises `ConfigError`."""
     limits = config.scheduler
     if config.cuda_graph_sizes and max(config.cuda_graph_sizes) > limits.max_num_seqs:
         raise ConfigError(
@@ -326,11 +313,10 @@ def choose_graphs(
 
 
 def choose_dtype(name: str, device: torch.device, packs_bfloat16: bool) -> torch.dtype:
-    """Return the torch dtype of a configured name; "auto" is float32 on a CPU, half precision on a
-    GPU.
+    """Return the torch dtype of a name; "auto" is float32 on a CPU, half precision on a GPU.
 
     Small quantized models have near ties that bfloat16 decides wrongly, so a CPU is exact by
-    default. `packs_bfloat16` is the result of `can_pack`: without it bfloat16 becomes float32.
+    default.
     """
     if name != "auto":
         if name not in _DTYPES:
@@ -344,10 +330,7 @@ def choose_dtype(name: str, device: torch.device, packs_bfloat16: bool) -> torch
 def choose_kv_dtype(
     name: str, device: torch.device, dtype: torch.dtype, backend: Backend
 ) -> torch.dtype:
-    """Return the torch dtype of a KV cache by its configured name; "auto" is the dtype of
-    activations, `dtype`. Eight bits need Triton, and a GPU that supports them; other formats need
-    float32 activations on a CPU. Raises `ConfigError` for unsupported settings.
-    """
+    """Return the dtype of a KV cache; "auto" is that of activations. Raises `ConfigError`."""
     if name in EIGHT_BITS:
         flag = f"--kv-cache-dtype {name}"
         if backend.name != "triton":

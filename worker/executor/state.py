@@ -19,12 +19,9 @@ _FIRST_SLOTS, _FIRST_BLOCKS = 64, 32
 class DeviceState:
     """Sole owner of a slot for each recent sequence: its blocks, and the token it drew last.
 
-    A step names the blocks of its sequences; only the difference from the previous step is written
-    and sent to the device. A sequence that was in neither of the last two steps may lose its slot
-    to another; if it returns, all its blocks are written again. Slot 0 belongs to no sequence.
-
-    `room` is an initial number of slots, and of blocks of a sequence: the device's tensors are
-    replaced only when more are needed.
+    Only differences from the previous step are sent to the device. A sequence that was in neither
+    of the last two steps may lose its slot; if it returns, all its blocks are written again. Slot 0
+    belongs to no sequence. The initial `room` in slots, and in blocks of a sequence, can grow.
     """
 
     def __init__(
@@ -45,9 +42,7 @@ class DeviceState:
         self._last_tokens = torch.zeros(num_slots, dtype=torch.int32, device=device)
 
     def enter(self, sequences: Sequence[ScheduledSequence]) -> Ints:
-        """Begin a step of these sequences; return their slots [S], with the block tables of the
-        step.
-        """
+        """Begin a step; return the sequences' slots [S], with the tables of the step."""
         slots, changes = self.enter_quietly(sequences)
         if changes and not self._is_shared:
             self.send(changes)
@@ -56,9 +51,8 @@ class DeviceState:
     def enter_quietly(
         self, sequences: Sequence[ScheduledSequence]
     ) -> tuple[list[int], list[tuple[int, int, int]]]:
-        """Do the same without an update of the device, which the caller sends; return the slots,
-        and the changes of the tables (slot, index, block). `device_tables` that had to grow contain
-        them already.
+        """Do the same, but leave the changes of the tables (slot, index, block) to the caller.
+        `device_tables` that had to grow contain them already.
         """
         self._step += 1
         slots = [self._slot(sequence.seq_id) for sequence in sequences]
@@ -75,7 +69,6 @@ class DeviceState:
         return slots, changes
 
     def send(self, changes: list[tuple[int, int, int]]) -> None:
-        """Update the tables on the device."""
         rows, columns, blocks = sent(np.array(changes, np.int32).T.copy(), self.device)
         self.device_tables[rows, columns] = blocks
 
@@ -98,9 +91,7 @@ class DeviceState:
         self._last_tokens[slots] = tokens.to(torch.int32)
 
     def last_tokens(self, slots: Tensor) -> Tensor:
-        """Return the previous step's draws for sequences in `slots` [n]: int32 [n] on the
-        device.
-        """
+        """Return the previous step's draws for `slots` [n]: int32 [n] on the device."""
         return self._last_tokens.index_select(0, slots)
 
     def last_token(self, seq_id: int) -> int:
@@ -108,9 +99,7 @@ class DeviceState:
         return int(self._last_tokens[self._slots[seq_id]])
 
     def forget(self) -> None:
-        """Free all slots, after a step that may have ended before all changes reached the
-        device.
-        """
+        """Free all slots, after a step whose changes may not have reached the device."""
         self._slots.clear()
         self._held = [()] * len(self._held)
 

@@ -1,8 +1,7 @@
-"""LoRA adapters (Hu et al., arXiv:2106.09685) as PEFT writes them: a directory with
-`adapter_config.json` and `adapter_model.safetensors`.
+"""LoRA adapters (Hu et al., arXiv:2106.09685) as PEFT writes them.
 
-An adapter may only add a product of two matrices to products of the model. Settings that ask for
-more, and tensors for which the model has no place, are refused by name.
+Settings that ask for more than a product of two matrices are refused by name, and so are tensors
+for which the model has no place.
 """
 
 import math
@@ -60,7 +59,6 @@ class _Settings(msgspec.Struct):
 
 
 def layer_products(config: ModelConfig) -> list[dict[str, Product]]:
-    """The products of each layer that an adapter can add to."""
     shapes = expected_shapes(config)
     layers = []
     for index in range(config.num_layers):
@@ -109,7 +107,6 @@ def read_adapter(path: str, config: ModelConfig, max_rank: int) -> list[dict[str
 
 
 def _places(layers: Sequence[Mapping[str, Product]]) -> dict[str, tuple[int, int]]:
-    """The shapes of the weights that can be adapted, by module."""
     return {
         f"model.layers.{index}.{name}": (size, product.inputs)
         for index, products in enumerate(layers)
@@ -155,9 +152,7 @@ def _checked(
     places: Mapping[str, tuple[int, int]],
     rank: int,
 ) -> dict[_Side, str]:
-    """The stored names of each module's two weights. Raise `ModelError` for a wrong shape or a
-    weight without its twin.
-    """
+    """Return the stored names of each module's two weights. Raise `ModelError`."""
     names: dict[_Side, str] = {}
     for name, shape in stored.items():
         match = _NAME.fullmatch(name)

@@ -55,9 +55,7 @@ _PROJECTION_BIAS = re.compile(r"\.(?:([a-z_]+)_proj|w[123])\.bias$")
 
 
 class WeightFile(Protocol):
-    """Named tensors on disk. `source` names the file in errors; if `is_grouped`, `grouped` returns
-    some of the tensors.
-    """
+    """Named tensors on disk; `source` names the file in errors. If `is_grouped`, see `grouped`."""
 
     source: str
     config: ModelConfig
@@ -94,8 +92,8 @@ class WeightFile(Protocol):
 def open_checkpoint(path: Path, quantization: str = "none") -> WeightFile:
     """Open a GGUF file or a safetensors directory; raise `ModelError` saying what is wrong.
 
-    With `quantization` "q8_0" or "q4_1", `stored` returns this encoding of a directory's weights;
-    for a GGUF file it raises `ConfigError`.
+    `stored` returns a directory's weights in `quantization` "q8_0" or "q4_1", for which a GGUF file
+    raises `ConfigError`.
     """
     if path.is_dir():
         return SafetensorsCheckpoint(path, quantization)
@@ -155,7 +153,6 @@ class GgufCheckpoint:
     def _decode_into(
         self, name: str, destination: Tensor, first_row: int, first_column: int
     ) -> None:
-        """Decode like `read_into`, with rows in the order of the file."""
         stored, heads = self._stored[name], self._rotary_heads(name)
         shape = self._file.tensors[stored.stored].shape
         first_row += stored.start
@@ -237,7 +234,6 @@ class SafetensorsCheckpoint:
         self._places = places(named, self._shapes, self.config)
 
     def _find_quantized(self, config_path: str, values: dict[str, Any]) -> QuantizedTensors | None:
-        """Find the weights of `quantization_config`. In `_shapes` they replace their parts."""
         how = read_quantization(config_path, values)
         if how is None:
             return None
@@ -316,9 +312,7 @@ class SafetensorsCheckpoint:
         return weight if order is None else weight.take(order)
 
     def _tensor(self, name: str, rows: slice, columns: slice | None = None) -> Tensor:
-        """Read rows and columns of a stored tensor, in our order. Raise `ModelError` for an
-        unsupported dtype.
-        """
+        """Raise `ModelError` for an unsupported dtype."""
         stored = self._places[name].stored
         view = self._shard_of[stored].get_slice(stored)
         dtype, shape = view.get_dtype(), self._shapes[stored]
@@ -337,13 +331,11 @@ class SafetensorsCheckpoint:
 
 
 def _narrowest(weight: Tensor) -> Tensor:
-    """A float32 weight, as bfloat16 if that is exact."""
     narrow = weight.bfloat16()
     return narrow if torch.equal(narrow.float(), weight) else weight
 
 
 def _shard_names(path: Path) -> list[str]:
-    """The weight files of a directory: the only one, those of its index, or all shards."""
     index_path, single = path / "model.safetensors.index.json", "model.safetensors"
     if (path / single).exists():
         return [single]
@@ -378,20 +370,13 @@ _Bytes = npt.NDArray[np.uint8]
 
 
 def read_tensor(file: GgufFile, name: str) -> Float32Array:
-    """Decode a tensor to a fresh, writable float32 array of its shape.
-
-    Raises `ModelError` when the tensor is missing or its encoding cannot be decoded.
-    """
+    """Decode a tensor to a fresh, writable float32 array. Raises `ModelError`."""
     file.tensor_bytes(name)  # an unknown name fails here
     return read_part(file, name, 0, 1, 1).reshape(file.tensors[name].shape)
 
 
 def read_part(file: GgufFile, name: str, start: int, stop: int, parts: int) -> Float32Array:
-    """Decode parts `start` to `stop`-1 of a tensor, which consists of `parts` equal parts of whole
-    blocks, to a fresh, writable, flat float32 array.
-
-    Raises `ModelError` when the encoding cannot be decoded.
-    """
+    """Decode parts `start` to `stop`-1 of a tensor's `parts` equal parts of whole blocks."""
     # A view of the mapping: only the pages of this part are read.
     info = file.tensors[name]
     size = info.num_bytes // parts
@@ -419,7 +404,6 @@ def _decode_with_gguf(rows: _Bytes, type_name: str) -> Any:
 
 
 def _half(columns: _Bytes) -> Float32Array:
-    """Little-endian float16 pairs of bytes as float32, one column a pair."""
     return np.ascontiguousarray(columns).view("<f2").astype(np.float32)
 
 
@@ -494,9 +478,7 @@ def _six_bit_pairs(packed: _Bytes) -> tuple[Float32Array, Float32Array]:
 
 
 def _q6_k(raw: _Bytes) -> Float32Array:
-    """Super-blocks of 256: two halves of four rows of 32 values of 6 bits, with an 8-bit scale for
-    every 16 values.
-    """
+    """Super-blocks of 256: two halves of 4 · 32 values of 6 bits, with an 8-bit scale per 16."""
     blocks = raw.reshape(-1, 210)
     low = blocks[:, :128].reshape(-1, 2, 2, 32)
     high = blocks[:, 128:192].reshape(-1, 2, 32)
@@ -561,7 +543,6 @@ def _to_q4_1(blocks: Tensor) -> _Bytes:
 
 
 def _inverse(scales: Float32Array) -> Float32Array:
-    """1 / scale, and 0 for 0."""
     return np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
 
 

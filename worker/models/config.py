@@ -150,22 +150,19 @@ class ModelConfig:
             raise ModelError(f"every {self.expert_interval}th layer cannot have experts")
 
     def window_of(self, layer: int) -> int | None:
-        """The number of positions that a row sees, its own included; None: all up to its own."""
+        """The positions that a row sees, its own included; None: all up to its own."""
         return self.window if self.window and layer not in self.full_layers else None
 
     def has_experts(self, layer: int) -> bool:
-        """True if the layer's MLP is a mixture."""
         is_due = (layer + 1) % self.expert_interval == 0 and layer not in self.dense_layers
         return self.num_experts > 0 and is_due
 
     @property
     def kv_elements_per_token(self) -> int:
-        """Elements of K and V of one token over all layers."""
         return self.num_layers * 2 * self.num_kv_heads * self.head_dim
 
 
 def check_architecture(source: str, architecture: object) -> str:
-    """Return a supported architecture; raise `ModelError` for any other."""
     if not isinstance(architecture, str) or architecture not in SUPPORTED_ARCHITECTURES:
         supported = ", ".join(SUPPORTED_ARCHITECTURES)
         raise ModelError(
@@ -175,7 +172,7 @@ def check_architecture(source: str, architecture: object) -> str:
 
 
 def from_gguf(file: GgufFile) -> ModelConfig:
-    """The configuration in a GGUF file's metadata; raise `ModelError` naming a missing key."""
+    """Raise `ModelError` naming a missing key."""
     source = str(file.path)
     architecture = check_architecture(source, file.architecture)
     fields = gguf_fields(source, architecture, file.metadata)
@@ -270,7 +267,7 @@ def _every_nth(interval: int, num_layers: int) -> range:
 
 
 def from_hf(source: str, values: Mapping[str, Any]) -> ModelConfig:
-    """The configuration in a Hugging Face `config.json`; `source` names the file in errors."""
+    """`source` names the file in errors."""
     architecture = check_architecture(source, values.get("model_type"))
     # In GGUF the same name is the text model alone.
     if architecture == "gemma3":
@@ -386,9 +383,7 @@ def _hf_no_rope_layers(
 def _hf_full_layers(
     fields: Fields, architecture: str, num_layers: int
 ) -> range | frozenset[int] | None:
-    """The layers without a sliding window: by `layer_types`, or else by the architecture's rule.
-    None: there is no window.
-    """
+    """The layers without a window; None: there is no window."""
     # Qwen2 writes a window it does not use beside `use_sliding_window: false`.
     slides = fields.flag("use_sliding_window", default=architecture not in _WINDOW_IF_ASKED)
     if not slides or not fields.optional("sliding_window"):
@@ -420,7 +415,6 @@ def _hf_rotary_dim(source: str, values: Mapping[str, Any], architecture: str, he
 
 
 def hf_context_length(source: str, values: Mapping[str, Any]) -> int:
-    """The context length of a model with this `config.json`, scaling included."""
     fields, rope = Fields(source, values), hf_rope(source, values)
     positions = fields.number("max_position_embeddings", int)
     kind = rope.values.get("rope_type") or rope.values.get("type")
@@ -432,7 +426,6 @@ def hf_context_length(source: str, values: Mapping[str, Any]) -> int:
 
 
 def gguf_context_length(source: str, architecture: str, metadata: Mapping[str, Any]) -> int:
-    """The context length by a GGUF file's metadata, scaling included."""
     fields = gguf_fields(source, architecture, metadata)
     positions = fields.number("context_length", int)
     kind = fields.values.get("rope.scaling.type")
@@ -444,7 +437,6 @@ def gguf_context_length(source: str, architecture: str, metadata: Mapping[str, A
 
 
 def gguf_fields(source: str, architecture: str, metadata: Mapping[str, Any]) -> Fields:
-    """The architecture's own keys of a file, without their prefix."""
     prefix = f"{architecture}."
     keys = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
     return Fields(f"{source}: {architecture}", keys)

@@ -1,14 +1,12 @@
 """A draft head: one small layer that predicts the target's next tokens.
 
 After EAGLE (Li et al., arXiv:2401.15077): from the target's hidden state of position p and token
-p+1, the head computes a hidden state of its own for position p+1, and from that the likeliest
-tokens p+2. To draft further, it uses its own hidden state in place of the target's. It attends to
-all earlier positions through a KV cache of its own. It can draft a part of the target's vocabulary
-(`draft_vocab`, as in EAGLE-3, arXiv:2503.01840), and shares the target's embedding and the rows of
-its output head.
+p+1, the head computes a state of its own for position p+1, and from that the likeliest tokens p+2.
+To draft further, it uses its own state in place of the target's. It can draft a part of the
+target's vocabulary (`draft_vocab`, as in EAGLE-3, arXiv:2503.01840), and shares the target's
+embedding and output rows.
 
-On disk a head is a safetensors file whose metadata has its configuration and the fingerprint of its
-target. The fingerprint is checked before any tensor is used.
+A head's file has the fingerprint of its target, which is checked before any tensor is used.
 """
 
 import dataclasses
@@ -54,7 +52,6 @@ class HeadShape:
     draft_vocab_size: int
 
     def config(self, target: ModelConfig) -> ModelConfig:
-        """The configuration of the head as a model of one layer."""
         return dataclasses.replace(
             target,
             vocab_size=self.draft_vocab_size,
@@ -96,8 +93,7 @@ class HeadShape:
 class DraftHead:
     """Weights of a head on its target's device and in its dtype. Holds no state between steps.
 
-    `config` describes its one layer and thereby its KV cache. `draft_vocab` [Vd] int64 maps the
-    columns of `logits` to token ids of the target.
+    `draft_vocab` [Vd] int64 maps the columns of `logits` to token ids of the target.
     """
 
     config: ModelConfig
@@ -114,12 +110,11 @@ class DraftHead:
     backend: Backend
 
     def forward(self, features: Tensor, step: StepTensors, kv_cache: Tensor) -> Tensor:
-        """Run a step and return the head's hidden states [T, H] of every row.
+        """Return the head's hidden states [T, H] of every row.
 
-        `features` [T, H] are hidden states of the step's positions: the target's, before its final
-        norm, or this method's result for the position before. `step.token_ids` are shifted: row p
-        has token p+1; positions, slots and attention are those of p. kv_cache [1, num_blocks, 2,
-        kv_heads, block_size, head_dim] is read and written.
+        `features` [T, H] are the target's, before its final norm, or this method's result for the
+        position before. `step.token_ids` are shifted: row p has token p+1; positions, slots and
+        attention are those of p.
         """
         eps = self.config.rms_norm_eps
         words = rms_norm(self.embedding.rows(step.token_ids), self.embedding_norm, eps)
@@ -136,10 +131,10 @@ class DraftHead:
 
 
 def fingerprint(target: LlamaModel) -> str:
-    """A short digest of a target's weights, the same in every dtype.
+    """Digest a target's weights, to the same value in every dtype.
 
-    It covers the signs of some rows of the embedding and of every layer's first and last matrix.
-    They do not depend on rounding, but change with quantisation, and with training of any part of a
+    It covers the signs of some rows of the embedding and of every layer's first and last matrix,
+    which do not depend on rounding, but change with quantisation and with training of any part of a
     layer.
     """
     config = target.config
@@ -177,20 +172,14 @@ def head_metadata(shape: HeadShape, target: LlamaModel) -> dict[str, str]:
 
 
 def load_draft_head(path: Path, target: LlamaModel, *, is_rounded: bool = False) -> DraftHead:
-    """Load a head for its target; raise `ModelError` saying what is wrong and what helps.
-
-    `is_rounded`: products may be computed in bfloat16 where that is faster.
-    """
+    """Load a head for its target, or raise `ModelError`. `is_rounded`: bfloat16 where faster."""
     shape, tensors = read_head(path, target)
     vocab = tensors["draft_vocab"].to(target.device)
     return assemble(shape, tensors, vocab, target, is_rounded=is_rounded)
 
 
 def read_head(path: Path, target: LlamaModel) -> tuple[HeadShape, dict[str, Tensor]]:
-    """Read a head's shape and its tensors, as stored except for `draft_vocab` [Vd], which is int64.
-
-    Raise `ModelError` for a file that is not a head, is broken, or is for another target.
-    """
+    """Read a head's shape and tensors. Raise `ModelError` for what is no head of this target."""
     shape = _checked_shape(path, _metadata(path), target)
     wanted = shape.tensor_shapes(target.config) | {"draft_vocab": (shape.draft_vocab_size,)}
     try:
@@ -249,9 +238,7 @@ def assemble(
 
 
 def shipped_head(target: LlamaModel, heads: Path | None = None) -> Path | None:
-    """Find the file of a head for this target: under `heads` (default: `heads_directory()`), where
-    `pointsman train-draft` writes, or else in the package.
-    """
+    """Find a head of this target in `heads`, where `pointsman train-draft` writes, or shipped."""
     name = fingerprint(target)
     trained = (heads or heads_directory()) / name / HEAD_FILE
     # The operator trained the first one on purpose, so it takes precedence.
@@ -262,9 +249,7 @@ def shipped_head(target: LlamaModel, heads: Path | None = None) -> Path | None:
 
 
 def heads_directory(environment: Mapping[str, str] = os.environ) -> Path:
-    """The directory of heads trained on this machine, with a folder for each fingerprint: below
-    $POINTSMAN_CACHE, else ~/.cache/pointsman.
-    """
+    """The heads trained on this machine: below $POINTSMAN_CACHE, else ~/.cache/pointsman."""
     chosen = environment.get("POINTSMAN_CACHE")
     return (Path(chosen) if chosen else Path.home() / ".cache/pointsman") / "heads"
 

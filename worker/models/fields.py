@@ -37,16 +37,13 @@ class Fields:
         return kind(value)
 
     def optional(self, key: str) -> float | None:
-        """A number; None if it is missing or null."""
         return None if self.values.get(key) is None else self.number(key, float)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """A switch; null counts as missing."""
         value = self.values.get(key)
         return default if value is None else bool(value)
 
     def factors(self, key: str) -> tuple[float, ...]:
-        """A list of positive numbers."""
         listed = self.values.get(key)
         if not isinstance(listed, list) or not listed:
             raise ModelError(f"{self.source}: {key} is {listed!r}, not a list of factors")

@@ -128,7 +128,6 @@ class GgufFile:
 
     @property
     def architecture(self) -> str:
-        """The `general.architecture` key, which prefixes the architecture's own keys."""
         value = self.metadata.get("general.architecture")
         if not isinstance(value, str):
             raise ModelError(f"{self.path}: general.architecture is missing or not a string")
@@ -156,7 +155,6 @@ class _Cursor:
         raise ModelError(f"{self.path}: corrupt GGUF in {self.place}: {reason}")
 
     def take(self, num_bytes: int) -> bytes:
-        """Read the next bytes; raise `ModelError` at the end of the file."""
         start = self.position
         end = start + num_bytes
         if end > self.size:
@@ -204,7 +202,6 @@ class _Cursor:
 
 
 def _read_header(cursor: _Cursor) -> tuple[int, int]:
-    """Check magic and version; return the number of tensors and of key-value pairs."""
     if cursor.data[:4] != MAGIC:
         raise ModelError(f"{cursor.path}: not a GGUF file: it starts with {cursor.data[:4]!r}")
     cursor.take(4)
@@ -304,7 +301,6 @@ def _read_tensor_info(cursor: _Cursor, alignment: int) -> TensorInfo:
 
 
 def _placed(cursor: _Cursor, info: TensorInfo, data_start: int) -> TensorInfo:
-    """The same tensor with an absolute offset, checked to lie inside the file."""
     offset = data_start + info.offset
     if offset + info.num_bytes > cursor.size:
         cursor.place = f"tensor {info.name!r}"

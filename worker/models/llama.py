@@ -20,14 +20,12 @@ from worker.ops.step import StepTensors as StepTensors
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. `qkv` and `gate_up` are fused along their outputs.
+    """One decoder layer; `qkv` and `gate_up` are fused along their outputs.
 
-    `query_norm` and `key_norm` [head_dim] normalise each head before it is rotated, where the
-    architecture does so; `rotates` is off for layers without rotary embedding. With a `window`, a
-    row sees this number of positions, its own included. `attention_norm` and `branch_norm` [hidden]
-    normalise the outputs of attention and MLP before they are added, where the architecture does
-    so. With `experts`, these are the MLP, and `gate_up` and `down` belong to the first of them. An
-    8-bit cache stores keys and values divided by `kv_scales` [2, kv_heads] float32.
+    `query_norm` and `key_norm` [head_dim] come before the rotation, `attention_norm` and
+    `branch_norm` [hidden] before the outputs of attention and MLP are added, where the architecture
+    has them. `gate_up` and `down` belong to the first of `experts`. An 8-bit cache stores keys and
+    values divided by `kv_scales` [2, kv_heads] float32.
     """
 
     input_norm: Tensor
@@ -47,14 +45,11 @@ class LayerWeights:
 
 
 def layer_shape(config: ModelConfig) -> LayerShape:
-    """The shape that all native layers of a model share."""
     return LayerShape(config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps)
 
 
 def native_layers(layers: Sequence[LayerWeights], config: ModelConfig) -> NativeLayers | None:
-    """The layers for native kernels. None: a product is not native, or the architecture needs
-    arithmetic that the kernels lack.
-    """
+    """None: a product is not native, or the kernels lack arithmetic of the architecture."""
     if config.post_norms or config.activation != "silu" or config.num_experts:
         return None
     products, norms = [], []
@@ -146,7 +141,7 @@ def run_layers(
     backend: Backend,
     local_rope: RopeTable | None = None,
 ) -> Tensor:
-    """Run x [T, hidden] through layers, each with its part of the cache of `LlamaModel.forward`."""
+    """Run x [T, hidden] through layers, each with its part of the cache."""
     shape = AttentionShape(
         config.num_heads,
         config.num_kv_heads,

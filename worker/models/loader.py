@@ -1,7 +1,6 @@
-"""Load a model from a `WeightFile`: read every tensor exactly once, directly into its final memory.
+"""Load a model from a `WeightFile`: every tensor is read once, directly into its final memory.
 
-A missing tensor, an unexpected one, or one whose shape contradicts the configuration raises a
-`ModelError` that names it before any weight is read.
+A missing, unexpected or misshapen tensor is a `ModelError` before any weight is read.
 """
 
 import dataclasses
@@ -60,14 +59,11 @@ def load_model(
 ) -> LlamaModel:
     """Load a GGUF file or a safetensors directory; raise `ModelError` saying what is wrong.
 
-    `max_positions` limits the positions of a sequence below the model's context. `check` is called
-    with the model's shape before any weight is read, and may raise. With `kernels`, and a `dtype`
-    of float32, weights stay as stored and layers are native; `quantization` "q8_0" or "q4_1"
-    converts the weights of products (embedding and head included) whose rows are whole blocks, and
-    raises `ConfigError` where the kernels do not support the model.
-
-    A `shard`, which takes no `kernels`, reads only its own parts and the whole embedding, and has
-    shapes of its own: see `shard_config`, which may raise.
+    `check` gets the model's shape before any weight is read, and may raise. With `kernels` and a
+    `dtype` of float32, weights stay as stored and layers are native; `quantization` converts the
+    weights of products whose rows are whole blocks, and raises `ConfigError` where the kernels do
+    not support the model. A `shard`, which takes no `kernels`, reads only its own parts and the
+    whole embedding.
     """
     checkpoint = open_checkpoint(Path(path), quantization)
     _check_tensors(checkpoint)
@@ -86,9 +82,7 @@ def load_model(
 
 
 def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
-    """The shape of a shard's layers: its part of the heads, of the KV heads (one, if there are more
-    shards) and of the inner size. Raise `ConfigError` if these do not divide evenly.
-    """
+    """The shape of a shard's layers. Raise `ConfigError` if heads or sizes do not divide evenly."""
     if config.num_experts and shard.size > 1:
         raise ConfigError(
             f"--tensor-parallel-size {shard.size}: mixtures of experts are not split: leave the"
@@ -111,15 +105,12 @@ def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
 
 
 def _splits(counts: tuple[int, int, int], size: int) -> bool:
-    """True if heads, KV heads and inner size divide evenly among `size` shards; several shards may
-    share a KV head.
-    """
+    """True if all divide evenly among `size` shards; several shards may share a KV head."""
     heads, kv_heads, inner = counts
     return heads % size == inner % size == 0 and min(kv_heads % size, size % kv_heads) == 0
 
 
 def _check_tensors(checkpoint: WeightFile) -> None:
-    """Raise `ModelError` unless exactly the expected tensors are there, in their shapes."""
     found, num_layers = checkpoint.shapes(), checkpoint.config.num_layers
     if num_layers > len(found):  # `expected_shapes` would not end for a hostile number of layers
         raise ModelError(
@@ -151,14 +142,12 @@ def _check_tensors(checkpoint: WeightFile) -> None:
 
 
 def _some(names: Iterable[str]) -> str:
-    """The first names, and the number of the others."""
     listed = list(dict.fromkeys(names))  # parts of a fused tensor have one name
     more = len(listed) - _NAMES_LISTED
     return ", ".join(listed[:_NAMES_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shapes of a model's tensors by Hugging Face name."""
     table = (config.vocab_size, config.hidden_size)
     shapes: dict[str, tuple[int, ...]] = {_EMBEDDING: table, _FINAL_NORM: (config.hidden_size,)}
     if not config.tied_head:
@@ -176,7 +165,6 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _norms(config: ModelConfig) -> dict[str, int]:
-    """The normalisations of a layer and their sizes."""
     names = {"input_layernorm", "post_attention_layernorm", _mlp_norm(config)}
     if config.post_norms:
         names.add("post_feedforward_layernorm")
@@ -192,9 +180,7 @@ def _mlp_norm(config: ModelConfig) -> str:
 
 
 class _Projection(NamedTuple):
-    """Linear parts of a layer that read the same input, fused along their outputs. Shards split the
-    outputs or (`splits_inputs`) the inputs.
-    """
+    """Fused linear parts with one input; shards split the outputs or (`splits_inputs`) inputs."""
 
     outputs: dict[str, int]
     inputs: int
@@ -203,7 +189,6 @@ class _Projection(NamedTuple):
 
 
 def _projections(config: ModelConfig, index: int) -> dict[str, _Projection]:
-    """The products of a layer, `gate_up` and `down` of each of its experts."""
     query_size = config.num_heads * config.head_dim
     kv_size = config.num_kv_heads * config.head_dim
     hidden = config.hidden_size
@@ -289,7 +274,6 @@ class _Assembly:
         )
 
     def _tables(self, shape: tuple[int, int]) -> tuple[Linear, Linear]:
-        """The embedding and the head [vocab_size, hidden], which may be the same."""
         # Every rank embeds all tokens itself, which saves a transfer, and has a part of the head.
         if self._shard.size > 1:
             weight = self._read(_EMBEDDING, shape)
@@ -308,7 +292,6 @@ class _Assembly:
         return embedding, head or make_linear(self._read(_HEAD, shape), kernels=self._kernels)
 
     def _vocab_parallel_head(self, embedding: Tensor) -> Linear:
-        """The head for the shard's part of the vocabulary."""
         vocab_size, hidden = embedding.shape
         size = -(-vocab_size // self._shard.size)
         start = min(self._shard.rank * size, vocab_size)
@@ -354,9 +337,7 @@ class _Assembly:
         )
 
     def _kv_scales(self, prefix: str) -> Tensor | None:
-        """The scales of the shard's KV heads [2, kv_heads]; None if none are stored. Raise
-        `ModelError` for an invalid scale.
-        """
+        """The scales of the shard's KV heads [2, kv_heads]; None if none are stored."""
         heads, names = self._config.num_kv_heads, self._checkpoint.shapes()
         scales = torch.ones(2, heads)
         found = False
@@ -404,9 +385,7 @@ class _Assembly:
         )
 
     def _linear(self, prefix: str, part: _Projection, into: Tensor | None = None) -> Linear:
-        """The fused product of stacked parts. If `into` is given, the weight is decoded to it and
-        stays there.
-        """
+        """The fused product of stacked parts; its weight is decoded to `into` and stays there."""
         bias = None
         if part.bias and not (part.splits_inputs and self._shard.rank > 0):  # rank 0 alone adds it
             bias = self._joined(prefix, "bias", part)
@@ -422,9 +401,7 @@ class _Assembly:
         return linear
 
     def _native(self, names: Sequence[str], bias: Tensor | None = None) -> Linear | None:
-        """The product of stacked weights as stored. None: there are no kernels, or a weight has to
-        be decoded.
-        """
+        """The product of weights as stored. None: no kernels, or a weight has to be decoded."""
         if self._kernels is None:
             return None
         parts = [part for name in names if (part := self._checkpoint.stored(name)) is not None]
@@ -453,7 +430,6 @@ class _Assembly:
         return QuantizedLinear(packed, bias, self._product)
 
     def _places(self, part: _Projection) -> dict[str, tuple[slice, slice]]:
-        """The shard's rows and columns of each weight of a projection."""
         rank, places = self._shard.rank, {}
         # With more ranks than KV heads, consecutive ranks share a head.
         sharing = max(1, self._shard.size // self._checkpoint.config.num_kv_heads)
@@ -466,7 +442,6 @@ class _Assembly:
     def _joined(
         self, prefix: str, kind: str, part: _Projection, into: Tensor | None = None
     ) -> Tensor:
-        """Decode the shard's part of a projection's weights or biases, stacked."""
         size = sum(part.outputs.values())
         shape = (size, part.inputs) if kind == "weight" else (size,)
         joined, start = self._empty(shape) if into is None else into, 0
@@ -510,7 +485,6 @@ def model_rope_table(
 
 
 def _rotary_pairs(config: ModelConfig) -> int:
-    """The number of rotated pairs in a head."""
     return (config.rotary_dim or config.head_dim) // 2
 
 
@@ -570,7 +544,6 @@ def _yarn_frequencies(frequencies: Tensor, base: float, scaling: RopeScaling) ->
     pairs = len(frequencies)
 
     def pair_turning(turns: float) -> float:
-        """The (fractional) pair that makes `turns` turns over the original context."""
         return pairs * math.log(scaling.original_context / (turns * 2 * math.pi)) / math.log(base)
 
     low, high = pair_turning(scaling.beta_fast), pair_turning(scaling.beta_slow)

@@ -58,28 +58,25 @@ _GGML_OF = {hf: ggml for ggml, hf in (_GGUF_NAMES | _GGUF_LAYER_NAMES).items()}
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a tensor: rows `start` to `stop` - 1 of the file's tensor `stored`."""
-
     stored: str
     start: int
     stop: int
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of these rows, given the shape of the whole tensor."""
         return (self.stop - self.start, *whole[1:][-1:]) if whole else ()
 
 
 def num_rows(shape: tuple[int, ...]) -> int:
-    """Rows of a tensor, with those of all its matrices stacked."""
     return math.prod(shape[:-1]) if len(shape) > 1 else sum(shape)
 
 
 def places(
     stored: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], config: ModelConfig
 ) -> dict[str, Place]:
-    """Find the places of the model's tensors in a file with tensors of the given `shapes`. `stored`
-    maps Hugging Face names to the file's names. The last part of a fused tensor takes all remaining
-    rows; a later check of shapes finds a wrong number.
+    """Find the model's tensors in a file of these `shapes`; `stored` maps names to the file's.
+
+    The last part of a fused tensor takes all remaining rows; a later check of shapes finds a wrong
+    number.
     """
     places = {}
     sizes = {
@@ -124,7 +121,7 @@ def row_order(name: str, config: ModelConfig, rows: int) -> list[int] | None:
 
 
 def hf_name(name: str, config: ModelConfig) -> str:
-    """The Hugging Face name of a GGUF tensor; an unknown name stays unchanged."""
+    """An unknown name stays unchanged."""
     layer = _GGUF_LAYER.fullmatch(name)
     known = _GGUF_LAYER_NAMES | _GGUF_OWN_NAMES.get(config.architecture, {})
     if layer is not None and layer[2] in known:
@@ -134,7 +131,6 @@ def hf_name(name: str, config: ModelConfig) -> str:
 
 
 def ggml_name(name: str, config: ModelConfig) -> str:
-    """The inverse of `hf_name`."""
     own = _GGUF_OWN_NAMES.get(config.architecture, {})
     known = _GGML_OF | {hf: ggml for ggml, hf in own.items()}
     layer = _HF_LAYER.fullmatch(re.sub(r"\.experts\.\d+\.", ".experts.*.", name))
@@ -145,11 +141,9 @@ def ggml_name(name: str, config: ModelConfig) -> str:
 
 
 def from_mixtral(name: str) -> str:
-    """The Hugging Face name, in a Llama's layout, of a tensor of Mixtral."""
     return ".".join(_MIXTRAL.get(part, part) for part in name.split("."))
 
 
 def to_mixtral(name: str) -> str:
-    """The inverse of `from_mixtral`."""
     back = {own: stored for stored, own in _MIXTRAL.items()}
     return ".".join(back.get(part, part) for part in name.split("."))

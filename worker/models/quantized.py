@@ -93,7 +93,6 @@ def read_quantization(source: str, values: Mapping[str, Any]) -> Quantization | 
 
 
 def _compressed(fields: Fields) -> Quantization:
-    """Read compressed-tensors: FP8 with one layout for all groups of modules."""
     _one_of(fields, "format", _FORMATS)
     for key in ("sparsity_config", "transform_config"):
         value = fields.values.get(key)
@@ -118,7 +117,6 @@ def _compressed(fields: Fields) -> Quantization:
 
 
 def _one_of(fields: Fields, key: str, allowed: tuple[str, ...], default: str = "") -> str:
-    """One of a few words, in upper or lower case. Raise `ModelError` for others."""
     value = fields.values.get(key) or default
     word = value.lower() if isinstance(value, str) else ""
     if word not in allowed:
@@ -152,9 +150,6 @@ class QuantizedTensors:
         types: Mapping[str, str],
         open_slice: Callable[[str], Any],
     ) -> None:
-        """`shapes` and `types` describe the stored tensors, and `open_slice` opens one for slicing.
-        Raise `ModelError` for a weight whose parts are missing or do not fit together.
-        """
         self._source = source
         self._how = quantization
         self._shapes = shapes
@@ -190,7 +185,6 @@ class QuantizedTensors:
         return next((name for name in names if name in self._shapes), names[-1])
 
     def _check(self, stem: str) -> None:
-        """Raise `ModelError` unless the parts of a weight have the shapes that its own implies."""
         out, inputs = self.weights[f"{stem}.weight"]
         how = self._how
         if how.method == "fp8":
@@ -217,10 +211,7 @@ class QuantizedTensors:
             )
 
     def read(self, name: str, rows: slice, columns: slice) -> GroupedWeight:
-        """Read a part of a weight by its name in `weights`. Both slices have a start and a stop.
-
-        Raise `ModelError` for groups without scales.
-        """
+        """Read a part of a weight; both slices have a start and a stop. Raise `ModelError`."""
         stem = name.removesuffix(".weight")
         read = {"fp8": self._read_fp8, "awq": self._read_awq, "gptq": self._read_gptq}
         return read[self._how.method](stem, rows, columns)
@@ -288,7 +279,6 @@ class QuantizedTensors:
 
 
 def _widened(part: slice, multiple: int) -> tuple[slice, slice]:
-    """The words that hold a part of the packed codes, and the part's place in them."""
     first = part.start // multiple
     inner = slice(part.start - first * multiple, part.stop - first * multiple)
     return slice(first, -(-part.stop // multiple)), inner

@@ -54,9 +54,7 @@ class RopeScaling:
 
 
 def hf_rope(source: str, values: Mapping[str, Any]) -> Fields:
-    """The rotary settings of either layout: `rope_parameters` (transformers 5), or `rope_theta`
-    beside `rope_scaling` (before). Raise `ModelError` if they are not an object.
-    """
+    """Read `rope_parameters` (transformers 5), or `rope_theta` beside `rope_scaling` (before)."""
     stated = values.get("rope_parameters") or values.get("rope_scaling") or {}
     if not isinstance(stated, Mapping):
         raise ModelError(f"{source}: rope_parameters or rope_scaling is {stated!r}, not an object")
@@ -70,7 +68,6 @@ def hf_rope(source: str, values: Mapping[str, Any]) -> Fields:
 
 
 def hf_scaling(source: str, values: Mapping[str, Any]) -> RopeScaling | None:
-    """The scaling in a `config.json`, or None; raise `ModelError` naming an unsupported kind."""
     rope = hf_rope(source, values)
     kind = rope.values.get("rope_type") or rope.values.get("type") or "default"
     if kind == "default":

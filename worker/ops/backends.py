@@ -1,7 +1,6 @@
 """The parts of a layer beside products: norms, activation, rotation, attention over the KV cache.
 
-A backend implements them for one kind of device. It plans the work that all layers share once a
-step; a plan then serves one layer after the other. Layers that a CPU runs natively need no backend.
+A backend plans the work that all layers share once a step. Native layers need no backend.
 """
 
 from dataclasses import dataclass
@@ -122,7 +121,6 @@ class TorchBackend:
     mask = staticmethod(mask_rows)
 
     def plan(self, step: StepTensors, shape: AttentionShape, rope: RopeTable) -> Attention:
-        """Select the rows of the table that all layers share."""
         return _TorchAttention(step, shape, rope.rows(step.positions))
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -137,9 +135,7 @@ class TorchBackend:
         return functional.gelu(gate, approximate="tanh").mul_(up)
 
     def mix_experts(self, x: Tensor, experts: Experts) -> Tensor:
-        """Run one expert after the other. Waits for the device to learn which experts are
-        chosen.
-        """
+        """Run one expert after the other, and wait for the choice of experts."""
         return mix_experts(x, experts, self.silu_mul)
 
 
@@ -148,8 +144,6 @@ TORCH = TorchBackend()
 
 @dataclass(frozen=True, slots=True)
 class _TorchAttention:
-    """Attention by torch; `rope` holds the rows of the step's positions."""
-
     step: StepTensors
     shape: AttentionShape
     rope: RopeTable

@@ -24,11 +24,10 @@ _MIN_CONFIDENCE = 1e-30
 
 
 class DraftChoice(NamedTuple):
-    """One draft for each of B sequences.
+    """One draft for each of B sequences, with `confidences` in (0, 1].
 
-    `confidences` are in (0, 1]. `proposals` [B, V] float32 is q, over the target's vocabulary, on
-    the device of the logits: the distribution of each draft (all mass at the draft for temperature
-    0); None for methods that do not draw from q.
+    `proposals` [B, V] float32 is q, over the target's vocabulary; None: drafts were not drawn from
+    q.
     """
 
     token_ids: list[int]
@@ -48,17 +47,13 @@ def choose_drafts(
 ) -> DraftChoice:
     """Draft the token at `positions[b]` for each row b of logits [B, V] float32.
 
-    `method` is "greedy", "gumbel" or "probabilistic"; each of them drafts greedily for a request of
-    temperature 0. `offset` is the number of earlier drafts of the same run (0 for the first): a
-    position that is drafted again in a later run gets other noise in "probabilistic", since the
-    outcome of the earlier run may have depended on the old noise.
+    Every method drafts greedily at temperature 0. `offset` is the number of earlier drafts of the
+    same run: a position that is drafted again in a later run gets other noise in "probabilistic",
+    since the outcome of the earlier run may have depended on the old noise. With `token_ids` [Vd]
+    int64, logits are [B, Vd] of these tokens of the target's vocabulary of `vocab_size`.
 
-    With `token_ids` [Vd] int64, logits are [B, Vd] of only these tokens of the target's vocabulary
-    of `vocab_size`; the noise and the returned ids are the target's.
-
-    The confidence of a draft is its probability in the draft's distribution at temperature 1. For a
-    draft that was drawn from q it is always 1: the decision to verify such a draft must not depend
-    on its token, or that decision would distort the distribution of the output.
+    A draft's confidence is its probability at temperature 1, but 1 for a draft that was drawn from
+    q: the decision to verify such a draft must not depend on its token.
     """
     if method not in (GREEDY, GUMBEL, PROBABILISTIC):
         raise ValueError(f"unknown method to choose drafts: {method!r}")
@@ -108,9 +103,7 @@ def _plain(params: SamplingParams) -> SamplingParams:
 
 
 def _probabilities(logits: Tensor, choices: Sequence[int]) -> list[float]:
-    """Return, for each row of logits [B, V], the probability of its choice; in (0, 1] even for
-    logits that are not numbers.
-    """
+    """Return the probability of each choice, in (0, 1] even for logits that are not numbers."""
     picked = torch.tensor(choices, device=logits.device)[:, None]
     shares = logits.log_softmax(dim=-1).gather(1, picked).exp().nan_to_num(nan=0.0)
     return shares.flatten().clamp(_MIN_CONFIDENCE, 1.0).tolist()

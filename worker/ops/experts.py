@@ -15,12 +15,10 @@ from worker.ops.linear import Linear
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The experts of one layer: `gate_up` and `down` are the products of each, and `router`
-    computes one logit per expert for a row. A row takes `per_token` of them; their weights add up
-    to one if `normalized`.
+    """The experts of one layer: products of each, and a `router` with one logit per expert.
 
-    For dense products, `stacks` are the same weights, as [experts, 2 · inner, hidden] and [experts,
-    hidden, inner].
+    A row takes `per_token` of them; their weights add up to one if `normalized`. `stacks` are dense
+    weights: [experts, 2 · inner, hidden] and [experts, hidden, inner].
     """
 
     router: Linear
@@ -31,9 +29,7 @@ class Experts:
     stacks: tuple[Tensor, Tensor] | None = None
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose experts [T, per_token] int64 for rows x [T, hidden]; return them and their weights
-        [T, per_token] float32.
-        """
+        """Return the experts [T, per_token] int64 of rows x [T, hidden], and float32 weights."""
         shares, chosen = self.router(x).float().softmax(dim=-1).topk(self.per_token, dim=-1)
         if self.normalized:
             shares = shares / shares.sum(dim=-1, keepdim=True)
@@ -41,8 +37,7 @@ class Experts:
 
 
 def mix_experts(x: Tensor, experts: Experts, gate: Callable[[Tensor], Tensor]) -> Tensor:
-    """Compute the weighted sum of the chosen experts' results for each row of x [T, hidden]: [T,
-    hidden]. `gate` computes [n, inner] from gates and gated values [n, 2 · inner].
+    """Compute the weighted sum of the chosen experts' results for each row of x [T, hidden].
 
     A row's sum runs over its experts by number, in float32, so it does not depend on other rows.
     """

@@ -27,23 +27,19 @@ _LONE_ROW_LIMIT = 1024
 
 
 class Linear(Protocol):
-    """A weight ready to be applied."""
-
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Compute x [T, in] → [T, out], plus `residual` [T, out] if given."""
         ...
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Return the rows [n, in] of the weight at `indices` [n] int64, in its plain layout."""
+        """Return the rows [n, in] of the weight at `indices` [n] int64."""
         ...
 
 
 def make_linear(
     weight: Tensor, bias: Tensor | None = None, kernels: CpuKernels | None = None
 ) -> Linear:
-    """Prepare weight [out, in] and bias [out] for the fastest product of their device and dtype;
-    with `kernels`, a native one of float32 activations.
-    """
+    """Prepare weight [out, in] and bias [out] for the fastest product; `kernels` take float32."""
     if kernels is not None:
         linear = kernels.linear([stored(weight)], None if bias is None else bias.float())
         if linear is not None:
@@ -89,7 +85,6 @@ def make_rounded_linear(weight: Tensor, kernels: CpuKernels | None = None) -> Li
 
 
 def fast_dtype(device: torch.device) -> torch.dtype:
-    """Return the fastest dtype of products: bfloat16 if the device multiplies it, else float32."""
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
     # The first call checks the CPU, the second the limits set for oneDNN.

@@ -30,9 +30,7 @@ class LogprobQuery:
 
 
 def token_logprobs(logits: Tensor, queries: Sequence[LogprobQuery]) -> list[TokenLogprobs]:
-    """Answer `queries` in order, over logits [R, V] float32; all requested rows must hold numbers.
-    A row's answers do not depend on the other rows. Twin: `reference_ops.token_logprobs`.
-    """
+    """Answer `queries` in order, over logits [R, V] float32, each row independently."""
     if not queries:
         return []
     asked = sorted({query.row for query in queries})
@@ -58,7 +56,6 @@ class _Rows:
         self._head_ids: list[list[int]] = head.indices.tolist()
 
     def answer(self, row: int, query: LogprobQuery) -> TokenLogprobs:
-        """Answer `query` for the row at index `row` of this group."""
         logits = self._logits[row]
         extra = torch.tensor([query.token_id, *query.fixed_ids], device=logits.device)
         chosen, *fixed = logits[extra].tolist()
@@ -85,7 +82,6 @@ class _Rows:
         return [token_id for _, token_id in ranked], [logit for logit, _ in ranked]
 
     def _rank(self, row: int, logit: float) -> int:
-        """Count the logits of the row that are at least `logit`."""
         head = self._head_logits[row]
         if head[-1] < logit:
             return sum(other >= logit for other in head)

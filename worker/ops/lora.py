@@ -59,8 +59,6 @@ AdapterFactors = Sequence[Mapping[str, Factors]]  # of each layer, by product
 
 
 class AdapterStore(Protocol):
-    """Adapters in the slots of one device."""
-
     def prepared(self, layers: AdapterFactors) -> Any:
         """Prepare an adapter for `put`, on the host. May run concurrently with everything else."""
         ...
@@ -70,9 +68,7 @@ class AdapterStore(Protocol):
         ...
 
     def plan(self, owners: Owners) -> StepAdapters:
-        """Plan the adapters of a step with rows of these owners; at least one row has an
-        adapter.
-        """
+        """Plan a step with rows of these owners, at least one of which has an adapter."""
         ...
 
 
@@ -84,16 +80,14 @@ class _Pair:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """An adapter; `native` are its layers for native kernels, if all of its products are native."""
+    """`native` are an adapter's layers for native kernels, if all of its products are native."""
 
     layers: Sequence[Mapping[str, _Pair]]
     native: AdapterLayers | None
 
 
 class LinearAdapters:
-    """Adapters as pairs of the device's ordinary products; implements `AdapterStore` for any
-    device.
-    """
+    """Adapters as pairs of the device's ordinary products; implements `AdapterStore`."""
 
     def __init__(
         self,
@@ -108,17 +102,14 @@ class LinearAdapters:
         self._kernels = kernels
 
     def prepared(self, layers: AdapterFactors) -> Any:
-        """Return products on a CPU; for another device, their factors."""
         return self._loaded(layers) if self._device.type == "cpu" else layers
 
     def put(self, slot: int, prepared: Any) -> None:
-        """Build the products on the device; on a CPU they already exist."""
         if prepared is not None and self._device.type != "cpu":
             prepared = self._loaded(prepared)
         self._slots[slot] = prepared
 
     def plan(self, owners: Owners) -> StepAdapters:
-        """Make one group for each adapter."""
         groups = []
         for slot in np.unique(owners[owners >= 0]).tolist():
             loaded = self._slots[slot]

@@ -48,7 +48,6 @@ class Stream:
 def _words(
     seed: int, position: int, purpose: Purpose, count: int, offset: int = 0
 ) -> npt.NDArray[np.uint64]:
-    """Return `count` random words of 64 bits."""
     counter = (position << _POSITION_SHIFT) + (int(purpose) << _PURPOSE_SHIFT)
     counter += offset << _OFFSET_SHIFT
     words: npt.NDArray[np.uint64] = np.random.Philox(
@@ -58,9 +57,7 @@ def _words(
 
 
 def uniforms(seed: int, position: int, purpose: Purpose, count: int) -> npt.NDArray[np.float64]:
-    """Return `count` numbers in [0, 1), on a grid of 2^-53; a larger `count` does not change the
-    first ones.
-    """
+    """Return numbers in [0, 1), on a grid of 2^-53; `count` does not change the first ones."""
     words = _words(seed, position, purpose, count)
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -108,7 +105,6 @@ def gumbel_at(seeds: Tensor, positions: Tensor, ids: Tensor, stream: Stream) -> 
 
 
 def _uniform(words: Tensor) -> Tensor:
-    """Turn 32 random bits into float32 numbers, in place."""
     return words.add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
 
 
@@ -150,5 +146,4 @@ def _product(x: Tensor, factor: int) -> tuple[Tensor, Tensor]:
 
 
 def _signed(value: int) -> int:
-    """Return the int64 with the low 64 bits of `value`."""
     return ((value + (1 << 63)) & _SEED_BITS) - (1 << 63)

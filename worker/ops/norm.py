@@ -5,9 +5,7 @@ from torch.nn import functional
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Compute x [T, H] / rms(x) · weight [H], each row independently, in float32; return x's dtype.
-    Twin: `reference_ops.rms_norm`.
-    """
+    """Compute x [T, H] / rms(x) · weight [H], row by row, in float32; return x's dtype."""
     if weight.dtype is not x.dtype:
         return functional.rms_norm(x.float(), weight.shape, weight.float(), eps).to(x.dtype)
     return functional.rms_norm(x, weight.shape, weight, eps)

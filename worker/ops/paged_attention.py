@@ -1,19 +1,16 @@
 """Causal attention over a paged cache: a batch of single tokens and chunks of prompts together.
 
-Theory of operation. Sequences attend one after the other. The blocks of a sequence are gathered
-into its keys and values [kv_heads, S, head_dim], and its queries are processed in tiles; the query
-heads that share a KV head become rows of one product. Keys and values of a chunk are written to the
-cache first and read back from it, so prompts, chunks and prefix hits share one path.
+The blocks of a sequence are gathered into its keys and values [kv_heads, S, head_dim], and its
+queries run in tiles; query heads that share a KV head become rows of one product. A chunk's keys
+and values are written first and read back, so prompts, chunks and prefix hits share one path.
 
-A row never depends on positions that it does not see. Positions that a sequence has not written
-become zeros when they are gathered. A row of a tile does not see the later tokens of its own
-sequence, which have weight zero; but zero times nan is nan, so keys and values that are not finite
-are zeroed as well, and the rows that do see one become nan.
+A row never depends on positions that it does not see. The later tokens of its own sequence have
+weight zero; but zero times nan is nan, so keys and values that are not finite are zeroed, and the
+rows that do see one become nan.
 
-Nor does a row depend on the rows computed with it. The shape of the products inside the fused
-kernel could change it, so shapes are restricted to a class in which a row's sums always run in the
-same order: never fewer than `MIN_ROWS` query rows (`padded_rows`), and contexts of lengths at which
-sums are split alike (`padded_context`).
+Nor does a row depend on the rows computed with it. Shapes are restricted to a class in which the
+fused kernel sums a row in the same order: at least `MIN_ROWS` query rows (`padded_rows`), and
+contexts of lengths at which sums are split alike (`padded_context`).
 """
 
 import math
@@ -79,10 +76,9 @@ def paged_attention(
     """Attend with queries [T, heads, head_dim] over one layer's cache → [T, heads · head_dim].
 
     cache [num_blocks, 2, kv_heads, block_size, head_dim] already holds the step's own keys, and is
-    read in the dtype of the queries, times `scales` [2, kv_heads] if given. Scores are multiplied
-    by `scale`, or 1 / sqrt(head_dim); a `softcap` c > 0 then turns them into c · tanh(score / c). A
-    row sees at most `window` positions, its own included; the whole context is still read. Twin:
-    `reference_ops.paged_attention`.
+    multiplied by `scales` [2, kv_heads] if given. Scores are multiplied by `scale`, or 1 /
+    sqrt(head_dim); a `softcap` c > 0 then turns them into c · tanh(score / c). A row sees at most
+    `window` positions, its own included.
     """
     planes = _planes(cache, step.block_tables)
     starts: list[int] = step.query_starts.tolist()
@@ -104,9 +100,7 @@ def paged_attention(
 
 
 def _planes(cache: Tensor, block_tables: Tensor) -> Tensor:
-    """Return, for block tables [S, W], the planes [S, 2 · kv_heads, padded W] of their blocks' head
-    rows.
-    """
+    """Return the planes [S, 2 · kv_heads, padded W] of the head rows of block tables [S, W]."""
     num_planes, block_size = 2 * cache.shape[2], cache.shape[3]
     width = block_tables.shape[1]
     padded = padded_context(width * block_size, block_size) // block_size
@@ -118,8 +112,7 @@ def _gather(cache: Tensor, planes: Tensor, context: int) -> tuple[Tensor, Tensor
     """Gather keys and values [kv_heads, S, head_dim] of a sequence with `context` tokens, then
     zeros.
 
-    The keys of a head end up side by side, which halves the time of attention at 512 keys against a
-    layout that has the heads of a token side by side.
+    Keys of a head side by side halve the time of attention at 512 keys.
     """
     _, _, kv_heads, block_size, head_dim = cache.shape
     num_blocks = padded_context(context, block_size) // block_size
@@ -137,8 +130,6 @@ def _plain(cache: Tensor) -> Tensor:
 
 
 class _View(NamedTuple):
-    """The keys that rows at positions from `start` on see, and the parameters of scores."""
-
     start: int
     first_seen: int
     window: int | None
@@ -147,7 +138,6 @@ class _View(NamedTuple):
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, view: _View) -> Tensor:
-    """Attend with queries [Q, heads, head_dim] → [Q, heads · head_dim]."""
     sharing = queries.shape[1] // len(keys)
     spoiled = None
     if len(queries) > 1:
@@ -200,9 +190,8 @@ def _attend_tile(queries: Tensor, keys: Tensor, values: Tensor, view: _View) -> 
 
 
 def _attend_capped_tile(queries: Tensor, keys: Tensor, values: Tensor, view: _View) -> Tensor:
-    """Attend as `_attend_tile` does, with a softcap, which the fused kernel does not support: in
-    float32, a part of the keys at a time. All products have one shape in every step, so that sums
-    run in one order.
+    """Attend with a softcap, which the fused kernel does not support: in float32, a part of the
+    keys at a time. All products have one shape in every step, so that sums run in one order.
     """
     sharing, context = queries.shape[1] // len(keys), view.start + len(queries)
     rows, own = _rows(queries, len(keys), max(_CAPPED_ROWS, sharing), view)
@@ -248,9 +237,6 @@ def _seen(own: Tensor, begin: int, end: int, view: _View) -> Tensor:
 
 
 def _unrolled(rows: Tensor, queries: Tensor) -> Tensor:
-    """Return rows [kv_heads, padded, head_dim] of queries [Q, heads, head_dim] as [Q, heads ·
-    head_dim].
-    """
     num_queries, heads, head_dim = queries.shape
     count = num_queries * heads // len(rows)
     out = rows[:, :count].reshape(len(rows), num_queries, -1)

@@ -39,7 +39,6 @@ class RowParallelLinear:
         return y if residual is None else y.add_(residual)
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Return rows of the rank's own columns."""
         return self._inner.rows(indices)
 
 
@@ -62,5 +61,4 @@ class VocabParallelLinear:
         return y if residual is None else y.add_(residual)
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Return some of the rank's own rows."""
         return self._inner.rows(indices)

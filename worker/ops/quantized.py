@@ -35,8 +35,6 @@ _PIECE_ELEMENTS = 1 << 18
 
 
 class Encoding(Enum):
-    """The number format of a code."""
-
     UINT4 = 4
     UINT8 = 8
     FLOAT8 = "e4m3"
@@ -57,18 +55,15 @@ class GroupedWeight:
     groups: Tensor
 
     def take(self, rows: Sequence[int]) -> GroupedWeight:
-        """Return some of the rows, in the given order."""
         zeros = None if self.zeros is None else self.zeros[rows]
         return GroupedWeight(self.encoding, self.codes[rows], self.scales[rows], zeros, self.groups)
 
     def decode(self) -> Tensor:
-        """Return the weight [out, in] in float32."""
         values = torch.empty(self.codes.shape)
         self.decode_into(values)
         return values
 
     def decode_into(self, destination: Tensor) -> None:
-        """Decode the weight in float32 and write it to [out, in] of any float type and device."""
         step = max(1, _PIECE_ELEMENTS // max(1, self.codes.shape[1]))
         for start in range(0, len(self.codes), step):
             rows = slice(start, start + step)
@@ -98,14 +93,11 @@ class PackedWeight:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Output and input features."""
         inputs = len(self.codes) * (2 if self.encoding is Encoding.UINT4 else 1)
         return self.codes.shape[1], inputs
 
     def decode(self, outputs: Tensor | None = None) -> Tensor:
-        """Return the weight, or some of its outputs, in float32 and in the order of the codes: [in,
-        out].
-        """
+        """Return the weight, or some of its outputs, in the order of the codes: [in, out]."""
 
         def chosen(part: Tensor) -> Tensor:
             return part if outputs is None else part.index_select(1, outputs)
@@ -124,9 +116,8 @@ class PackedWeight:
 
 
 def pack(parts: Sequence[GroupedWeight], device: torch.device) -> PackedWeight | None:
-    """Concatenate weights and pack them for products on `device`. None: they have different
-    encodings or groups, or groups whose size is not a multiple of `_MULTIPLE` (a single group may
-    have any size), or NaN.
+    """Pack fused weights for products. None: encodings or groups differ, or there is NaN, or
+    several groups whose size is not a multiple of `_MULTIPLE`.
     """
     first = parts[0]
     inputs = first.codes.shape[1]
@@ -170,17 +161,12 @@ Product = Callable[[Tensor, PackedWeight], Tensor]
 
 
 def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
-    """Multiply x [T, in], in the order of the codes, by a weight: [T, out] in x's type, to which
-    the weight is rounded. Decodes the whole weight. Twin: `worker.ops.triton.quantized.multiply`.
-    """
+    """Multiply x [T, in] by a weight, decoded whole and rounded to x's type."""
     return x @ weight.decode().to(x.dtype)
 
 
 def choose_product(device: torch.device) -> Product | None:
-    """Choose the product of packed weights on `device`: a kernel on a GPU, or in Triton's
-    interpreter, and its torch twin without Triton. None on a CPU, where weights are decoded at
-    load.
-    """
+    """Choose a kernel or its torch twin; None on a CPU, where weights are decoded at load."""
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return None
     if find_spec("triton") is None:

@@ -1,13 +1,12 @@
 """Verification of drafted tokens that leaves the target's distribution exactly unchanged.
 
-Theory of operation. p(· | x₁…xᵢ) is the target's distribution of the next token, with all of a
-request's parameters applied; the drafter has guessed x₁…x_d. There are two ways to verify them.
+p(· | x₁…xᵢ) is the target's distribution of the next token, with all of a request's parameters
+applied; the drafter has guessed x₁…x_d. There are two ways to verify them.
 
 *Coupled* (`verify_coupled`), for any drafter: the target draws at each position exactly as it draws
 without drafts, by the same noise of (seed, position); drafts are accepted while they equal the
-drawn tokens. The output is a function of the noise alone, so it equals plain decoding token for
-token. A draft x is accepted with probability p(x), the best that any method achieves for a guess
-without a known distribution.
+drawn tokens. So the output equals plain decoding token for token. A draft x is accepted with
+probability p(x), the best that any method achieves for a guess without a known distribution.
 
 *By rejection*, for drafts that were drawn from known distributions q(· | x₁…xᵢ). Each draft has a
 threshold h; its uniform number passes if it is below h, and the numbers that pass accept a prefix.
@@ -22,18 +21,13 @@ threshold h; its uniform number passes if it is below h, and the numbers that pa
 
 When all are accepted, the target's next row gives a bonus token. docs/decisions/0017 has the proofs
 and their conditions on random numbers: a number that took part in the outcome of an earlier step
-must not be used again. So the uniforms of a run belong to the position where the run starts (every
-run starts further on), the noise of drafts belongs to the position and the index in the run, and a
-recovered token has separate noise. The bonus token uses the sampler's noise, so a step without
-drafts draws exactly the token of plain sampling. And the decision to verify a drawn draft must not
-depend on its token (the proofs use all of q at each position, not a chosen part).
+must not be used again. So the uniforms of a run belong to the position where the run starts, the
+noise of drafts to the position and the index in the run, and a recovered token has separate noise.
+The bonus token uses the sampler's noise, so a step without drafts draws exactly the token of plain
+sampling. The decision to verify a drawn draft must not depend on its token.
 
 Sums over the vocabulary, and the choice of the last token, come from `rejection_torch` on a CPU and
-from the Triton kernels of `rejection_triton` on a GPU. All decisions from them are made here. A
-sequence's arithmetic never depends on its neighbours in the batch.
-
-Triton's kernels need Triton, and a C compiler at their first run. A worker checks both when it
-starts, not at the first draft of a request that samples.
+from `rejection_triton` on a GPU. All decisions from them are made here.
 """
 
 import logging
@@ -57,9 +51,7 @@ METHODS = (STANDARD, BLOCK)
 
 @dataclass(frozen=True, slots=True)
 class DraftVerdict:
-    """The tokens after the last known token: the first `num_accepted` drafts, and one more token,
-    recovered or bonus.
-    """
+    """The first `num_accepted` drafts, and one more token, recovered or bonus."""
 
     token_ids: tuple[int, ...]
 
@@ -69,16 +61,12 @@ class DraftVerdict:
 
 
 class Sums(Protocol):
-    """The functions over the vocabulary; a module implements them."""
-
     def log_normalizers(self, scores: Tensor) -> Tensor:
         """Return log Σ exp of each row of scores [B, N, V] float32: [B, N] float64."""
         ...
 
     def excess(self, batch: DraftBatch, normalizers: Tensor, log_weights: Tensor) -> Tensor:
-        """Return Σ max(w p - q, 0) at each drafted position: [B, K] float64, from the log
-        normalizers and log w [B, K] there.
-        """
+        """Return Σ max(w p - q, 0) at each drafted position: [B, K] float64."""
         ...
 
     def last_tokens(self, batch: DraftBatch, acceptance: AcceptedPrefixes, noise: Tensor) -> Tensor:
@@ -126,11 +114,7 @@ def verify_batch(
     method: str,
     sums: Sums | None = None,
 ) -> list[DraftVerdict]:
-    """Verify many sequences as `verify` does; each result equals the result for the sequence alone,
-    bit for bit (on a CPU).
-
-    `sums`, here and below: by default the sums for the device of the batch.
-    """
+    """Verify many sequences, each with the result of the sequence alone, bit for bit (on a CPU)."""
     size = batch.drafts.shape[1]
     draws = np.stack(
         [uniforms(s, p, Purpose.ACCEPT, size) for s, p in zip(seeds, positions, strict=True)]
@@ -159,9 +143,7 @@ def verify_batch(
 
 
 def certain(drafts: Tensor, vocab_size: int) -> Tensor:
-    """Return the proposals [..., V] of a drafter that is always certain of its drafts [...]
-    int64.
-    """
+    """Return the proposals [..., V] of a drafter that is certain of its drafts [...] int64."""
     proposals = torch.zeros(*drafts.shape, vocab_size, device=drafts.device)
     return proposals.scatter_(-1, drafts.unsqueeze(-1), 1.0)
 
@@ -206,7 +188,6 @@ def thresholds(batch: DraftBatch, method: str, sums: Sums | None = None) -> Thre
 def _block_thresholds(
     batch: DraftBatch, sums: Sums, normalizers: Tensor, log_weights: Tensor
 ) -> Tensor:
-    """Return [B, K] float64: column i - 1 holds hᵢ."""
     masses = sums.excess(batch, normalizers, log_weights[:, :-1])
     # Column i is the mass at the position after i drafts; after all of them it is zero.
     after = torch.cat((masses[:, 1:], masses.new_zeros(len(masses), 1)), 1)

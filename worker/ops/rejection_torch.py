@@ -17,7 +17,6 @@ def log_normalizers(scores: Tensor) -> Tensor:
 
 
 def _log_normalizers(scores: Tensor) -> Tensor:
-    """Reduce scores [B, V] to [B] float64."""
     wide = scores.double()
     # The log-softmax of the largest score is that score minus the normalizer.
     return wide.amax(dim=-1) - wide.log_softmax(dim=-1).amax(dim=-1)

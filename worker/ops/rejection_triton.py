@@ -1,9 +1,7 @@
 """The functions over the vocabulary of verification by rejection, as Triton kernels.
 
 Importing this module imports Triton. The kernels compute in float64 like the torch twin,
-`rejection_torch`; sums run in another order, so results differ in the last bits. A row of the
-vocabulary is read in tiles: one program sums a row, and one program per tile searches for the best
-token.
+`rejection_torch`, but sum in another order: a row of the vocabulary is read in tiles.
 """
 
 # Triton's decorators have no types.
@@ -94,9 +92,6 @@ def _best_kernel(  # noqa: PLR0913, PLR0917
     num_drafts: tl.tensor,
     TILE: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Find, in a tile, the largest sums of noise with the residual's logs, and with the row's
-    scores.
-    """
     sequence = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     ids = tile * TILE + tl.arange(0, TILE)

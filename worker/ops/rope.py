@@ -25,9 +25,7 @@ class RopeTable:
 
 
 def make_rope_table(inverse_frequencies: Tensor, max_context: int) -> RopeTable:
-    """Make the table of positions 0 to max_context-1 for inverse frequencies [head_dim / 2],
-    float32.
-    """
+    """Make the table of positions below max_context for frequencies [head_dim / 2]."""
     positions = torch.arange(max_context, dtype=torch.float32, device=inverse_frequencies.device)
     angles = torch.outer(positions, inverse_frequencies.float())
     cos, sin = angles.cos(), angles.sin()

@@ -7,13 +7,11 @@ pure function of the request's seed and the position (see `noise`).
 `choose` defines the draw of one row. `Sampler` draws the same for many rows at once, with
 arithmetic that may round otherwise. A token that wins by more than all rounding is drawn. Otherwise
 (less than one draw in 640) score and noise are added again in float64: by `choose` on a CPU, and by
-the kernel itself on other devices, so that nothing waits. So no draw depends on its batch, device
-or kernel.
+the kernel itself on other devices. So no draw depends on its batch, device or kernel.
 
-`adjust` changes a row of logits before temperature, in vLLM's order: masks of a grammar, allowed
-ids, bad words, banned ids, logit bias, then repetition, frequency and presence penalties. Logits
-processors come before all of them, so that they cannot undo any. A forbidden token gets -inf, which
-no later change reverts.
+`adjust` changes logits in vLLM's order: masks of a grammar, allowed ids, bad words, banned ids,
+logit bias, then penalties. Logits processors come before all of them, so that they cannot undo any:
+a forbidden token gets -inf, which no later change reverts.
 """
 
 from __future__ import annotations
@@ -95,8 +93,6 @@ class DrawState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Undrawable:
-    """A row from which no token can be drawn, and the reason."""
-
     reason: str
 
 
@@ -108,16 +104,12 @@ UNDRAWABLE = {
 
 @dataclass(frozen=True, slots=True)
 class ChosenToken:
-    """A token that was chosen from a row of logits, for a request with `params`."""
-
     row: int
     params: SamplingParams
     token_id: int
 
 
 class DrawKernel(Protocol):
-    """Draws from many rows in one call without waiting."""
-
     def __call__(
         self,
         logits: Tensor,
@@ -173,8 +165,6 @@ class DeviceDraw(Protocol):
 
 
 class DeviceMask(Protocol):
-    """Masks tokens of rows of logits on a device without waiting."""
-
     def __call__(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         """Write -inf at token t of row `rows[i]` of logits [R, V] float32, contiguous, if bit t %
         32 of `bits[i, t // 32]` is not set. `rows` [n] and `bits` [n, V / 32] are int32.
@@ -183,7 +173,6 @@ class DeviceMask(Protocol):
 
 
 def mask_rows(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-    """Implements `DeviceMask` in torch."""
     places = bits.contiguous().view(torch.uint8).flatten().int()
     scores = _SCORES_OF_BITS.to(logits.device).index_select(0, places).view(len(bits), -1)
     logits.index_add_(0, rows, scores[:, : logits.shape[1]])
@@ -191,9 +180,7 @@ def mask_rows(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Draws for a whole step with `kernel`; None: with torch, and on a CPU row by row. `mask` masks
-    the tokens that grammars forbid.
-    """
+    """Draws for a whole step with `kernel`; None: with torch, and on a CPU row by row."""
 
     kernel: DrawKernel | None = None
     mask: DeviceMask = mask_rows
@@ -232,8 +219,6 @@ TORCH_SAMPLER = Sampler()
 
 @dataclass(frozen=True, slots=True)
 class PendingDraws:
-    """Draws that were launched."""
-
     logits: Tensor
     rows: Sequence[int]
     specs: Sequence[SampleSpec]
@@ -285,14 +270,11 @@ def draw_table(rows: Sequence[int], specs: Sequence[SampleSpec]) -> npt.NDArray[
 
 
 def _heat(temperature: float) -> float:
-    """Return nan for a temperature that float32 would round to greedy: a CPU leaves such rows
-    undecided.
-    """
+    """Return nan, which stays undecided, for a temperature that float32 rounds to greedy."""
     return temperature if temperature == 0 or temperature > _MIN_HEAT else math.nan
 
 
 def cut_of(draws: npt.NDArray[np.void]) -> Cut:
-    """Return the `Cut` that a table of `DRAWS` requires."""
     hot = draws["temperature"] != 0
     if not hot.any():
         return Cut.GREEDY
@@ -306,9 +288,7 @@ def cut_of(draws: npt.NDArray[np.void]) -> Cut:
 def draw_columns(
     logits: Tensor, columns: DrawColumns, cut: Cut, stream: Stream = SAMPLING
 ) -> Tensor:
-    """Implements `DeviceDraw` in torch, by a number of calls that does not depend on the number of
-    draws.
-    """
+    """Implements `DeviceDraw` in torch, by a number of calls that does not depend on n."""
     raw_peaks, tokens = largest(logits)
     states = torch.where(raw_peaks.isfinite(), DrawState.DRAWN, DrawState.NOT_NUMBERS)
     if cut is Cut.GREEDY:
@@ -334,9 +314,7 @@ def draw_columns(
 
 
 def _closeness(first: Tensor) -> Tensor:
-    """Return the distance from the largest sums of score and noise beyond which a sum is surely
-    smaller.
-    """
+    """Return the distance from the largest sums beyond which a sum is surely smaller."""
     return NOISE_ERROR + SUM_ERROR * first.abs()
 
 
@@ -369,9 +347,7 @@ def draw_rows(
 
 
 def largest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, for each row of logits [R, V], the largest value and the lowest id that has it; nan
-    and any id for a row that contains nan.
-    """
+    """Return each row's largest value and its lowest id; nan and any id for a row with nan."""
     num_rows, vocab_size = logits.shape
     size = next((size for size in _PART_SIZES if vocab_size % size == 0), None)
     if size is None or not logits.is_contiguous():
@@ -405,9 +381,7 @@ def drawable_scores(logits: Tensor, spec: SampleSpec) -> Tensor | Undrawable:
 
 
 def choose(logits: Tensor, spec: SampleSpec, stream: Stream = SAMPLING) -> int | Undrawable:
-    """Return the index in logits [V] that `spec` draws. This is the definition; `Sampler` draws the
-    same for many rows at once.
-    """
+    """Return the index in logits [V] that `spec` draws: the definition of a draw."""
     params = spec.params
     if not math.isfinite(float(logits.amax())):
         return Undrawable(NOT_NUMBERS)
@@ -436,16 +410,12 @@ def choose(logits: Tensor, spec: SampleSpec, stream: Stream = SAMPLING) -> int |
 
 
 def _fault(peak: float) -> Undrawable | None:
-    """Return the fault of a row whose largest score is `peak`."""
     if peak == -math.inf:
         return Undrawable(ALL_MASKED)
     return None if math.isfinite(peak) else Undrawable(NOT_NUMBERS)
 
 
 def draws(logits: Tensor, choices: Sequence[ChosenToken]) -> list[Draw]:
-    """Return the tokens chosen from rows of logits [R, V], with log probabilities where
-    requested.
-    """
     queries: dict[int, LogprobQuery] = {}
     for index, choice in enumerate(choices):
         params = choice.params
@@ -458,7 +428,6 @@ def draws(logits: Tensor, choices: Sequence[ChosenToken]) -> list[Draw]:
 
 
 def adjusts(spec: SampleSpec) -> bool:
-    """Return True if `adjust` would change anything."""
     params = spec.params
     return bool(
         spec.banned_ids
@@ -470,9 +439,7 @@ def adjusts(spec: SampleSpec) -> bool:
 
 
 def adjust(logits: Tensor, spec: SampleSpec) -> Tensor:
-    """Apply the adjustments of `spec` to logits [V] float32; return a new tensor. Twin:
-    `reference_ops.adjust`.
-    """
+    """Apply the adjustments of `spec` to logits [V] float32; return a new tensor."""
     row = logits[None].clone()
     adjust_rows(row, [spec])
     return row[0]
@@ -527,9 +494,7 @@ def _process(row: Tensor, params: SamplingParams, output: Sequence[int]) -> None
 
 
 def _packed(masks: Sequence[tuple[int, bytes]], beside: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows and their masks (`SampleSpec.masks`) as a `DeviceMask` takes them, in one
-    copy.
-    """
+    """Return rows and their masks as a `DeviceMask` takes them, in one copy."""
     width = -(-beside.shape[1] // 32)
     packed = np.zeros((len(masks), width * 4), np.uint8)
     for place, (_, mask) in enumerate(masks):
@@ -541,7 +506,6 @@ def _packed(masks: Sequence[tuple[int, bytes]], beside: Tensor) -> tuple[Tensor,
 
 
 def _places(ids_of_rows: Iterable[tuple[int, npt.ArrayLike]], size: int, beside: Tensor) -> Tensor:
-    """Return token ids of rows as indices into all rows of `size`, on the device of `beside`."""
     parts = [np.asarray(ids, np.int64) + row * size for row, ids in ids_of_rows]
     return torch.from_numpy(np.concatenate(parts)).to(beside.device)
 
@@ -561,9 +525,7 @@ def _completing(bad_words: Sequence[tuple[int, ...]], output: Sequence[int]) -> 
 def _penalize(
     logits: Tensor, specs: Sequence[SampleSpec], outputs: Sequence[Sequence[int]]
 ) -> None:
-    """Apply the repetition penalty (Keskar et al., arXiv:1909.05858) over prompt and output, then
-    the frequency and presence penalties (as OpenAI defines them) over the output.
-    """
+    """Apply repetition (Keskar et al., arXiv:1909.05858), then OpenAI's frequency and presence."""
     flat, size = logits.view(-1), logits.shape[1]
     seen, penalties, drawn, times, frequencies, presences = [], [], [], [], [], []
     for i, (spec, output) in enumerate(zip(specs, outputs, strict=True)):

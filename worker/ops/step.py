@@ -11,8 +11,6 @@ from torch import Tensor
 
 
 class StepAdapters(Protocol):
-    """The LoRA adapters of one step; see `ops.lora`."""
-
     @property
     def native(self) -> Any:
         """Return the adapters in the form of native layers, if products are native."""

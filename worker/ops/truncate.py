@@ -1,13 +1,11 @@
 """min-p, top-k and top-p: the set of tokens that may be drawn.
 
-Each of the three retains the scores above some bound, so together they are one floor, and the
-tokens above it are nearly always among the few hundred likeliest: only flatter rows are sorted
-whole.
+Each retains the scores above some bound, so together they are one floor, and the tokens above it
+are nearly always among the few hundred likeliest: only flatter rows are sorted whole.
 
-Sums of shares are in float64 and in one order: the order of the sorted scores if no other scores
-count, else the order of the ids. A CPU kernel that sums in another order must treat a token as
-undecided if it is nearer to the edge of the nucleus than the kernel's error; on other devices,
-their own sums decide.
+Sums of shares are in float64 and in one order. A CPU kernel that sums in another order must treat a
+token as undecided if it is nearer to the edge of the nucleus than the kernel's error; on other
+devices, their own sums decide.
 """
 
 import math
@@ -27,19 +25,16 @@ WIDE_HEAD = 1024
 
 
 def truncates(params: SamplingParams) -> bool:
-    """Return True if `surviving` would exclude any token."""
     return params.min_p > 0 or params.top_k > 0 or params.top_p < 1
 
 
 def surviving(scores: Tensor, params: SamplingParams) -> Tensor:
-    """Return the ids [n] int64 of the scores [V] float32 that min-p, then top-k, then top-p retain,
-    in no particular order.
+    """Return the ids [n] int64 of the scores [V] float32 that min-p, then top-k, then top-p retain.
 
-    min-p retains tokens that are at least `min_p` times as likely as the likeliest. top-k retains
-    all that are not below the k-th largest. top-p retains a token while the tokens before it, in
-    descending order and as shares of the tokens still retained, sum to less than `top_p` (so the
-    largest always stays), and all that equal the last retained token. Twin:
-    `reference_ops.truncate`.
+    min-p retains tokens that are at least `min_p` times as likely as the likeliest; top-k all that
+    are not below the k-th largest. top-p retains a token while the larger ones, as shares of the
+    tokens still retained, sum to less than `top_p`, and all that equal the last retained token.
+    Twin: `reference_ops.truncate`.
     """
     vocab_size = len(scores)
     count = min(max(_HEAD, params.top_k + 1), vocab_size)

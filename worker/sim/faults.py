@@ -85,7 +85,6 @@ class Wave:
     period_seconds: float
 
     def at(self, seconds: float) -> float:
-        """The value at `seconds` after the wave was set."""
         phase = seconds / self.period_seconds
         if self.shape == "ramp":
             phase = min(phase, 1.0)
@@ -162,9 +161,7 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A parsed partial configuration: the new faults, settings for the simulator to parse, and
-    one-time events.
-    """
+    """A parsed partial configuration: faults, settings for the simulator, and one-time events."""
 
     faults: Faults
     settings: Mapping[str, object]
@@ -217,7 +214,6 @@ def parse_update(faults: Faults, body: bytes, settings: frozenset[str]) -> Updat
 
 
 def _fake_metrics(current: Mapping[str, FakeMetric], value: Any) -> dict[str, FakeMetric]:
-    """Merge fake metrics into the current ones; null removes all of them, or a single one."""
     if value is None:
         return {}
     if not isinstance(value, dict):

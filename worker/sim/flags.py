@@ -16,9 +16,7 @@ _defaults = SimConfig()
 
 
 def add_sim_flags(group: argparse._ArgumentGroup) -> None:
-    """Add the simulator's flags. Their default is None, because the real default depends on the
-    preset.
-    """
+    """Add the simulator's flags, without defaults: the real ones depend on the preset."""
     group.add_argument(
         "--sim-preset",
         choices=tuple(PRESETS),
@@ -84,9 +82,7 @@ def _startup(text: str) -> float:
 def sim_config(
     options: argparse.Namespace, checkpoint: Checkpoint | None, eos_token_ids: tuple[int, ...]
 ) -> SimConfig:
-    """Build the simulator's configuration: defaults, then the preset, then the flags. With a
-    checkpoint, answers are words of its vocabulary. Raise `ConfigError`.
-    """
+    """Build the simulator's configuration: defaults, preset, flags. Raise `ConfigError`."""
     first, count, vocab_size = sim.FIRST_WORD_ID, sim.NUM_WORDS, sim.VOCAB_SIZE
     turn_token_id: int | None = sim.IM_START_ID
     if checkpoint is not None:

@@ -1,8 +1,7 @@
 """Injected faults: an ASGI application around the API that delays, breaks or replaces its answers.
 
-It runs only with the simulator or `--enable-fault-injection`. `/admin/config` changes the faults
-atomically. The seed and the request's number decide each draw, so that the same requests fail on
-every run.
+It runs only with the simulator or `--enable-fault-injection`. The seed and the request's number
+decide each draw, so that the same requests fail on every run.
 """
 
 from __future__ import annotations
@@ -80,8 +79,7 @@ _STATS_FIELDS = {
 class FaultInjection:
     """Sole owner of the faults in force. Used on the event loop of the HTTP process.
 
-    `clock` is monotonic; `die` ends this process at once. With a real engine, only the faults of
-    this process can be injected, not the engine's own.
+    `clock` is monotonic; `die` ends this process at once. A real engine takes no faults of its own.
     """
 
     def __init__(
@@ -112,7 +110,6 @@ class FaultInjection:
         self._requests_left: int | None = None
 
     def stats(self) -> EngineStats:
-        """The engine's statistics, with fake metrics in place of the real ones."""
         stats, fakes = self._engine.stats, self._faults.fake_metrics
         if not fakes:
             return stats
@@ -126,8 +123,6 @@ class FaultInjection:
         return msgspec.structs.replace(stats, **changed)
 
     def around(self, app: App) -> App:
-        """Wrap `app` with the injected faults."""
-
         async def faulty(scope: Any, receive: Any, send: Any) -> None:
             async def rest(send: Send) -> None:
                 await app(scope, receive, send)
@@ -330,7 +325,6 @@ class FaultInjection:
 
 
 def _asked_failure(exchange: Exchange) -> RequestError | None:
-    """The error that the request's header X-Return-Error asks for."""
     asked = exchange.header(b"x-return-error")
     if asked is None:
         return None
@@ -342,7 +336,6 @@ def _asked_failure(exchange: Exchange) -> RequestError | None:
 
 
 async def _send_huge_page(exchange: Exchange, send: Send, num_bytes: int) -> None:
-    """Send `num_bytes` of padding in chunks, until the client disconnects."""
     await send({"type": "http.response.start", "status": 200, "headers": [_TEXT]})
     gone = asyncio.create_task(exchange.disconnected(), name="disconnect-watcher")
     try:
@@ -358,7 +351,6 @@ async def _send_huge_page(exchange: Exchange, send: Send, num_bytes: int) -> Non
 
 
 async def _page_of(rest: Rest) -> bytes:
-    """Capture the page of the application."""
     parts: list[bytes] = []
 
     async def collect(message: Message) -> None:
@@ -371,10 +363,9 @@ async def _page_of(rest: Rest) -> bytes:
 class StalledReply:
     """One reply with extra headers and a stall in the middle of its stream.
 
-    After `after_events` parts of a stream (None: never) nothing leaves for `stall_seconds`. Parts
-    written meanwhile are buffered, so that the writer does not notice and does not abandon the
-    client; a timer flushes them after the stall. A context around one writer: its exit waits for
-    the flush, or drops the buffer if the writer failed.
+    After `after_events` parts nothing leaves for `stall_seconds`. Parts written meanwhile are
+    buffered, so that the writer does not abandon the client; a timer flushes them. The exit of this
+    context waits for the flush, or drops the buffer if the writer failed.
     """
 
     def __init__(

@@ -1,25 +1,19 @@
 """The duration of a simulated step: four models, each a pure function of the step.
 
-Theory of operation
--------------------
-The scheduler runs in lock step: every sequence of a step gets its token when the step ends. Models
-of whole steps (linear, dynamo) fit that directly. Models of single requests (constant, llm-d) give
-each request its own time to first token and its own time between tokens, which make one duration of
-the step:
+Every sequence of a step gets its token when the step ends. Models of whole steps (linear, dynamo)
+fit that directly. Models of single requests (constant, llm-d) make one duration of the step:
 
     step = max(longest of the prompts' times, mean of the decoding sequences' times)
 
-The mean and not the longest of the decoding sequences, because the expected time of a step is then
-the model's own for any batch; and the larger of the two sides and not the sum, because these models
-know no interference between requests. The lock step adds one effect: running sequences wait for a
-prompt that joins them. Chunked prefill shortens that wait as in a real engine.
+The mean, because the expected time of a step is then the model's own for any batch; and the larger
+of the two sides, because these models know no interference between requests. Running sequences wait
+for a prompt that joins them; chunked prefill shortens that wait as in a real engine.
 
-Chunks: the token times of a prompt add up over its chunks, whatever their sizes; its one-time costs
-(the constant time to first token, the overhead) fall due with its last chunk. Cached tokens are
-never run, so they are free. A sequence that runs one known token past its first decodes; everything
-else is a prompt, including tokens that a preempted sequence runs again. Drafts that a decoding
-sequence verifies cost as much as a prompt's tokens, without the one-time costs: they are more rows
-of the same forward pass. They are free in models whose times do not depend on numbers of tokens.
+The token times of a prompt add up over its chunks; its one-time costs (the constant time to first
+token, the overhead) fall due with the last one. Cached tokens are free. A sequence that runs one
+known token past its first decodes; everything else is a prompt, also tokens that a preempted
+sequence runs again. Drafts under verification cost as much as a prompt's tokens, without the one-
+time costs.
 
 Noise is a function of (simulator seed, request seed, position): the same in any batch.
 """
@@ -38,8 +32,6 @@ _LATENCY = 1  # purpose of a stream
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The worker's limits: sequences in a step, tokens in the KV cache."""
-
     max_num_seqs: int = 128
     kv_tokens: int = 65_536
 
@@ -51,9 +43,7 @@ class LatencyModel(Protocol):
 
 
 def is_decoding(sequence: ScheduledSequence) -> bool:
-    """True if a sequence runs one known token (and drafts behind it), and draws a token that is not
-    its request's first.
-    """
+    """True if a sequence runs one known token (and drafts), and draws a token but the first."""
     if len(sequence.token_ids) - sequence.num_drafts != 1 or not sequence.samples:
         return False
     sample = sequence.samples[0]
@@ -97,12 +87,11 @@ class RequestModel:
 
     llm-d (the llm-d inference simulator's): the same when `time_to_first_token` or its std is set;
     else a prompt takes prefill_overhead + uncached tokens · prefill_per_token, and drafts add
-    prefill_per_token each to what decodes. Every mean is multiplied by
-    1 + (time_factor_under_load − 1) · (n − 1) / (max_num_seqs − 1) for n sequences in the step (1
-    when max_num_seqs is 1).
+    prefill_per_token each. Every mean is multiplied by
+    1 + (time_factor_under_load − 1) · (n − 1) / (max_num_seqs − 1) for n sequences in the step.
 
-    Each time is drawn from N(mean, std), clamped to [0.3, 1.7] · mean, which does not change the
-    mean. The std is 30 % of the mean at most. Times are not rounded to milliseconds.
+    Each time is drawn from N(mean, std), clamped to [0.3, 1.7] · mean, which keeps the mean. The
+    std is 30 % of the mean at most.
     """
 
     def __init__(self, config: SimConfig, capacity: Capacity) -> None:
@@ -200,7 +189,6 @@ MODELS: Mapping[str, Callable[[SimConfig, Capacity], LatencyModel]] = {
 
 
 def build_model(config: SimConfig, capacity: Capacity) -> LatencyModel:
-    """Build the model of a checked configuration."""
     return MODELS[config.latency_model](config, capacity)
 
 

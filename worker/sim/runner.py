@@ -58,15 +58,12 @@ class TokenCache:
             self._slots[target * size : (target + 1) * size] = content
 
     def write(self, sequence: ScheduledSequence) -> None:
-        """Store the tokens that a sequence runs in this step."""
         self._put(array("i", sequence.token_ids), sequence.block_table, sequence.start)
 
     def load(self, load: KvLoad) -> None:
-        """Store tokens from another simulator's cache."""
         self._put(array("i", b"".join(load.parts)), load.blocks, 0)
 
     def read(self, block_table: Sequence[int], num_tokens: int) -> memoryview:
-        """Copy the first `num_tokens` tokens of some blocks, as bytes."""
         return memoryview(array("i", self._read(block_table, num_tokens))).cast("B")
 
     def _put(self, tokens: array[int], block_table: Sequence[int], position: int) -> None:
@@ -81,7 +78,6 @@ class TokenCache:
     def echo(
         self, sequence: ScheduledSequence, num_prompt: int, turn: int | None, end: int | None
     ) -> tuple[int, ...]:
-        """The echo of the sequence's prompt; see `spoken`."""
         known = self._echoes.get(sequence.seq_id)
         if known is None:
             known = spoken(self._read(sequence.block_table, num_prompt), turn, end)
@@ -118,8 +114,6 @@ MAX_STEP_SECONDS = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class SimLimits:
-    """The sizes of the engine around the simulator."""
-
     num_blocks: int = DEFAULT_SIM_BLOCKS
     block_size: int = 16
     max_num_seqs: int = 128
@@ -132,9 +126,8 @@ class SimLimits:
 class RealTime:
     """Waits for the end of steps on the wall clock.
 
-    The time between a step and one that follows it (the engine's own work, a late timer) counts
-    towards the second step, up to `catch_up_seconds`: on average, steps take exactly the model's
-    time, not a fraction of a millisecond more each.
+    The time between a step and one that follows it counts towards the second step, up to
+    `catch_up_seconds`: on average, steps take exactly the model's time.
     """
 
     def __init__(
@@ -149,7 +142,6 @@ class RealTime:
         self._end = clock()
 
     def __call__(self, seconds: float, follows: bool) -> None:
-        """Sleep until the step is over."""
         now = self._clock()
         start = max(self._end, now - self._catch_up_seconds) if follows else now
         self._end = start + seconds
@@ -175,11 +167,10 @@ class _Parts:
 
 
 class SimExecutor(HostExecutor):
-    """Executes steps with the latency model of `SimConfig`.
+    """Executes steps with the latency model of `SimConfig`; token ids stand for KV.
 
-    `wait(seconds, follows)` lets a step's time pass (sleep in a process, advance a virtual clock in
-    a simulation); the step `follows` if the engine was busy until then. It is not called for 0
-    seconds. `crash` ends the process. Implements `KvMemory`: token ids stand for KV.
+    `wait(seconds, follows)` lets a step's time pass, above 0 seconds; the step `follows` if the
+    engine was busy until then. `crash` ends the process. Implements `KvMemory`.
     """
 
     kv_shape = ("int32", 1, 1, 1)
@@ -210,7 +201,6 @@ class SimExecutor(HostExecutor):
         self._tokens_left: int | None = None
 
     def execute(self, step: SchedulerOutput) -> ModelOutput:
-        """Draw the tokens of a step and wait for its modelled time."""
         self._hang()
         parts = self._parts
         if self._cache is not None:
@@ -262,18 +252,15 @@ class SimExecutor(HostExecutor):
 
     @property
     def modelled_seconds(self) -> float:
-        """The modelled time of the running step: a slow model is not a stuck device. 0 without a
-        step, and during a hang. May be read from any thread.
-        """
+        """The time of the running step, by any thread: a slow model is no stuck device."""
         return self._modelled_seconds
 
     def configure(self, settings: dict[str, Any]) -> None:
-        """Change the behaviour from the next step on; all or nothing.
+        """Change the behaviour from the next step on; all or nothing. Raise `ConfigError`.
 
-        `sim`: fields of `SimConfig`; `slow_factor` multiplies steps; `hang_seconds` blocks the next
-        step, and 0 releases a blocked one; `crash_after_requests` and `crash_after_tokens` end the
-        process after the first tokens of this number of further requests, or after this number of
-        further tokens (0: now). Raise `ConfigError` that says what is wrong.
+        `slow_factor` multiplies steps; `hang_seconds` blocks the next step, and 0 releases it;
+        `crash_after_requests` and `crash_after_tokens` end the process after that number
+        of further first tokens or tokens (0: now).
         """
         try:
             given = msgspec.convert(settings, _Settings)
@@ -301,7 +288,6 @@ class SimExecutor(HostExecutor):
 
     @property
     def is_hanging(self) -> bool:
-        """True while a hang blocks a step."""
         return self._is_hanging
 
     def shutdown(self) -> None:
@@ -335,7 +321,6 @@ class SimExecutor(HostExecutor):
         return tuple(draws)
 
     def _count(self, step: SchedulerOutput, sampled: Mapping[int, tuple[Draw, ...]]) -> None:
-        """Count first tokens and tokens down to an injected crash."""
         if self._requests_left is None and self._tokens_left is None:
             return
         samples = [sample for sequence in step.sequences for sample in sequence.samples[:1]]
@@ -393,7 +378,6 @@ def _prompt_logprobs(source: TokenSource, sequence: ScheduledSequence) -> tuple[
 
 
 def build_sim_executor(config: EngineConfig) -> tuple[SimExecutor, int]:
-    """Build the executor of an engine process; return it with its number of KV blocks."""
     num_blocks = config.num_blocks_override
     if num_blocks is None:
         num_blocks = DEFAULT_SIM_BLOCKS

@@ -27,8 +27,6 @@ _DURATION = re.compile(r"(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|ms|s|m|h)")
 
 
 class Kind(Enum):
-    """The type of a setting's value."""
-
     DURATION = "duration"  # "250ms", "1m30s"; a number is milliseconds
     NUMBER = "number"
     COUNT = "whole number"
@@ -41,8 +39,8 @@ class Kind(Enum):
 class Setting:
     """One setting: its name, its field of the configuration, its help text and its valid values.
 
-    A number is at least `minimum` (above it with `is_open`) and at most `maximum` (None: a day for
-    a duration, else `MAX_FACTOR`). A word is one of `choices`.
+    A number is between `minimum` (excluded if `is_open`) and `maximum` (None: a day for a
+    duration, else `MAX_FACTOR`). A word is one of `choices`.
     """
 
     name: str
@@ -244,7 +242,6 @@ def _check_spread(name: str, config: SimConfig) -> None:
 
 
 def show(config: SimConfig) -> dict[str, object]:
-    """Every setting's name and value."""
     return {setting.name: setting.show(config) for setting in SETTINGS}
 
 

@@ -61,7 +61,6 @@ class TokenSource:
         return self._choose(sample, random_bits)
 
     def _choose(self, sample: SampleSpec, random_bits: int) -> int | None:
-        """Draw a token that the request's constraints allow."""
         config, params = self._config, sample.params
         candidates: Sequence[int] = [t for t, bias in params.logit_bias if bias >= FULL_BIAS]
         if not candidates and sample.masks:
@@ -81,7 +80,6 @@ class TokenSource:
         return None
 
     def _ends(self, sample: SampleSpec, random_bits: int) -> bool:
-        """True if the answer has reached its drawn length."""
         if self._config.output_length == "geometric":
             return random_bits >> 32 < self._end_below
         return sample.position - sample.num_prompt + 1 >= self._length(sample)
@@ -221,7 +219,6 @@ def _is_in(mask: bytes, token: int) -> bool:
 
 
 def _completes(token: int, word: tuple[int, ...], history: Sequence[int]) -> bool:
-    """True if `token` would complete a forbidden sequence."""
     if word[-1] != token:
         return False
     head = word[:-1]

@@ -1,12 +1,12 @@
 """Conversations of the target, as programs of given and sampled tokens.
 
 A conversation is a generator: it yields `Given` tokens and `Continuation`s, receives the sampled
-tokens, and returns whether the result is worth learning from. Conversation i is a pure function of
-its own random numbers and of the model's output.
+tokens, and returns whether the result is worth learning from. It is a pure function of its own
+random numbers and of the model's output.
 
-The conversation of a chat model opens with a prompt made of a template and a topic, or with a
-prompt that the model writes itself after the beginning of a user's turn (Magpie, arXiv:2406.08464).
-Most answers are greedy, because drafts pay most there.
+It opens with a template and a topic, or with a prompt that the model writes itself after the
+beginning of a user's turn (Magpie, arXiv:2406.08464). Most answers are greedy, because drafts pay
+most there.
 """
 
 import random
@@ -64,7 +64,6 @@ class ChatFrame:
 
 
 def chat_frame(tokenizer: Tokenizer, template: ChatTemplate) -> ChatFrame:
-    """Split a template into its parts."""
     user, answer, again = _MARKS
     messages = [
         {"role": "user", "content": user},
@@ -83,9 +82,7 @@ def chat_frame(tokenizer: Tokenizer, template: ChatTemplate) -> ChatFrame:
 
 @dataclass(frozen=True, slots=True)
 class ConversationMaker:
-    """Makes the conversations of a model. `frame` None: it has no chat template and writes plain
-    text. `eos_token_ids` end its answers.
-    """
+    """Makes conversations, or plain text for a model without a chat template (`frame` None)."""
 
     tokenizer: Tokenizer
     frame: ChatFrame | None
@@ -93,11 +90,9 @@ class ConversationMaker:
     eos_token_ids: tuple[int, ...]
 
     def conversation(self, rng: random.Random) -> Conversation:
-        """Make a conversation, or a plain text for a model without a chat template."""
         return self._plain(rng) if self.frame is None else self._chat(self.frame, rng)
 
     def text(self, token_ids: Sequence[int]) -> Conversation:
-        """Make the conversation of a given text."""
         start = self.bos_token_ids or token_ids[:1]
         yield Given(tuple(start))
         yield Given(tuple(token_ids if self.bos_token_ids else token_ids[1:]), is_target=True)
@@ -146,11 +141,9 @@ _TOPICS: list[str] = _PROMPTS["topics"].split("; ")
 
 
 def open_prompt(rng: random.Random) -> str:
-    """Choose a question or task that opens a conversation."""
     first, second = rng.sample(_TOPICS, 2)
     return str(rng.choice(_PROMPTS["templates"]).format(a=first, b=second))
 
 
 def follow_up(rng: random.Random) -> str:
-    """Choose a user's reply that suits any answer."""
     return str(rng.choice(_PROMPTS["follow_ups"]))

@@ -34,7 +34,6 @@ class TrainingBatch:
     said_ids: Tensor
 
     def to(self, device: torch.device) -> TrainingBatch:
-        """Move the batch to a device."""
         if self.rows.device == device:
             return self
         parts = (self.features, self.next_ids, self.rows, self.expected, self.said_ids)
@@ -45,7 +44,7 @@ def divide(samples: Sequence[TrainingSample]) -> tuple[list[TrainingSample], lis
     """Divide samples into those to learn from and held-out ones. `ConfigError` for too few.
 
     The choice depends on a sample's tokens alone, so that it is the same with more samples, or when
-    a head is trained further. Only the first of samples with the same tokens is used.
+    a head is trained further. Equal samples are used once.
     """
     usable: dict[int, TrainingSample] = {}
     for sample in samples:
@@ -65,7 +64,6 @@ def divide(samples: Sequence[TrainingSample]) -> tuple[list[TrainingSample], lis
 
 
 def _mark(sample: TrainingSample) -> int:
-    """A pseudo-random number made of a sample's tokens."""
     digest = hashlib.sha256(sample.token_ids.numpy().tobytes()).digest()
     return int.from_bytes(digest[:8], "little")
 
@@ -73,10 +71,7 @@ def _mark(sample: TrainingSample) -> int:
 def batches(
     samples: Sequence[TrainingSample], batch_tokens: int, rng: random.Random | None, skip: int = 0
 ) -> Iterator[TrainingBatch | None]:
-    """All samples once, in padded batches of about `batch_tokens` rows; `rng` None: in order.
-
-    The first `skip` batches are not made: each is None.
-    """
+    """All samples once, in padded batches; `rng` None: in order. The first `skip` are None."""
     order = list(range(len(samples)))
     if rng is not None:
         rng.shuffle(order)

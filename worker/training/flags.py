@@ -79,7 +79,6 @@ tuning
 
 
 def _seed(text: str) -> int:
-    """Read what random numbers are drawn from: 63 bits."""
     value = int(text) if text.isdecimal() else -1
     if not 0 <= value < 1 << 63:
         raise ValueError(f"must be from 0 to 2^63 - 1, got {text}")
@@ -87,7 +86,6 @@ def _seed(text: str) -> int:
 
 
 def build_parser() -> Parser:
-    """Every flag, with the defaults of `Settings`."""
     parser = Parser(prog="pointsman train-draft", description=_DESCRIPTION)
     dialect = Dialect(
         readers={**dict.fromkeys(("PATH", "FILE", "DIR", "HEAD"), Path), "SEED": _seed},

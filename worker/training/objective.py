@@ -82,9 +82,7 @@ def local_ids(draft_vocab: Tensor, vocab_size: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class DraftAcceptance:
-    """The number of greedy drafts that hold: of `starts` runs, the first j+1 tokens equal the
-    target's in `held[j]`.
-    """
+    """Of `starts` runs, the first j+1 greedy drafts equal the target's tokens in `held[j]`."""
 
     starts: int
     held: tuple[int, ...]
@@ -135,7 +133,6 @@ def measure(
 
 
 def _at(batch: TrainingBatch, flags: Tensor) -> Tensor:
-    """Flags [N] of the batch's rows at their places in [B, L]; False elsewhere."""
     size = batch.next_ids.shape
     placed = torch.zeros(size.numel(), dtype=torch.bool, device=flags.device)
     placed[batch.rows] = flags

@@ -1,7 +1,7 @@
 """A training run from end to end: write text, read texts, train, measure, write the head.
 
 Each result is saved below `Settings.out` at once, under a name derived from its inputs: a killed
-run resumes where it stopped, and a run with other settings does not mix its files with these.
+run resumes, and a run with other settings does not mix its files with these.
 """
 
 import hashlib
@@ -87,7 +87,6 @@ class TrainingRun:
         progress: ProgressLine,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Load the model. Raises `ModelError` and `ConfigError` with a message for the user."""
         self._settings = settings
         self._progress = progress
         self._clock = clock
@@ -109,10 +108,7 @@ class TrainingRun:
         self._start = None if given is None else read_head(given, self._target)
 
     def run(self) -> DraftAcceptance:
-        """Do the remaining work; returns the acceptance of the head's drafts.
-
-        Raises `ConfigError` for a directory that cannot be used, or is used by another run.
-        """
+        """Return the acceptance of drafts. Raise `ConfigError` for an unusable directory."""
         with locked(self.directory):
             return self._run(self._former())
 
@@ -160,7 +156,6 @@ class TrainingRun:
         return now + max(0.0, end - now) / num_left
 
     def _own_text(self, until: float | None) -> list[TrainingSample]:
-        """Text that the target writes, with its hidden states."""
         seed = self._settings.seed
 
         def opened(index: int) -> Conversation:
@@ -171,7 +166,6 @@ class TrainingRun:
         return self._written(directory, opened, self._settings.tokens, until)
 
     def _read(self, path: Path, until: float | None) -> list[TrainingSample]:
-        """A text file, with the target's hidden states."""
         try:
             content = path.read_bytes()
         except OSError as error:
@@ -230,7 +224,6 @@ class TrainingRun:
     # ---- learning ---------------------------------------------------------------------------
 
     def _new_head(self, learned: Sequence[TrainingSample]) -> tuple[HeadTwin, Tensor]:
-        """Make the head to train, and its draft vocabulary."""
         settings, target = self._settings, self._target
         vocab_size, ends = target.config.vocab_size, self._checkpoint.eos_token_ids
         chosen = choose_draft_vocab(learned, vocab_size, settings.draft_vocab_size, ends)
@@ -245,7 +238,6 @@ class TrainingRun:
         return twin, draft_vocab
 
     def _twin_of(self, stored: Stored, draft_vocab: Tensor) -> HeadTwin:
-        """Make a trainable head of the contents of a file, with a draft vocabulary."""
         given, tensors = stored
         shape = HeadShape(given.intermediate_size, len(draft_vocab))
         twin = HeadTwin(shape, teacher_of(self._target, draft_vocab), torch.Generator())
@@ -320,7 +312,6 @@ class TrainingRun:
             return measure(twin, lm_head, draft_vocab, shown, MEASURED_DRAFT)
 
     def _former(self) -> Stored | None:
-        """Read the existing head, unless it may be replaced in any case."""
         path = self.directory / HEAD_FILE
         if self._settings.overwrite or not path.exists():
             return None
@@ -350,7 +341,6 @@ class TrainingRun:
     def _card(
         self, twin: HeadTwin, material: Material, acceptance: DraftAcceptance
     ) -> dict[str, Any]:
-        """Describe a head: its sources in target tokens, and its acceptance."""
         texts = {name: num_targets(samples) for name, samples in material.texts.items()}
         lengths = range(1, len(acceptance.held) + 1)
         return {
@@ -377,7 +367,6 @@ class TrainingRun:
     def _write(
         self, directory: Path, twin: HeadTwin, draft_vocab: Tensor, card: dict[str, Any]
     ) -> None:
-        """Write the head and its card."""
         path = directory / HEAD_FILE
         tensors = {**_rounded(twin), "draft_vocab": draft_vocab.to("cpu", torch.int32)}
         write_tensors(path, tensors, head_metadata(twin.shape, self._target))

@@ -39,13 +39,11 @@ class ProgressLine:
         self._write(f"{self._stage} {bar} {share:4.0%}  {note}{left}")
 
     def say(self, text: str) -> None:
-        """Write a line that is not overwritten."""
         self._write(text)
         if self._stream.isatty():
             self._stream.write("\n")
 
     def end(self) -> None:
-        """End the line of a stage, so that it is not overwritten."""
         if self._stream.isatty():
             self._stream.write("\n")
             self._stream.flush()

@@ -24,9 +24,8 @@ WORK = "training"
 class TrainingSample:
     """A token sequence with the target's hidden states.
 
-    `token_ids` [T] int64; `is_target` [T] bool marks the tokens to learn to predict: the model's
-    own, or all of a text. `features` [T-1, hidden] are the target's hidden states before its final
-    norm; the one of the last token is not known.
+    `token_ids` [T] int64; `is_target` [T] bool marks the tokens to learn to predict. `features`
+    [T-1, hidden] are before the final norm; the one of the last token is not known.
     """
 
     token_ids: Tensor
@@ -48,7 +47,6 @@ def write_tensors(
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read all tensors of a safetensors file. Raises `ModelError`."""
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
@@ -91,12 +89,10 @@ def read_samples(path: Path) -> list[TrainingSample]:
 
 
 def num_targets(samples: Sequence[TrainingSample]) -> int:
-    """The number of tokens to learn to predict."""
     return sum(int(sample.is_target.sum()) for sample in samples)
 
 
 def check_writable(directory: Path) -> None:
-    """Make a directory and write to it. Raises `ConfigError`."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory) as file:
@@ -107,9 +103,7 @@ def check_writable(directory: Path) -> None:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Exclude other runs from `directory` during the block. Raises `ConfigError` if another run
-    uses it, and for files that cannot be read or written there.
-    """
+    """Exclude other runs from `directory` during the block. Raises `ConfigError`."""
     try:
         (directory / WORK).mkdir(parents=True, exist_ok=True)
         with (directory / WORK / ".lock").open("w") as file:

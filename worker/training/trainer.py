@@ -1,13 +1,10 @@
 """Gradient descent on a head: batches, learning rate, checkpoints.
 
-Theory of operation. Muon optimizes the matrices (orthogonalised momentum; see `torch.optim.Muon`),
-AdamW the norms. Careless steps would destroy the linear start (`fit_linear`): AdamW on the matrices
-loses it even at a rate of 3e-4, Muon improves on it from the first step.
+Muon optimizes the matrices (orthogonalised momentum; see `torch.optim.Muon`), AdamW the norms:
+AdamW on the matrices loses the linear start (`fit_linear`) even at a rate of 3e-4.
 
-The batch of a step is a pure function of the seed and the step's number, and nothing else is
-random. A checkpoint holds the step, the parameters and the optimizers' moments, and is written
-atomically. So a killed training resumes from its last checkpoint and ends with exactly the same
-numbers.
+The batch of a step is a pure function of the seed and the step's number, and a checkpoint is
+written atomically. So a killed training resumes and ends with exactly the same numbers.
 """
 
 import math
@@ -120,9 +117,10 @@ class Trainer:
         autocast: bool,
         report: Callable[[StepReport], float],
     ) -> None:
-        """Learn from `samples` until the end of the schedule. `report` is called after each step
-        and returns the used share of the time limit: 1 ends the run. The state is saved in any
-        case.
+        """Learn from `samples` to the end of the schedule, and save the state in any case.
+
+        `report` is called after each step and returns the used share of the time limit: 1 ends the
+        run.
         """
         schedule, time_used = self._schedule, 0.0
         for batch in self._batches(samples):
@@ -138,7 +136,6 @@ class Trainer:
         self.save()
 
     def _batches(self, samples: Sequence[TrainingSample]) -> Iterator[TrainingBatch]:
-        """Yield the batches from this step on."""
         number, epoch = 0, 0
         while True:
             rng = random.Random(f"{self._schedule.seed}/batches/{epoch}")

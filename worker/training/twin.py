@@ -85,7 +85,7 @@ class HeadTwin(nn.Module):
 
     def passes(self, features: Tensor, token_ids: Tensor, num_passes: int) -> list[Tensor]:
         """Hidden states [B, L, H] of each pass, for `features` [B, L, H] of positions 0 to L-1 and
-        the tokens [B, L] after them (row t: token t+1). Row t of pass j is valid for t >= j.
+        the tokens after them. Row t of pass j is valid for t >= j.
         """
         tokens = self.token_inputs(token_ids)
         seen: list[tuple[Tensor, Tensor]] = []
@@ -141,7 +141,6 @@ class HeadTwin(nn.Module):
         return functional.linear(mixed.transpose(1, 2).flatten(2), self.get_parameter("output"))
 
     def _rotated(self, x: Tensor) -> Tensor:
-        """x [B, heads, L, head_dim] turned by positions 0 to L-1."""
         length = x.shape[2]
         cos, sin = self.teacher.rope.cos[:length], self.teacher.rope.sin[:length]
         return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin

@@ -1,13 +1,9 @@
 """Samples of text that the target writes or reads, with its hidden states.
 
-Theory of operation. Each row runs a conversation over the target's own paged cache, and the next
-one when it ends. Every token, given or sampled, runs through the target once, and its hidden state
-is stored: nothing runs a second time for training. A shard is written when the last of its
-conversations has ended, and existing shards are not made again: a kill costs the unfinished shards.
-Every conversation has random numbers of its own, from the seed and its number, and no row depends
-on another.
-
-An answer that runs into a loop is cut where the loop becomes evident.
+Each row runs a conversation over the target's own paged cache, and the next one when it ends. Every
+token runs through the target once, and its hidden state is stored. A shard is written when the last
+of its conversations has ended, and existing shards are not made again. Every conversation has
+random numbers of its own, from the seed and its number, and no row depends on another.
 """
 
 import random
@@ -64,7 +60,6 @@ class _Row:
         return self.position >= len(self.token_ids) - (self.wanted is None)
 
     def advance(self, drawn: tuple[int, ...] | None) -> bool:
-        """Advance the conversation to its next sampling; False when it has ended."""
         try:
             while not isinstance(action := self.program.send(drawn), Continuation):
                 drawn = None
@@ -78,7 +73,6 @@ class _Row:
         return True
 
     def append(self, token_id: int, is_target: bool) -> None:
-        """Add a sampled token."""
         self.token_ids.append(token_id)
         self.is_target.append(is_target)
         self.num_drawn += 1
@@ -93,7 +87,6 @@ class _Row:
         return True
 
     def cut(self, length: int) -> None:
-        """Drop all but the first `length` tokens."""
         del self.token_ids[length:], self.is_target[length:]
 
 
@@ -126,11 +119,11 @@ class TextWriter:
     def write(
         self, directory: Path, num_tokens: int, seed: int, report: Callable[[int], bool]
     ) -> list[int]:
-        """Make shards until the first ones contain `num_tokens` target tokens, or conversations
-        run out; returns the numbers of these first shards.
+        """Make shards until the first ones contain `num_tokens` target tokens, or conversations run
+        out; returns the numbers of these first shards.
 
-        `report` is called with the number of tokens, before the first step and after each one; it
-        returns whether to continue.
+        `report` is called with the number of tokens after each step; it returns whether to
+        continue.
         """
         sizes = {
             n: num_targets(read_samples(shard_path(directory, n))) for n in shard_indices(directory)
@@ -161,7 +154,6 @@ class TextWriter:
             yield _Row(index, program, torch.Generator().manual_seed(noise))
 
     def _seat(self, following: Iterator[_Row]) -> None:
-        """Start the next conversation in every empty row."""
         for seat, row in enumerate(self._rows):
             while row is None and (new := next(following, None)) is not None:
                 new.advance(None)
@@ -172,7 +164,6 @@ class TextWriter:
                 self._rows[seat] = row = new
 
     def _step(self) -> None:
-        """Run the new tokens of every row, and sample where a row needs it."""
         batch = StepBatch(
             [self._scheduled(seat, row) for seat, row in enumerate(self._rows) if row is not None],
             self._state,
@@ -204,7 +195,6 @@ class TextWriter:
         return ScheduledSequence(seat, tokens, row.position, tuple(blocks))
 
     def _draw(self, row: _Row, wanted: Continuation, logits: Tensor) -> None:
-        """Append a token sampled from logits [V]; continue the conversation after the last one."""
         heat = wanted.temperature
         token = int(logits.argmax()) if heat == 0 else _drawn(logits / heat, row.noise)
         row.append(token, wanted.is_target)
@@ -220,7 +210,6 @@ class TextWriter:
                 self._end(row)
 
     def _end(self, row: _Row) -> None:
-        """Store the sample of a row, and empty the row."""
         seat = self._rows.index(row)
         self._rows[seat] = None
         length = min(row.position + 1, len(row.token_ids))
@@ -238,9 +227,7 @@ class TextWriter:
         return ended + sum(sum(row.is_target) for row in self._rows if row is not None)
 
     def _file(self, directory: Path, whole: bool) -> dict[int, int]:
-        """Write the shards whose conversations have all ended (without `whole`: all shards);
-        returns the target tokens of each.
-        """
+        """Write finished shards (with `whole`: all); return the target tokens of each."""
         members: dict[int, list[int]] = {}
         for index in self._ended:
             members.setdefault(index // SHARD_CONVERSATIONS, []).append(index)
@@ -263,9 +250,7 @@ def _drawn(scores: Tensor, noise: torch.Generator) -> int:
 
 
 def _leading(sizes: Mapping[int, int], num_tokens: int) -> list[int]:
-    """The first shards, up to a missing one, that contain `num_tokens`, so that the order in which
-    conversations end does not matter.
-    """
+    """The first shards, without a gap, that contain `num_tokens`: in any order of ends."""
     chosen, held = [], 0
     for shard in takewhile(sizes.__contains__, count()):
         if held >= num_tokens:

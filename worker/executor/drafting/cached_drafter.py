@@ -1,13 +1,11 @@
 """A drafter with its own network and cache; `draft_cache` describes how the cache keeps up.
 
-A draft model has already run most drafts when the target verifies them. Where the next step runs
-the same tokens in the same slots, the draft model would compute the same keys and values again, so
-it skips them. (A head has run them on guessed states, and reads all but the first again.)
+A draft model has already run most drafts when the target verifies them, and skips them where the
+next step has the same tokens in the same slots. (A head ran them on guessed states, and reads all
+but the first again.)
 
-The rows that drafts are drawn from, one row of the vocabulary per draft, have a memory bound.
-
-The bound may shorten drafting, and so decides which drafts are verified. That decision must not
-depend on drawn tokens (docs/decisions/0017): it uses only the numbers of drafts and sequences.
+A memory bound may shorten drafting, and so decides which drafts are verified. It uses only the
+numbers of drafts and sequences, never drawn tokens (docs/decisions/0017).
 """
 
 import dataclasses
@@ -51,22 +49,16 @@ class _Ahead:
 
 @dataclass(frozen=True, slots=True)
 class _Proposal:
-    """Drafts that were drawn, and their distribution q [k, V]."""
-
     drafts: Drafts
     q: Tensor
 
 
 class CachedDrafter:
-    """Drafts the next tokens from the tokens that the target runs; sole owner of the network and of
-    a cache beside the target's, in the same blocks.
+    """Drafts the next tokens; sole owner of the network and of a cache in the target's blocks.
 
-    The calls of a step come in the order `copy_blocks`, `proposals`, `record`, `propose`. No result
-    or failure of a call changes the target's answers.
-
-    `load` returns the network for a target, as it returned `network` for `target`. `blocks` is the
-    number of cache blocks and the tokens of one block. `method` chooses drafts (`ops.draft`).
-    `kv_dtype` is the dtype of the target's cache; None: the dtype of its activations.
+    The calls of a step come in the order `copy_blocks`, `proposals`, `record`, `propose`; none of
+    them changes the target's answers. `load` returns the network for a target; `blocks` is the
+    number of cache blocks and the tokens of one; `kv_dtype` None: the dtype of activations.
     """
 
     def __init__(
@@ -118,8 +110,8 @@ class CachedDrafter:
         }
 
     def proposals(self, sequences: Sequence[ScheduledSequence]) -> dict[int, Tensor]:
-        """Return, by sequence id, q [k, V] float32 of the drafts that the last step drew and this
-        step verifies. Other distributions are dropped: coupling verifies their drafts, which is as
+        """Return, by sequence id, q [k, V] float32 of the last drawn drafts, which this step
+        verifies. Distributions of other drafts are dropped: coupling verifies these, which is as
         exact.
         """
         held, self._proposals = self._proposals, {}
@@ -135,8 +127,8 @@ class CachedDrafter:
         return found
 
     def record(self, batch: StepBatch, states: Tensor) -> None:
-        """Note that the target has run the rows of `batch`; states [T, hidden_size] are the inputs
-        of its head, before the final norm. Rows that were run ahead stay synced.
+        """Note that the target ran the rows of `batch`; states [T, hidden_size] are before its
+        final norm. Rows that were run ahead stay synced.
         """
         _, cache = self._awake()
         cache.record(batch.tensors, states)
@@ -146,9 +138,6 @@ class CachedDrafter:
             cache.mark(np.concatenate([batch.slots[:0], *ahead_slots]), True)
 
     def _still_ahead(self, batch: StepBatch, ahead: dict[int, _Ahead]) -> Iterable[Ints]:
-        """Yield the slots of rows that the network has already run, with the same tokens before
-        them.
-        """
         first = 0
         for sequence in batch.sequences:
             known = batch.slots[first : first + len(sequence.token_ids)]
@@ -163,8 +152,8 @@ class CachedDrafter:
                 yield mine.slots[: _num_equal(pairs)]
 
     def propose(self, requests: Sequence[DraftRequest], num_step_tokens: int) -> Drafted:
-        """Catch up and draft. Repeated failures are logged once until drafting works again. Drafts
-        made before a failure count, since they may depend on the drawn tokens.
+        """Catch up and draft; repeated failures are logged once. Drafts made before a failure
+        count, since they may depend on the drawn tokens.
         """
         self._ahead = {}
         lines: list[DraftedRun] = []
@@ -185,7 +174,6 @@ class CachedDrafter:
     def _prepare(
         self, requests: Sequence[DraftRequest], max_rows: int
     ) -> tuple[DraftRounds, CatchUp]:
-        """Choose the rows to run, and create the rounds that run them."""
         network, cache = self._awake()
         fitting = [self._fit(request, network) for request in requests]
         fitting = [request for request in fitting if request.num_drafts > 0]
@@ -197,9 +185,7 @@ class CachedDrafter:
         return rounds, plan
 
     def _catch_up(self, rounds: DraftRounds, plan: CatchUp) -> tuple[float, list[RowSpan]]:
-        """Read the rows of catch-up; return the duration, and the sequences that can draft. This is
-        a pass of its own, so its time is measured apart from the time of a round.
-        """
+        """Read the rows of catch-up in a pass of its own, so that its time is not a round's."""
         if not plan.behind:
             return 0.0, plan.ready
         started = time.perf_counter()
@@ -222,15 +208,12 @@ class CachedDrafter:
                 lines.append(line)
 
     def _fit(self, request: DraftRequest, network: DraftNetwork) -> DraftRequest:
-        """Limit the drafts to the blocks and the context. The last draft is never run, so its
-        position may be the first without a block, or beyond the network's context.
-        """
+        """Limit the drafts to the blocks. The last draft is never run, so it may have none."""
         positions = len(request.block_table) * self._block_size
         room = min(positions, network.max_positions) - (request.position - 1)
         return dataclasses.replace(request, num_drafts=min(request.num_drafts, room))
 
     def _note(self, line: DraftedRun, cache: DraftCache) -> None:
-        """Remember what the next step may reuse."""
         request, start = line.request, line.request.position - 1
         # This comes first: the way to verify drawn drafts must not depend on their outcome.
         if line.proposals:
@@ -252,9 +235,7 @@ class CachedDrafter:
             self._network = None
 
     def wake(self, tags: frozenset[str], target: LlamaModel | None) -> None:
-        """Load the network again, for the target in its present form, and allocate an empty
-        cache.
-        """
+        """Load the network for the target in its present form, and allocate an empty cache."""
         if "weights" in tags and self._network is None and target is not None:
             self._network = self._load(target)
         if "kv_cache" in tags and self._cache is None:
@@ -267,7 +248,6 @@ class CachedDrafter:
 
 
 def _num_equal(pairs: Iterable[tuple[object, object]]) -> int:
-    """Count the pairs of equals before the first unequal pair."""
     count = 0
     for one, other in pairs:
         if one != other:
@@ -287,10 +267,9 @@ _ROW_ITEM_BYTES = 4  # float32
 def bound_drawn(
     requests: Sequence[DraftRequest], vocab_size: int, max_bytes: int = MAX_PROPOSAL_BYTES
 ) -> list[DraftRequest]:
-    """Return the requests, in order, with fewer drafts for sequences that sample if their rows
-    would take more than `max_bytes`: the longest runs are cut first, to a common length; then the
-    last requests. Requests without drafts are left out. Greedy requests need no rows and stay
-    unchanged.
+    """Return the requests with fewer drafts for those that sample, if their rows would take more
+    than `max_bytes`: the longest runs are cut first, to a common length, then the last requests.
+    Greedy requests need no rows.
     """
     counts = [r.num_drafts if r.params.temperature > 0 else 0 for r in requests]
     room = max_bytes // (vocab_size * _ROW_ITEM_BYTES)

@@ -1,18 +1,13 @@
 """The cache of a drafter: per-token data in the same blocks as the target's keys and values.
 
-Theory of operation. The scheduler allocates blocks: prefix hits, preemption, copies, eviction. A
-drafter takes no part in that. For each block of the target's cache, the drafter's cache has a block
-with the same index. It holds the ids of the tokens and (for a head) the target's states, written
-whenever the target runs the tokens, and the drafter's own keys and values, computed when it needs
-them. `is_synced` marks the tokens that have these keys and values. A token becomes unsynced when
-the target runs it. Two invariants follow:
+The scheduler allocates blocks without regard to drafters. A block here holds the ids of its tokens
+and (for a head) the target's states, written whenever the target runs the tokens, and the drafter's
+own keys and values, computed when it needs them; `is_synced` marks tokens that have these. So:
 
  * For every position that the target has run, ids and states belong to the sequence.
- * Where a position and every earlier position of the sequence are synced, the drafter's keys and
-   values there are computed from these ids and states.
+ * Where a position and all earlier ones are synced, keys and values follow from ids and states.
 
-A drafter reads a sequence from the first unsynced position on. Data behind the last token that the
-target has run is undefined.
+A drafter reads a sequence from the first unsynced position on.
 """
 
 from collections.abc import Sequence
@@ -30,7 +25,6 @@ from worker.models.llama import StepTensors
 def bytes_per_token(
     model: ModelConfig, state_size: int, dtype: torch.dtype, kv_dtype: torch.dtype
 ) -> int:
-    """Return the bytes that a `DraftCache` takes for each token."""
     kv = model.kv_elements_per_token * kv_dtype.itemsize
     return kv + state_size * dtype.itemsize + torch.int32.itemsize + torch.bool.itemsize
 
@@ -38,8 +32,7 @@ def bytes_per_token(
 class DraftCache:
     """Sole owner of these tensors; slot = block · block_size + offset, as in the target's cache.
 
-    `kv` [layers, num_blocks, 2, kv_heads, block_size, head_dim] is for the drafter's network of
-    shape `model`; states have `state_size` elements, 0 for a drafter that reads none.
+    `kv` is [layers, num_blocks, 2, kv_heads, block_size, head_dim]; `state_size` 0: no states.
     """
 
     def __init__(
@@ -51,9 +44,7 @@ class DraftCache:
         device: torch.device,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """Take `blocks`, the number of blocks and the tokens of one block. `dtype` is the dtype of
-        the states, and of `kv` unless `kv_dtype` is given.
-        """
+        """`dtype` is that of the states, and of `kv` unless `kv_dtype` is given."""
         num_blocks, self._block_size = blocks
         self._device = device
         self.kv = allocate(num_blocks, self._block_size, model, kv_dtype or dtype, device)
@@ -80,17 +71,13 @@ class DraftCache:
             self._states.index_copy_(0, places, states)
 
     def mark(self, slots: Ints, is_synced: bool) -> None:
-        """Mark the drafter's keys and values at slots [n] as valid or not."""
         if len(slots):
             self._is_synced.index_fill_(0, self._ints(slots), is_synced)
 
     def first_unsynced(
         self, tables: Sequence[Sequence[int]], lengths: Sequence[int], first_position: int
     ) -> list[int]:
-        """Return, for each sequence in block `tables`, of which the target has run `lengths`
-        tokens, the first unsynced position from `first_position` on; the length if every position
-        is synced.
-        """
+        """Return the first unsynced position from `first_position` on, or the length, of each."""
         size = self._block_size
         counts = [-(-length // size) for length in lengths]
         blocks = np.zeros((len(tables), max(counts, default=0)), np.int32)
@@ -108,9 +95,7 @@ class DraftCache:
         return found
 
     def states(self, slots: Ints) -> Tensor | None:
-        """Return the target's states [n, hidden_size] at slots [n]; None for a drafter without
-        states.
-        """
+        """Return the target's states [n, hidden_size] at slots [n]; None without states."""
         if self._states is None:
             return None
         return self._states.index_select(0, self._ints(slots))

@@ -15,9 +15,8 @@ from worker.types import Drafts, ModelOutput, SamplingParams, ScheduledSequence
 class DraftRequest:
     """A request for up to `num_drafts` drafts of one sequence, starting at `position`.
 
-    `last_token`, at `position` - 1, has just been drawn; the target has run every token before it,
-    and its cache holds no later token. `block_table` covers those positions, and the positions of
-    the drafts.
+    The target has run every token before `last_token`, which is at `position` - 1. `block_table`
+    covers the positions of the drafts, too.
     """
 
     seq_id: int
@@ -31,7 +30,6 @@ class DraftRequest:
 def draft_requests(
     sequences: Sequence[ScheduledSequence], output: ModelOutput
 ) -> list[DraftRequest]:
-    """Build the requests to the drafter of a step whose draws are in `output`."""
     requests = []
     for sequence in sequences:
         draws = output.sampled.get(sequence.seq_id, ())
@@ -53,17 +51,14 @@ def draft_requests(
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """Drafts by sequence id, and the seconds of catch-up before drafting began, beyond the reading
-    that belongs to every round.
-    """
+    """Drafts by sequence id, and the seconds of catch-up beyond the reading of every round."""
 
     drafts: dict[int, Drafts]
     catch_up_seconds: float = 0.0
 
 
 class DraftNetwork(Protocol):
-    """The part of a drafter that computes: a model with keys and values in `kv_cache` [num_layers,
-    num_blocks, 2, kv_heads, block_size, head_dim]. Holds no state between steps.
+    """The part of a drafter that computes. It holds no state between steps.
 
     Row p has the token at position p. A network that `reads_states` also takes the target's state
     of position p - 1, so it has no row 0.
@@ -86,15 +81,12 @@ class DraftNetwork(Protocol):
 
     @property
     def draft_vocab(self) -> Tensor | None:
-        """The target's ids [Vd] int64 of the columns of `logits`; None: the columns are the
-        target's.
-        """
+        """The target's ids [Vd] int64 of the columns of `logits`; None: all of them."""
         ...
 
     def run(self, features: Tensor | None, step: StepTensors, kv_cache: Tensor) -> Tensor:
-        """Return hidden states [T, hidden] of all rows. `features` [T, hidden_size of the target],
-        for a network that reads states: the target's states of the positions before, or this
-        method's results for them.
+        """Return hidden states [T, hidden] of all rows. `features` [T, hidden_size]: the target's
+        states of the positions before, or this method's results for them.
         """
         ...
 

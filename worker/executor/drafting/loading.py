@@ -86,11 +86,10 @@ LoadNetwork = Callable[[LlamaModel], DraftNetwork]
 
 
 def network_loader(config: SpeculativeConfig | None, max_positions: int) -> LoadNetwork | None:
-    """Return a function that loads the network of the configured drafter for a target, in the
-    target's dtype and on its device; None if no drafter runs on the device.
+    """Return a function that loads the drafter's network for a target; None: no drafter runs here.
 
     The function raises `ModelError` for a network that cannot be loaded, and `ConfigError` if there
-    is nothing to load or it does not fit the target; both name the flag.
+    is none or it does not fit the target.
     """
     if config is None:
         return None
@@ -104,7 +103,6 @@ def network_loader(config: SpeculativeConfig | None, max_positions: int) -> Load
 def drafter_bytes_per_token(
     network: DraftNetwork, target: LlamaModel, kv_dtype: torch.dtype
 ) -> int:
-    """Return the drafter's bytes per token of the target's cache."""
     state_size = target.config.hidden_size if network.reads_states else 0
     return bytes_per_token(network.config, state_size, target.dtype, kv_dtype)
 

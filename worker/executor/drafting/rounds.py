@@ -1,19 +1,12 @@
 """The rounds of drafting: read, draft one token of each sequence, then one more in each round.
 
-All sequences share a round's forward pass. A sequence leaves when it has the requested number of
-drafts, or when its logits are not numbers.
+All sequences share a round's forward pass, and leave when they have their drafts or their logits
+are not numbers. The last few rows before the drafts run with the first draft. All rows before these
+are *catch-up*: a prompt, or tokens decoded while no drafts were requested.
 
-Before it drafts, a drafter reads the tokens that the target has run since the last drafting.
-
-The last few rows before the drafts belong to every round of drafting, and run with its first draft.
-All rows before them are *catch-up*: a prompt, or tokens decoded while no drafts were requested.
-
-Each step bounds its catch-up to twice its own tokens (or `MIN_ROWS`, if that is more). The reason:
-the time after which a step counts as hung follows from its tokens (see `engine.heartbeat`), and a
-decode step that also read thousands of rows would seem to hang. So the large chunks of a prompt are
-read as they arrive, and the rest a little in each step. The sequences with the fewest rows to read
-go first. Rows that were read stay read, and a sequence with rows left to read gets its drafts in a
-later step.
+Each step bounds its catch-up to twice its own tokens (or `MIN_ROWS`): the time after which a step
+counts as hung follows from its tokens (see `engine.heartbeat`). The sequences with the fewest rows
+to read go first.
 """
 
 from collections.abc import Sequence
@@ -39,7 +32,7 @@ _ROWS_OF_A_STEP = 2  # for each token of it
 class RowSpan:
     """Rows to run for one request: positions `start` to `end` - 1, at `slots`.
 
-    A span that `is_complete` ends with the request's last token, which the target has not run yet.
+    A complete span ends with the request's last token, which the target has not run yet.
     """
 
     request: DraftRequest
@@ -50,7 +43,6 @@ class RowSpan:
 
     @property
     def known_slots(self) -> Ints:
-        """Return the slots without the last token's."""
         return self.slots[: len(self.slots) - self.is_complete]
 
 
@@ -95,9 +87,7 @@ def plan_catch_up(
 
 
 def _num_usual(request: DraftRequest) -> int:
-    """Count the rows of every round: the requested drafts, assuming that all were accepted, the
-    token drawn behind them, and the last token.
-    """
+    """Count a round's rows: accepted drafts, the token drawn behind them, the last token."""
     return request.num_drafts + 2
 
 
@@ -105,8 +95,7 @@ def _num_usual(request: DraftRequest) -> int:
 class DraftedRun:
     """The drafts of one request; `is_sound` while its logits are numbers.
 
-    `num_rows` rows from the request's last token on have been run; `proposals` are the
-    distributions of drafts that were drawn.
+    `num_rows` rows from its last token on were run; `proposals` are distributions of drafts.
     """
 
     request: DraftRequest
@@ -128,7 +117,6 @@ class DraftRounds:
         first_position: int,
         method: str,
     ) -> None:
-        """Take the drafter's own `state`; rows attend to positions from `first_position` on."""
         self._network = network
         self._cache = cache
         self._state = state
@@ -142,9 +130,7 @@ class DraftRounds:
         return list(self._lines.values())
 
     def read(self, spans: Sequence[RowSpan]) -> set[int]:
-        """Read `spans`, none of them complete, and wait for the device. Return the sequences whose
-        states are not numbers; their rows do not count as synced.
-        """
+        """Read incomplete `spans`; return the sequences whose states are not numbers. Waits."""
         batch, known = self._begin(spans)
         states = self._network.run(self._recorded(batch), batch.tensors, self._cache.kv)
         # Every later row attends to a row that is not a number.
@@ -156,9 +142,7 @@ class DraftRounds:
         return failed
 
     def run(self, spans: Sequence[RowSpan], vocab_size: int) -> None:
-        """Run `spans`, all complete, and draft behind them, as ids below `vocab_size`. Rows count
-        as synced only after the whole span was read without a fault.
-        """
+        """Run complete `spans` and draft behind them; rows of sound spans then count as synced."""
         lines = self._lines = {span.request.seq_id: DraftedRun(span.request) for span in spans}
         batch, known = self._begin(spans)
         hidden = self._round(batch, self._recorded(batch), vocab_size)
@@ -172,9 +156,7 @@ class DraftRounds:
             hidden = self._round(batch, features, vocab_size)
 
     def _begin(self, spans: Sequence[RowSpan]) -> tuple[StepBatch, Ints]:
-        """Build the batch of `spans`; return it and the slots that the target has run, now
-        unsynced.
-        """
+        """Return the batch, and the slots that the target has run, which are now unsynced."""
         known = np.concatenate([span.known_slots for span in spans])
         self._cache.mark(known, False)
         token_ids = iter(self._cache.token_ids(known))
@@ -190,9 +172,7 @@ class DraftRounds:
         return StepBatch(sequences, self._state, self._first_position)
 
     def _recorded(self, batch: StepBatch) -> Tensor | None:
-        """Return the target's states of the positions before the rows of `batch`, if the network
-        reads them.
-        """
+        """Return the target's states of the positions before, if the network reads them."""
         if not self._network.reads_states:
             return None
         before = [
@@ -202,9 +182,6 @@ class DraftRounds:
         return self._cache.states(np.concatenate(before))
 
     def _round(self, batch: StepBatch, features: Tensor | None, vocab_size: int) -> Tensor:
-        """Run the rows of `batch` and draft after its `sampled` sequences; return their hidden
-        states [len(sampled), hidden].
-        """
         states = self._network.run(features, batch.tensors, self._cache.kv)
         hidden = states.index_select(0, batch.tensors.sample_rows[: batch.num_logits])
         if batch.sampled:
@@ -212,7 +189,6 @@ class DraftRounds:
         return hidden
 
     def _choose(self, lines: Sequence[DraftedRun], hidden: Tensor, vocab_size: int) -> None:
-        """Choose one more draft for each of `lines`, from the rows `hidden`."""
         logits = self._network.logits(hidden)
         finite = torch.isfinite(logits.amax(dim=-1)).tolist()
         choice = choose_drafts(
@@ -237,9 +213,7 @@ class DraftRounds:
 
 
 def _drawn(lines: Sequence[DraftedRun], proposals: Tensor | None) -> dict[int, Tensor]:
-    """Return, by index in `lines`, the distribution q [V] of a drawn draft. Greedy drafts need
-    none, and take no memory for it.
-    """
+    """Return q [V] of drawn drafts by index in `lines`; greedy drafts need no memory for it."""
     if proposals is None:
         return {}
     places = [i for i, line in enumerate(lines) if line.request.params.temperature > 0]
@@ -252,7 +226,6 @@ def _wants_more(line: DraftedRun) -> bool:
 
 
 def _next_row(line: DraftedRun) -> ScheduledSequence:
-    """Return the last draft as a sequence to run."""
     position = line.request.position + len(line.token_ids) - 1
     return _rows(line.request, line.token_ids[-1:], position, draws=True)
 

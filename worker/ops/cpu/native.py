@@ -1,10 +1,8 @@
 """The library of kernels: found, checked against the CPU, and called by ctypes.
 
-The build of the package also builds the library if a C++ compiler is present; running it needs
-none. A wheel has kernels for AVX-512, for AVX2, and for four lanes elsewhere; a clone has kernels
-for its own CPU (`scripts/build_kernels.py`). One set is chosen when the library is opened. All sets
-compute the same numbers to the bit, and a row's numbers do not depend on its batch, so a worker
-gives the same answers on every CPU.
+A wheel has kernels for AVX-512, for AVX2, and for four lanes elsewhere; a clone has kernels for its
+own CPU (`scripts/build_kernels.py`). All sets compute the same numbers to the bit, and a row's
+numbers do not depend on its batch, so a worker gives the same answers on every CPU.
 """
 
 from __future__ import annotations
@@ -100,9 +98,7 @@ class _Step(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Rows [rows, cols] in their file format: bytes of blocks of a GGML type, row by row. With
-    `heads`, the rows of each head's two halves alternate in the file.
-    """
+    """Blocks of a GGML type, row by row. With `heads`, the rows of a head's halves alternate."""
 
     type_name: str
     rows: int
@@ -112,16 +108,14 @@ class Stored:
 
 
 def stored(weight: Tensor) -> Stored:
-    """Wrap a dense weight [rows, cols] on the CPU, in its own precision."""
     rows, cols = weight.shape
     data = weight.contiguous().view(torch.uint8).numpy().reshape(-1)
     return Stored(_DENSE[weight.dtype], rows, cols, data)
 
 
 def open_kernels(num_threads: int, int8_activations: bool = False) -> CpuKernels | None:
-    """Open the kernels for this CPU, with `num_threads` threads; without kernels, log a line and
-    return None. Raises `ConfigError` for a requested instruction set that the CPU has and the build
-    has not.
+    """Open the kernels for this CPU; without any, log a line and return None. Raises `ConfigError`
+    for a requested instruction set that the CPU has and the build has not.
     """
     library, isa = _library(FOLDER), os.environ.get(ISA_VARIABLE, "")
     if library is None:
@@ -176,9 +170,7 @@ def _library(folder: Path) -> ctypes.CDLL | None:
 
 
 class CpuKernels:
-    """Kernels with their threads, which sleep between steps; sole owner of both. Calls from several
-    threads wait for each other.
-    """
+    """Kernels with their threads, which sleep between steps; calls wait for each other."""
 
     def __init__(self, library: ctypes.CDLL, engine: int, isa: str, int8_activations: bool) -> None:
         self.isa = isa
@@ -190,9 +182,7 @@ class CpuKernels:
         self.library.pointsman_close(self.engine)
 
     def linear(self, parts: Sequence[Stored], bias: Tensor | None = None) -> BlockLinear | None:
-        """Make a product with `parts` below each other and bias [rows] float32. None: a part has a
-        type, or a scale, that cannot be repacked.
-        """
+        """Make a product of stacked `parts`; None: a type or scale cannot be repacked."""
         joined = _Linear(count=0, rows=sum(p.rows for p in parts), cols=parts[0].cols)
         held: list[object] = [bias]
         for part in _joined(parts):
@@ -206,7 +196,6 @@ class CpuKernels:
         return BlockLinear(self, joined, held)
 
     def _pack(self, parts: Sequence[Stored], held: list[object]) -> _Matrix | None:
-        """Pack parts of one type into one matrix."""
         code = GGML_TYPES.get(parts[0].type_name, -1)
         rows, cols = sum(p.rows for p in parts), parts[0].cols
         size = self.library.pointsman_packed_bytes(code, rows, cols)
@@ -237,7 +226,6 @@ class CpuKernels:
 
 
 def _joined(parts: Sequence[Stored]) -> list[list[Stored]]:
-    """Group consecutive parts of one type."""
     runs: list[list[Stored]] = []
     for part in parts:
         if runs and runs[-1][0].type_name == part.type_name:
@@ -260,12 +248,10 @@ class BlockLinear:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Output and input features."""
         return self.layer.rows, self.layer.cols
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory that the weights take."""
         return sum(held.nbytes for held in self._held if isinstance(held, np.ndarray))
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -320,7 +306,6 @@ class LayerShape:
 
     @property
     def is_supported(self) -> bool:
-        """Return True if the attention kernel has room for such heads."""
         return self.head_dim <= _MAX_HEAD_DIM and self.heads // self.kv_heads <= _MAX_SHARING
 
 
@@ -338,9 +323,8 @@ class NativeLayers:
         rotates: Sequence[bool],
         windows: Sequence[int | None],
     ) -> None:
-        """Take, for each layer: `linears`, the products qkv, output, gate_up and down; `norms`, all
-        float32, of the input, the MLP's input, queries and keys; `windows`, the number of positions
-        that a row sees.
+        """Each layer has `linears` (qkv, output, gate_up, down), `norms` in float32 (of the input,
+        the MLP's input, queries, keys), and in `windows` the positions that a row sees.
         """
         self._kernels = linears[0][0].kernels
         self._held = (linears, norms)

@@ -22,9 +22,7 @@ class NativeDraws:
         draws: npt.NDArray[np.void],
         stream: Stream,
     ) -> Tensor:
-        """Draw as `DrawKernel` does, with a table of `DRAWS`; tensors are contiguous and on the
-        CPU.
-        """
+        """Draw by a table of `DRAWS`; tensors are contiguous and on the CPU."""
         ids = stream.token_ids
         self._kernels.library.pointsman_sample(
             self._kernels.engine,

@@ -1,22 +1,17 @@
 """Causal attention over a paged cache as Triton kernels: decoding, verification, chunks of prompts.
 
-Theory of operation. Query heads that share a KV head are rows of one tile, so that its keys and
-values are read once for them. A sequence takes one of two paths, chosen by its own number of query
-rows alone.
+Query heads that share a KV head are rows of one tile, so that its keys and values are read once.
 
-With at most `SHORT_ROWS` rows (a decoded token, or drafts under verification) the context is cut
-into splits. Each split writes its normalised output and the logarithm of its softmax mass, and
-`_merge_kernel` combines them. Splits are `SPLIT_TOKENS` long, and a multiple of that if a context
-would have more than `MAX_SPLITS`: their bounds follow from the context alone. The batch and the
-device decide only the number of programs that share the splits of a context (`num_programs`). So
-the sums of a row run in the same order in any batch.
+With at most `SHORT_ROWS` rows (a decoded token, or drafts under verification) the context of a
+sequence is cut into splits, whose outputs `_merge_kernel` combines. Splits are `SPLIT_TOKENS` long,
+or a multiple of that: their bounds follow from the context alone. The batch and the device decide
+only the number of programs that share the splits of a context (`num_programs`). So the sums of a
+row run in the same order in any batch. With more rows (a chunk of a prompt) one program reads the
+whole context for a tile of rows.
 
-With more rows (a chunk of a prompt) one program reads the whole context for a tile of rows.
-
-A row never depends on positions that it does not see. Slots outside a sequence's context are not
-loaded. A row does not see the later tokens of its own sequence, which have weight zero; but zero
-times nan is nan, so if some rows of a tile see a key and others do not, non-finite values are
-replaced by zeros, and the scores of the rows that do see them by nan.
+A row never depends on positions that it does not see. The later tokens of its own sequence have
+weight zero; but zero times nan is nan, so if some rows of a tile see a key and others do not, non-
+finite values are replaced by zeros, and the scores of the rows that do see them by nan.
 
 Scores are in powers of two: exp2 is an instruction of a GPU, exp is not.
 """
@@ -56,10 +51,9 @@ class AttentionPlan:
     """The plan that every layer of a step shares. The kernels read lengths, tables and row numbers
     from `step` on the device, so that a graph holds `run` for any values in the same tensors.
 
-    Sequences of the short path have `rows` places each, sequences of the chunked path none. Each of
-    these S · `rows` places writes up to `slots` partial results for each head: outputs `partials`
-    [S · rows, heads, slots, head_dim] and base-two logarithms of masses `masses` [S · rows, heads,
-    slots], float32.
+    Each of the S · `rows` places of the short path writes up to `slots` partial results for each
+    head: outputs `partials` [S · rows, heads, slots, head_dim] and base-two logarithms of masses
+    `masses` [S · rows, heads, slots], float32.
     """
 
     step: StepTensors
@@ -73,7 +67,6 @@ class AttentionPlan:
 
 
 def num_splits(num_tokens: int) -> int:
-    """Return the maximal number of splits of a context of up to `num_tokens`."""
     return min(MAX_SPLITS, -(-num_tokens // SPLIT_TOKENS))
 
 
@@ -90,7 +83,6 @@ def plan(
     shape: AttentionShape,
     num_sms: int,
 ) -> AttentionPlan:
-    """Plan `run` for a step, on a device with `num_sms` multiprocessors."""
     size, width = step.block_tables.shape
     rows = min(step.max_rows, SHORT_ROWS)
     slots = max(1, num_splits(min(step.max_context, width * shape.block_size)))
@@ -110,12 +102,11 @@ def run(
     window: int | None = None,
     scales: Tensor | None = None,
 ) -> None:
-    """Write attention of queries [T, heads, head_dim] over one layer's cache to `out` [T, heads ·
-    head_dim].
+    """Write attention of queries [T, heads, head_dim] over one layer's cache to `out`.
 
-    cache [num_blocks, 2, kv_heads, block_size, head_dim] already holds the step's own keys; for
-    float8_e4m3fn, its keys and values are multiplied by scales [2, kv_heads] float32. A row sees at
-    most `window` positions, its own included. A row that sees nothing is zero. Twin:
+    cache [num_blocks, 2, kv_heads, block_size, head_dim] already holds the step's own keys;
+    float8_e4m3fn is multiplied by scales [2, kv_heads] float32. A row sees at most `window`
+    positions, its own included. A row that sees nothing is zero. Twin:
     `worker.ops.paged_attention`.
     """
     step, shape = plan.step, plan.shape
@@ -171,7 +162,6 @@ def run(
 
 
 def _run_short(common: tuple[Any, ...], constants: dict[str, Any], plan: AttentionPlan) -> None:
-    """Launch the splits, and merge them if there are several."""
     shape, size = plan.shape, len(plan.step.context_lens)
     sharing = shape.heads // shape.kv_heads
     tile = max(_SHORT_TILE, triton.next_power_of_2(sharing))
@@ -199,7 +189,6 @@ def _short_launch(queries: Tensor) -> dict[str, int]:
 
 
 def _chunk_launch(queries: Tensor) -> tuple[int, dict[str, int]]:
-    """Return the rows of a tile of the chunked path, and its launch options, likewise."""
     if queries.dtype is torch.float32:
         tile = _float32_tile(queries)
         return tile, {"tile_keys": tile}
@@ -227,7 +216,6 @@ def _product_type(queries: Tensor) -> Any:
 def _split_tokens(
     num_tokens: tl.tensor, split_tokens: tl.constexpr, max_splits: tl.constexpr
 ) -> Any:
-    """Return the length of the splits of `num_tokens`: a multiple of `split_tokens`."""
     return split_tokens * tl.maximum(1, tl.cdiv(num_tokens, split_tokens * max_splits))
 
 
@@ -360,7 +348,6 @@ def _split_kernel(  # noqa: PLR0913, PLR0917
     split_tokens: tl.constexpr = SPLIT_TOKENS,
     max_splits: tl.constexpr = MAX_SPLITS,
 ) -> None:
-    """Attend with a tile of places of one sequence of the short path, over every n-th split."""
     per_tile: tl.constexpr = tile_rows // sharing
     index = tl.arange(0, tile_rows)
     real = index < per_tile * sharing
@@ -438,7 +425,6 @@ def _merge_kernel(  # noqa: PLR0913, PLR0917
     split_tokens: tl.constexpr = SPLIT_TOKENS,
     max_splits: tl.constexpr = MAX_SPLITS,
 ) -> None:
-    """Average all splits of a place and a head by their masses, in order."""
     place = tl.program_id(0)
     sequence = place // rows
     rank = place % rows

@@ -1,13 +1,12 @@
-"""Draws as Triton kernels: the largest sum of score and Gumbel noise, in one pass over the logits,
-which also generates the noise.
+"""Draws as Triton kernels: the largest sum of score and Gumbel noise, in one pass over the logits.
 
 The words are those of `worker.ops.noise`, NumPy's Philox4x64-10, to the bit. Float32 logarithms may
 differ in the last place; where this could decide, the closest few sums are computed again in
 float64, as in `worker.ops.sample.choose`.
 
-min-p, top-k and top-p retain the scores that are not below a floor (`worker.ops.truncate`). The
-search needs no sort: a floor is the least score that has less above it than its limit, in tokens or
-mass, and is found four bits at a time, in eight launches over all rows.
+min-p, top-k and top-p retain the scores that are not below a floor (`worker.ops.truncate`): the
+least score that has less above it than its limit, in tokens or mass. It is found four bits at a
+time, in eight launches over all rows, without a sort.
 """
 
 # Triton's decorators have no types.
@@ -36,9 +35,7 @@ _VECTORS = ("seeds", "positions", "temperatures", "log_min_p", "top_p", "top_k",
 
 
 def draw(logits: Tensor, columns: DrawColumns, cut: Cut, stream: Stream = SAMPLING) -> Tensor:
-    """Implements `DeviceDraw`, for a stream of all tokens. Twin:
-    `worker.ops.sample.draw_columns`.
-    """
+    """Implements `DeviceDraw`, for a stream of all tokens."""
     count, vocab_size = logits.shape
     answers = torch.empty(2, count, dtype=torch.int32, device=logits.device)
     if not count:
@@ -85,7 +82,6 @@ def _mask_kernel(
     width: tl.tensor,
     tokens: tl.constexpr,
 ) -> None:
-    """Mask a tile of the tokens of a row; only forbidden tokens are written."""
     mask, first = tl.program_id(0), tl.program_id(1) * tokens
     row = tl.load(rows + mask).to(tl.int64)
     token = first + tl.arange(0, tokens)
@@ -96,7 +92,6 @@ def _mask_kernel(
 
 
 def _floors(logits: Tensor, columns: DrawColumns) -> Tensor:
-    """Return the least scores [n] that may be drawn. Twin: `worker.ops.truncate.floors`."""
     (size, vocab_size), limits = logits.shape, columns.limits
     block = min(_SEARCHED, max(16, triton.next_power_of_2(vocab_size)))
     tiles = triton.cdiv(vocab_size, block)
@@ -155,7 +150,6 @@ def _philox(
 
 @triton.jit
 def _uniform(words: tl.tensor) -> Any:
-    """Turn words into numbers u in float32."""
     return tl.minimum((words.to(tl.float32) + 0.5) * (1.0 / 4294967296.0), 1.0 - 1.0 / 16777216)
 
 
@@ -167,7 +161,6 @@ def _gumbel(words: tl.tensor) -> Any:
 
 @triton.jit
 def _twice_logged(uniform: tl.tensor) -> Any:
-    """Return -log(-log(1 - u)) in the type of u."""
     # log(1 - u) if 1 - u is rounded: the logarithm of the rounded number, times u / rounded u.
     rest = 1.0 - uniform
     taken = 1.0 - rest
@@ -309,7 +302,6 @@ def _floor_kernel(  # noqa: PLR0913, PLR0917
     is_count: tl.constexpr,
     padded_tiles: tl.constexpr,
 ) -> None:
-    """End a search: the rank of the least score that may be drawn, and that score."""
     index = tl.program_id(0)
     count, share = tl.load(top_k + index), tl.load(top_p + index)
     if is_count:
@@ -402,7 +394,6 @@ def _exact_sum(
     purpose: tl.tensor,
     offset: tl.tensor,
 ) -> Any:
-    """Add a score and the noise of its token, in float64."""
     words = _philox(seed, position, purpose, offset, token // 8, 1)
     own = tl.arange(0, 8) == token % 8
     uniform = tl.sum(tl.where(own, _uniform(words), 0.0), axis=0)

@@ -1,10 +1,9 @@
 """Mixtures of experts as grouped products, without waiting for the device to report the choice.
 
-Theory of operation. Each row and each of its chosen experts are a pair. Pairs are sorted by expert,
-and each expert's pairs are cut into tiles. Only the device knows the number of tiles, so the
-maximal number of programs is launched, and programs without a tile end at once. A tile multiplies
-the rows of its pairs by the weights of its expert; a pair writes its own row, and the pairs of a
-row are summed by its weights in the order of its choice.
+Each row and each of its chosen experts are a pair. Pairs are sorted by expert, and each expert's
+pairs are cut into tiles. Only the device knows their number, so the maximal number of programs is
+launched, and programs without a tile end at once. A pair writes its own row, and the pairs of a row
+are summed by its weights in the order of its choice.
 
 Tiles have one size, and a product's sum runs over the inner features in order, so a row's numbers
 depend neither on the rows that share its tile nor on their number.
@@ -51,11 +50,9 @@ def mix_experts(
     stacks: tuple[Tensor, Tensor],
     gate: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Compute the weighted sum of the chosen experts' results for each row of x [T, hidden]: [T,
-    hidden]. `stacks` are those of `experts`; `gate` computes [n, inner] from gates and gated values
-    [n, 2 · inner].
+    """Compute the weighted sum of the chosen experts' results for each row of x [T, hidden].
 
-    Twin: `worker.ops.experts.mix_experts`.
+    `gate` computes [n, inner] from gates and gated values. Twin: `worker.ops.experts.mix_experts`.
     """
     chosen, shares = experts.route(x)
     gate_up, down = stacks
@@ -75,12 +72,10 @@ def mix_experts(
 
 
 def tile_rows(dtype: torch.dtype) -> int:
-    """Return the rows of a tile of numbers of this type."""
     return _FLOAT32_TILE if dtype is torch.float32 else _TILE_ROWS
 
 
 def tile_columns(dtype: torch.dtype) -> int:
-    """Return the columns of a tile of numbers of this type."""
     return _FLOAT32_TILE if dtype is torch.float32 else _TILE_COLUMNS
 
 
@@ -157,7 +152,6 @@ def _grouped_kernel(  # noqa: PLR0913, PLR0917
     tile_inner: tl.constexpr,
     product: tl.constexpr,
 ) -> None:
-    """Multiply a tile of pairs by a tile of columns of their expert's matrix."""
     first = tl.load(firsts + tl.program_id(0))
     end = tl.load(ends + tl.program_id(0))
     if first >= end:
@@ -191,7 +185,6 @@ def _mix_kernel(
     per_token: tl.constexpr,
     tile: tl.constexpr,
 ) -> None:
-    """Sum the rows of a row's pairs by its weights, in order."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * tile + tl.arange(0, tile)
     inside = columns < width

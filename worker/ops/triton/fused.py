@@ -148,9 +148,7 @@ def _normalize(
     eps: tl.tensor,
     half: tl.constexpr,
 ) -> Any:
-    """Divide the halves [rows, padded half] of heads by their root mean square; multiply by the
-    weight.
-    """
+    """Divide the halves [rows, padded half] of heads by their rms; multiply by the weight."""
     squares = tl.sum(first * first + second * second, axis=1)
     scale = (1.0 / tl.sqrt(squares / (2 * half) + eps))[:, None]
     weights = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)

@@ -1,11 +1,9 @@
 """LoRA adapters as grouped products (SGMV, Chen et al., arXiv:2310.18547).
 
-Theory of operation. The adapters of all slots are stored in stacks, one per side for each product
-of a layer; smaller ranks are padded with zeros. The rows of a step that have an adapter are sorted
-by slot, and each slot's rows are cut into tiles, on the host, once a step. A tile of rows is
-multiplied by its slot's down matrix (the grouped product that mixtures of experts use) and then by
-the up matrix, and the result is added in place; each part of a fused product has its own slice of
-both sides.
+The adapters of all slots are stored in stacks, two for each product of a layer; smaller ranks are
+padded with zeros. The rows of a step that have an adapter are sorted by slot and cut into tiles, on
+the host, once a step. A tile is multiplied by its slot's down matrix and then by the up matrix, and
+the result is added in place; each part of a fused product has its own slice of both sides.
 
 Tiles have one size, and sums run over the inner features in order, so a row's numbers depend
 neither on the rows that share its tile nor on their number.
@@ -40,7 +38,6 @@ class _Stack:
     up: Tensor
 
     def fill(self, slot: int, factors: Factors) -> None:
-        """Copy an adapter's factors into a slot of zeros."""
         row, most = 0, self.up.shape[2]
         for place, (size, part) in enumerate(zip(self.sizes, factors.parts, strict=True)):
             if part is not None:
@@ -51,8 +48,9 @@ class _Stack:
 
 
 class StackedAdapters:
-    """Implements `AdapterStore` on a GPU, and on a CPU in Triton's interpreter. Slots have room for
-    adapters of `max_rank` from the start; `layers` are the products of each layer.
+    """Implements `AdapterStore` on a GPU, and on a CPU in Triton's interpreter.
+
+    Slots have room for adapters of `max_rank`; `layers` are the products of each layer.
     """
 
     def __init__(
@@ -81,11 +79,9 @@ class StackedAdapters:
         ]
 
     def prepared(self, layers: AdapterFactors) -> Any:
-        """Return the factors: `put` copies them to the device."""
         return layers
 
     def put(self, slot: int, prepared: Any) -> None:
-        """Fill the slot, with zeros for products without an adapter."""
         for index, stacks in enumerate(self._layers):
             for name, stack in stacks.items():
                 stack.down[slot].zero_()
@@ -95,7 +91,6 @@ class StackedAdapters:
                     stack.fill(slot, factors)
 
     def plan(self, owners: Owners) -> StepAdapters:
-        """Cut the rows of each slot into tiles."""
         size = experts.tile_rows(self._dtype)
         order = np.argsort(owners, kind="stable").astype(np.int32)
         sorted_owners = owners[order]
@@ -121,7 +116,6 @@ class _StackedStep:
     native: None = None
 
     def add(self, layer: int, product: str, x: Tensor, y: Tensor) -> None:
-        """Add the adapters' part to y. Twin: `add` of `ops.lora.LinearAdapters`' plan."""
         stack = self.layers[layer][product]
         small = x.new_empty(len(x), stack.down.shape[1])
         experts.multiply(x, stack.down, self.tiles, 1, small)
@@ -178,7 +172,6 @@ def _add_kernel(  # noqa: PLR0913, PLR0917
     tile_inner: tl.constexpr,
     product: tl.constexpr,
 ) -> None:
-    """Add a tile of rows by a tile of columns of one part."""
     first = tl.load(firsts + tl.program_id(0))
     end = tl.load(ends + tl.program_id(0))
     index = first + tl.arange(0, tile_rows)

@@ -1,9 +1,8 @@
 """Products with weights in four or eight bits, decoded tile by tile.
 
-Theory of operation. A program computes a tile of rows by outputs. It reads the inputs a tile at a
-time, each inside one group: codes, minus their zeros, are small integers or float8 numbers, which
-every multiplied type holds exactly. So they are multiplied directly, and the scale of the group is
-applied to the sum in float32.
+A program computes a tile of rows by outputs, and reads the inputs a tile at a time, each inside one
+group. Codes, minus their zeros, are small integers or float8 numbers, which every multiplied type
+holds exactly; the scale of the group is applied to the sum in float32.
 
 A row's sum runs over the inputs in order. Few rows use narrow tiles, so that many programs read the
 weight.
@@ -89,7 +88,6 @@ def _product_kernel(  # noqa: PLR0913, PLR0917
     tile_inner: tl.constexpr,
     product: tl.constexpr,
 ) -> None:
-    """Multiply a tile of rows of x by a tile of outputs."""
     row = (tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)).to(tl.int64)
     columns = tl.program_id(1) * tile_columns + tl.arange(0, tile_columns)
     real, inside = row < rows, columns < width
