@@ -82,7 +82,7 @@ def local_ids(draft_vocab: Tensor, vocab_size: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class DraftAcceptance:
-    """Of `starts` runs, the first j+1 greedy drafts equal the target's tokens in `held[j]`."""
+    """In `held[j]` of `starts` runs, the first j+1 greedy drafts equal the target's."""
 
     starts: int
     held: tuple[int, ...]

@@ -227,7 +227,7 @@ class TextWriter:
         return ended + sum(sum(row.is_target) for row in self._rows if row is not None)
 
     def _file(self, directory: Path, whole: bool) -> dict[int, int]:
-        """Write finished shards (with `whole`: all); return the target tokens of each."""
+        """Write finished shards (without `whole`: all); return the target tokens of each."""
         members: dict[int, list[int]] = {}
         for index in self._ended:
             members.setdefault(index // SHARD_CONVERSATIONS, []).append(index)
