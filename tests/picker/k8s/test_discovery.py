@@ -1,19 +1,25 @@
-"""A picker follows a pool of a cluster: its changes apply soon, and others do not."""
+"""A picker follows a pool of a cluster with its Pods, objectives and rewrites."""
 
 import asyncio
 import logging
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import yaml
 
-from picker.k8s.discovery import selected_pods
-from tests.support.kube.followed_pool import APP, POOL, following, pool_object, ready
+from picker.k8s.api import ApiResource, KubernetesApi
+from picker.k8s.discovery import OBJECTIVE_KIND, KindFollower, selected_pods
+from picker.k8s.reflector import Reflector
+from tests.fakes.kube_api.statuses import ApiError
+from tests.support.kube.followed_pool import APP, POOL, following, new_server, pool_object, ready
+from tests.support.kube.kubernetes_objects import CRDS
 from tests.support.kube.pod_records import pod_document
 
 MINUTE = 60.0
+pytestmark = pytest.mark.looptime
 
 
-@pytest.mark.looptime
 async def test_nothing_is_known_before_there_is_a_pool() -> None:
     async with following() as scene:
         scene.kubelet.run("a", "10.0.0.1", APP)
@@ -27,14 +33,12 @@ async def test_nothing_is_known_before_there_is_a_pool() -> None:
         assert scene.discovery.problem() is None
 
 
-@pytest.mark.looptime
 async def test_a_pool_without_pods_is_known_to_have_none() -> None:
     async with following() as scene:
         await ready(scene)
         assert scene.datastore.synced
 
 
-@pytest.mark.looptime
 async def test_pods_are_added_changed_and_removed() -> None:
     async with following() as scene:
         await ready(scene, "a", "b", "c", "d")
@@ -49,7 +53,6 @@ async def test_pods_are_added_changed_and_removed() -> None:
         assert sorted(scene.forgotten.keys) == [f"default/{name}-rank-0" for name in "abcd"]
 
 
-@pytest.mark.looptime
 async def test_other_ports_are_other_endpoints() -> None:
     async with following() as scene:
         await ready(scene, "a")
@@ -61,7 +64,6 @@ async def test_other_ports_are_other_endpoints() -> None:
         assert scene.forgotten.keys == []
 
 
-@pytest.mark.looptime
 async def test_another_protocol_changes_no_endpoint() -> None:
     async with following() as scene:
         await ready(scene, "a")
@@ -72,7 +74,6 @@ async def test_another_protocol_changes_no_endpoint() -> None:
         assert len(scene.api.requests) == requests
 
 
-@pytest.mark.looptime
 async def test_other_pods_are_swapped_in_when_they_are_known() -> None:
     async with following() as scene:
         await ready(scene, "a", "b")
@@ -92,7 +93,6 @@ async def test_other_pods_are_swapped_in_when_they_are_known() -> None:
         assert len(scene.server.watches.of("pods")) == 1
 
 
-@pytest.mark.looptime
 async def test_a_second_change_of_selector_is_followed_to_its_end() -> None:
     async with following() as scene:
         await ready(scene, "a")
@@ -105,7 +105,6 @@ async def test_a_second_change_of_selector_is_followed_to_its_end() -> None:
         assert one.endpoint.host_port == "10.0.0.1:8001"
 
 
-@pytest.mark.looptime
 @pytest.mark.parametrize(
     "spec",
     [{"selector": {"matchLabels": {"bad key!": "x"}}, "targetPorts": [{"number": 8000}]}, {}],
@@ -131,7 +130,6 @@ async def test_an_invalid_pool_is_reported_and_ignored(
         assert scene.discovery.problem() is None
 
 
-@pytest.mark.looptime
 async def test_a_pool_that_was_never_valid_is_waited_for() -> None:
     async with following() as scene:
         scene.server.write(pool_object({"targetPorts": []}))
@@ -140,7 +138,6 @@ async def test_a_pool_that_was_never_valid_is_waited_for() -> None:
         assert "is not followed" in str(scene.discovery.problem())
 
 
-@pytest.mark.looptime
 @pytest.mark.parametrize("way", ["gone", "deleting", "invalid and deleting"])
 async def test_a_deleted_pool_has_no_endpoints(way: str) -> None:
     async with following() as scene:
@@ -167,7 +164,6 @@ async def test_a_deleted_pool_has_no_endpoints(way: str) -> None:
         assert scene.priorities == {"high": 3}
 
 
-@pytest.mark.looptime
 async def test_a_pool_replaced_at_once_remains_followed() -> None:
     async with following() as scene:
         await ready(scene, "a")
@@ -182,7 +178,6 @@ async def test_a_pool_replaced_at_once_remains_followed() -> None:
         assert found == {"10.0.0.1:8001", "10.0.0.2:8001"}
 
 
-@pytest.mark.looptime
 async def test_malformed_pods_are_logged_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
     async with following() as scene:
         await ready(scene, "a", "b")
@@ -195,7 +190,6 @@ async def test_malformed_pods_are_logged_and_left_out(caplog: pytest.LogCaptureF
         assert len([one for one in caplog.messages if "is not followed" in one]) == 2
 
 
-@pytest.mark.looptime
 @pytest.mark.parametrize(
     ("second", "names", "warnings"),
     [((8001,), {"a-rank-0", "b-rank-1"}, 0), ((8000,), {"b-rank-0", "b-rank-1"}, 1)],
@@ -219,7 +213,6 @@ async def test_pods_of_one_node_that_claim_one_port_are_warned_of_together(
         assert len([one for one in said if "default/a and default/b" in one]) == warnings
 
 
-@pytest.mark.looptime
 async def test_endpoints_survive_ten_minutes_without_an_api_server() -> None:
     async with following() as scene:
         await ready(scene, "a", "b", "c")
@@ -247,7 +240,6 @@ async def test_endpoints_survive_ten_minutes_without_an_api_server() -> None:
         assert "default/c-rank-0" in scene.forgotten.keys
 
 
-@pytest.mark.looptime
 async def test_an_outage_that_begins_while_a_node_flickers_empties_nothing() -> None:
     async with following() as scene:
         await ready(scene, "a", "b")
@@ -263,7 +255,6 @@ async def test_an_outage_that_begins_while_a_node_flickers_empties_nothing() -> 
         assert scene.pods == set()
 
 
-@pytest.mark.looptime
 async def test_pods_without_a_pool_are_followed_by_a_selector() -> None:
     selector = "app in (vllm,sglang),!canary"
     async with following(pods=selected_pods(selector, (8000, 8001))) as scene:
@@ -277,7 +268,6 @@ async def test_pods_without_a_pool_are_followed_by_a_selector() -> None:
         assert scene.discovery.problem() is None
 
 
-@pytest.mark.looptime
 async def test_a_storm_of_changes_is_applied_in_few_steps(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with following() as scene:
@@ -296,3 +286,161 @@ async def test_a_storm_of_changes_is_applied_in_few_steps(caplog: pytest.LogCapt
         addresses = {one.endpoint.address for one in scene.datastore.snapshot().candidates}
         stored = scene.server.store.all(scene.server.resource("pods"))
         assert addresses == {one.obj["status"]["podIP"] for one in stored}
+
+
+LEGACY = "inference.networking.x-k8s.io/v1alpha2"
+
+
+async def test_objectives_and_rewrites_of_the_pool_count() -> None:
+    async with following() as scene:
+        await ready(scene, "a")
+        scene.write_policy("InferenceObjective", "mine", priority=2)
+        scene.write_policy("InferenceObjective", "others", poolRef={"name": "x"}, priority=2)
+        elsewhere = {"name": POOL.name, "group": "inference.networking.x-k8s.io"}
+        scene.write_policy("InferenceObjective", "elsewhere", poolRef=elsewhere, priority=2)
+        rules = [{"targets": [{"modelRewrite": "m"}]}]
+        scene.write_policy("InferenceModelRewrite", "r", rules=rules)
+        await scene.settled()
+        assert scene.priorities == {"mine": 2}
+        assert [one.name for one in scene.rules.current.rewrites] == ["r"]
+        scene.write_policy("InferenceObjective", "mine", priority=-1)
+        await scene.settled()
+        assert scene.priorities == {"mine": -1}
+        scene.write_policy("InferenceObjective", "mine", poolRef={"name": "x"})
+        scene.server.erase("inferencemodelrewrites", "r")
+        await scene.settled()
+        assert scene.rules.current.objectives == scene.rules.current.rewrites == ()
+
+
+async def test_definitions_may_be_installed_later(caplog: pytest.LogCaptureFixture) -> None:
+    server = new_server(with_definitions=False)
+    pools, objectives = sorted(CRDS.glob("*pools.yaml")), sorted(CRDS.glob("*objectives.yaml"))
+    async with following(server) as scene:
+        scene.kubelet.run("a", "10.0.0.1", APP)
+        await asyncio.sleep(2)
+        assert not scene.datastore.synced
+        assert "install its CustomResourceDefinition" in str(scene.discovery.problem())
+        server.install(*pools)
+        scene.write_pool(APP)
+        await asyncio.sleep(MINUTE)
+        assert scene.pods == {"a"}
+        assert scene.discovery.problem() is None
+        server.install(*objectives)
+        scene.write_policy("InferenceObjective", "high", priority=3)
+        await asyncio.sleep(MINUTE)
+        assert scene.priorities == {"high": 3}
+        server.remove("inferenceobjectives")
+        await asyncio.sleep(2 * MINUTE)
+        assert scene.priorities == {}
+        assert scene.pods == {"a"}
+    assert any("no inferencemodelrewrites" in one for one in caplog.messages)
+
+
+async def test_a_server_without_any_known_kind_removes_no_rules() -> None:
+    """Something in front of the API server answers, however long it does so."""
+    async with following() as scene:
+        await ready(scene, "a")
+        scene.write_policy("InferenceObjective", "high", priority=3)
+        await scene.settled()
+
+        async def none(_: ApiResource) -> bool:
+            return False
+
+        known, scene.api.has = scene.api.has, none  # type: ignore[method-assign]
+        await asyncio.sleep(10 * MINUTE)
+        assert scene.priorities == {"high": 3}
+        scene.api.has = known  # type: ignore[method-assign]
+        await asyncio.sleep(MINUTE)
+        assert scene.priorities == {"high": 3}
+
+
+async def test_the_current_group_is_preferred_to_the_deprecated_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = new_server(with_definitions=False)
+    server.install(*sorted(CRDS.glob("*pools.yaml")), legacy(CRDS))
+    async with following(server) as scene:
+        await ready(scene, "a")
+        scene.write_policy("InferenceObjective", "old", priority=1, version=LEGACY)
+        await scene.settled()
+        assert scene.priorities == {"old": 1}
+        assert any("deprecated" in one for one in caplog.messages)
+        server.install(*sorted(CRDS.glob("*objectives.yaml")))
+        scene.write_policy("InferenceObjective", "new", priority=2)
+        await asyncio.sleep(MINUTE)
+        assert scene.priorities == {"new": 2}
+
+
+def legacy(folder: Path) -> dict[str, Any]:
+    (path,) = folder.glob("*inferenceobjectives.yaml")
+    definition: dict[str, Any] = yaml.safe_load(path.read_text())
+    definition["metadata"]["name"] = "inferenceobjectives.inference.networking.x-k8s.io"
+    definition["spec"]["group"] = "inference.networking.x-k8s.io"
+    return definition
+
+
+async def test_forbidden_objectives_do_not_stop_requests() -> None:
+    server = new_server()
+    refused = ApiError(403, "Forbidden", "no role")
+    server.faults.answer(refused, "list", plural="inferenceobjectives")
+    async with following(server) as scene:
+        scene.write_pool(APP)
+        scene.kubelet.run("a", "10.0.0.1", APP)
+        await asyncio.sleep(2)
+        assert not scene.datastore.synced
+        await asyncio.sleep(5)
+        assert scene.pods == {"a"}
+        assert "grant the verbs list and watch" in str(scene.discovery.problem())
+
+
+async def test_rules_are_loaded_before_the_first_endpoint() -> None:
+    server = new_server()
+    server.faults.delay(3.0, "list", plural="inferenceobjectives")
+    async with following(server) as scene:
+        scene.write_pool(APP)
+        scene.kubelet.run("a", "10.0.0.1", APP)
+        scene.write_policy("InferenceObjective", "high", priority=3)
+        await scene.until(lambda: scene.datastore.synced, 4)
+        assert scene.priorities == {"high": 3}
+
+
+# The end of following
+
+
+class SlowToEnd:
+    def __init__(self) -> None:
+        self.ending = asyncio.Event()
+        self.may_end = asyncio.Event()
+
+    def subscribe(self, listener: Any) -> None: ...
+
+    async def run(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ending.set()
+            await self.may_end.wait()
+
+
+class Discovery:
+    def __init__(self) -> None:
+        self.kinds = {OBJECTIVE_KIND.legacy}
+
+    async def has(self, resource: ApiResource) -> bool:
+        return resource in self.kinds
+
+
+async def test_the_reader_stops_during_a_change_of_groups() -> None:
+    api, slow = Discovery(), SlowToEnd()
+    follower = KindFollower(
+        OBJECTIVE_KIND, lambda _: cast("Reflector[int]", slow), lambda records: None
+    )
+    task = asyncio.create_task(follower.run(cast("KubernetesApi", api)))
+    await asyncio.sleep(1)
+    api.kinds.add(OBJECTIVE_KIND.current)
+    await slow.ending.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    slow.may_end.set()
+    await asyncio.wait({task}, timeout=10)
+    assert task.cancelled()

@@ -16,6 +16,7 @@ from tests.support.kube.followed_pool import FollowedPool, following, new_server
 FOLDER = Path(__file__).parents[3] / "tests/data/kubernetes"
 APP = {"app": "vllm"}
 LATE_SECONDS = 0.1
+pytestmark = pytest.mark.looptime
 FLAP_SECONDS = (89, 91)  # of the recording: a kubelet comes back
 
 
@@ -46,7 +47,6 @@ def states_after(steps: Iterable[Step], before: Iterable[Object]) -> dict[str, O
     return pods
 
 
-@pytest.mark.looptime
 @pytest.mark.parametrize("name", ["pod_lifecycle", "pod_faults", "deployment_rollout"])
 async def test_ready_pods_serve_after_every_step(name: str) -> None:
     stream = recording(name)
@@ -86,7 +86,6 @@ def check(shown: list[tuple[float, set[str]]], *expected: tuple[float, set[str]]
         assert due - 0.001 <= at <= due + LATE_SECONDS
 
 
-@pytest.mark.looptime
 async def test_endpoints_follow_a_recorded_life_of_a_pod() -> None:
     """Its service ends with its deletion, although it reports ready for three more seconds."""
     async with following() as scene:
@@ -96,7 +95,6 @@ async def test_endpoints_follow_a_recorded_life_of_a_pod() -> None:
     check(shown, (0, set()), (4.436, {"life"}), (19.387, set()))
 
 
-@pytest.mark.looptime
 async def test_endpoints_follow_a_recorded_rollout() -> None:
     async with following() as scene:
         scene.write_pool(APP)
@@ -119,7 +117,6 @@ async def test_endpoints_follow_a_recorded_rollout() -> None:
     )
 
 
-@pytest.mark.looptime
 async def test_endpoints_follow_recorded_faults() -> None:
     async with following() as scene:
         scene.write_pool(APP)
@@ -153,7 +150,6 @@ async def test_endpoints_follow_recorded_faults() -> None:
     assert forgotten[:4] == ["life-rank-0", "life-rank-0", "oom-rank-0", "oom-rank-0"]
 
 
-@pytest.mark.looptime
 async def test_a_returning_kubelet_removes_no_endpoint() -> None:
     whole = recording("pod_faults")
     steps = [one for one in whole.steps if FLAP_SECONDS[0] < one.seconds < FLAP_SECONDS[1]]
@@ -169,7 +165,6 @@ async def test_a_returning_kubelet_removes_no_endpoint() -> None:
     assert scene.forgotten.keys == []
 
 
-@pytest.mark.looptime
 async def test_a_recorded_out_of_memory_kill_is_a_new_incarnation() -> None:
     whole = recording("pod_faults")
     stream = replace(

@@ -1,17 +1,21 @@
-"""The port for reports, and replicas that call it and vanish."""
+"""The port for the reports of replicas about one pool or several."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import grpc
+import pytest
 
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.discovery import PeerAddress
 from picker.peers.inbox import InboxLimits
 from picker.peers.mesh import Mesh
-from picker.peers.server import PeerServer, PoolReports, peer_port
+from picker.peers.server import MAX_CALLS, PeerServer, PoolReports, peer_port
 from picker.peers.wire import REPORT_METHOD
 from tests.support.picker.replica_mesh import KEYS, Node, node
 from tests.support.picker.replicas_scene import LOOPBACK
@@ -94,3 +98,158 @@ async def test_a_mesh_follows_addresses_but_not_its_own() -> None:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass
+class Pool:
+    node: Node
+    is_ready: bool = True
+    series: Any = field(default_factory=lambda: PickerMetrics().peers)
+
+    @property
+    def num_reporting(self) -> float:
+        return dict(self.series.reporting.numbers()).get((), 0.0)
+
+    @property
+    def refused(self) -> float:
+        return dict(self.series.messages_refused_total.numbers()).get((), 0.0)
+
+
+@dataclass
+class Scene:
+    pools: Mapping[str, Pool]
+    channel: grpc.aio.Channel
+    rng: Random
+    server: PeerServer
+
+    def caller(self, pool: str) -> Node:
+        return node(self.rng, pool=pool)
+
+    def call(self) -> Any:
+        return self.channel.stream_stream(REPORT_METHOD)()
+
+
+@asynccontextmanager
+async def scene(*names: str) -> AsyncIterator[Scene]:
+    rng = Random(5)
+    pools = {name: Pool(node(rng, pool=name)) for name in names}
+
+    def reports_of(pool: Pool) -> PoolReports:
+        return PoolReports(pool.node.exchange, pool.series, lambda: pool.is_ready)
+
+    server = PeerServer({name: reports_of(pool) for name, pool in pools.items()}, lambda: 0.0)
+    port = await server.start(peer_port(LOOPBACK, 0))
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    try:
+        address = f"{LOOPBACK}:{port}"
+        async with grpc.aio.insecure_channel(address, options=options) as channel:
+            yield Scene(pools, channel, rng, server)
+    finally:
+        await server.stop()
+
+
+async def test_a_call_belongs_to_the_pool_that_it_names() -> None:
+    async with scene("a", "b") as here:
+        caller, calling = here.caller("b"), here.call()
+        await calling.write(caller.exchange.hello(0.0))
+        peer, cursor = caller.exchange.welcomed(await calling.read(), 0.0)
+        assert peer == here.pools["b"].node.exchange.replica_id
+        caller.inflight.acquire(KEYS[0])
+        caller.exchange.tick(0.0)
+        message = caller.exchange.next(cursor, 0.0)
+        await calling.write(message)
+        await until(lambda: here.pools["b"].node.inflight.requests(KEYS[0]) == 1)
+        assert here.pools["a"].node.inflight.requests(KEYS[0]) == 0
+        assert (here.pools["a"].num_reporting, here.pools["b"].num_reporting) == (0, 1)
+        received = here.pools["b"].series.messages_total.numbers()
+        assert (("received",), 1.0) in list(received)
+        assert not any(number for _, number in here.pools["a"].series.messages_total.numbers())
+
+
+async def test_a_call_about_another_pool_is_refused_with_a_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with scene("a", "b") as here:
+        with caplog.at_level(logging.WARNING, "picker.peers.server"):
+            for _ in range(3):
+                calling = here.call()
+                await calling.write(here.caller("c").exchange.hello(0.0))
+                assert await calling.code() is grpc.StatusCode.FAILED_PRECONDITION
+                assert await calling.details() == "this is a replica of the pools a, b, not of 'c'"
+        assert [each.name for each in caplog.records].count("picker.peers.server") == 1
+        assert here.pools["a"].refused == 3
+
+
+@pytest.mark.parametrize("first", [b"", b"\xff\xff", b"\x12\x00"])
+async def test_a_call_without_a_hello_is_refused(first: bytes) -> None:
+    async with scene("a", "b") as here:
+        calling = here.call()
+        await calling.write(first)
+        assert await calling.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert (here.pools["a"].num_reporting, here.pools["b"].num_reporting) == (0, 0)
+
+
+async def test_an_invalid_message_is_counted_for_its_pool() -> None:
+    async with scene("a", "b") as here:
+        caller, calling = here.caller("b"), here.call()
+        await calling.write(caller.exchange.hello(0.0))
+        caller.exchange.welcomed(await calling.read(), 0.0)
+        await calling.write(b"\xff\xff")
+        assert await calling.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert here.pools["b"].refused == 1
+        assert here.pools["a"].refused == 0
+
+
+async def test_a_pool_that_is_not_known_yet_refuses_only_its_own_calls() -> None:
+    async with scene("a", "b") as here:
+        here.pools["a"].is_ready = False
+        refused, accepted = here.call(), here.call()
+        await refused.write(here.caller("a").exchange.hello(0.0))
+        assert await refused.code() is grpc.StatusCode.UNAVAILABLE
+        caller = here.caller("b")
+        await accepted.write(caller.exchange.hello(0.0))
+        caller.exchange.welcomed(await accepted.read(), 0.0)
+        here.pools["b"].is_ready = False
+        late = here.call()
+        assert await late.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_replica_that_calls_itself_notices_it_in_each_pool() -> None:
+    async with scene("a", "b") as here:
+        for pool in here.pools.values():
+            exchange, calling = pool.node.exchange, here.call()
+            await calling.write(exchange.hello(0.0))
+            assert await calling.read() is not grpc.aio.EOF
+            assert await calling.code() is grpc.StatusCode.OK
+            assert pool.num_reporting == 0
+
+
+@pytest.mark.parametrize(
+    ("calls", "is_taken"), [(MAX_CALLS, True), (2 * MAX_CALLS - 1, True), (2 * MAX_CALLS, False)]
+)
+async def test_the_limit_on_calls_grows_with_the_number_of_pools(
+    calls: int, is_taken: bool
+) -> None:
+    """Otherwise five other replicas of 64 pools would exceed it."""
+    async with scene("a", "b") as here:
+        here.server._num_calls = calls
+        caller, calling = here.caller("b"), here.call()
+        if is_taken:
+            await calling.write(caller.exchange.hello(0.0))
+            caller.exchange.welcomed(await calling.read(), 0.0)
+            calling.cancel()
+            await until(lambda: here.server._num_calls == calls)
+        else:
+            assert await calling.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_replica_counts_until_its_last_call_ends() -> None:
+    pool = Pool(node(Random(1), pool=KEYS[0]))
+    reports = PoolReports(pool.node.exchange, pool.series, lambda: True)
+    for peer in (b"a", b"b", b"a"):
+        reports.begin(peer, "10.0.0.1")
+    counts = []
+    for peer in (b"a", b"a", b"b"):
+        reports.end(peer)
+        counts.append(pool.num_reporting)
+    assert counts == [2, 1, 0]
