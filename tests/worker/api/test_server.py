@@ -42,23 +42,6 @@ async def test_a_stream_that_fails_is_cut_after_the_error(bench: Any, failure: s
     assert b"[DONE]" not in received
 
 
-@pytest.mark.parametrize("step", ["dies", "shuts down"])
-async def test_a_lost_request_has_an_error_type_of_its_own(bench: Any, step: str) -> None:
-    api = bench.api()
-    bench.engine.steps = [
-        EngineDeadError("gone")
-        if step == "dies"
-        else bench.say([], FinishReason.ABORT, error="the server stops")
-    ]
-    async with bench.client_of(api) as client:
-        lost = await client.post(TEXT, json={"prompt": "a"})
-        api.admission.drains.set()
-        refused = await client.post(TEXT, json={"prompt": "a"})
-    assert (lost.status_code, refused.status_code) == (503, 503)
-    assert lost.json()["error"]["type"] == "ServiceUnavailableError"
-    assert refused.json()["error"]["type"] == "Service Unavailable"
-
-
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_leaves_aborts_its_request(bench: Any, stream: bool) -> None:
     bench.engine.steps = [bench.say("x"), asyncio.Event()]

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tests.depth import examples
+from tests.worker.conftest import events_of
 from worker.engine.messages import RequestOutput, SpeculationFigures
 from worker.engine.process.client import merge
 from worker.tokenizer import sim
@@ -145,10 +146,8 @@ def whole(text: str) -> Body:
 
 
 def streamed(text: str) -> Body:
-    payloads = [f.removeprefix("data: ") for f in text.split("\n\n") if f.startswith("data: ")]
-    assert payloads.pop() == "[DONE]"
     found: Body = {"text": "", "logprobs": {}, "token_ids": [], "usage": None, "ends": []}
-    for frame in map(json.loads, payloads):
+    for frame in events_of(text):
         found["usage"] = frame.get("usage") or found["usage"]
         for choice in frame["choices"]:
             found["text"] += choice.get("text") or choice.get("delta", {}).get("content") or ""
@@ -224,9 +223,8 @@ def test_a_stream_of_runs_says_what_the_body_says(
 async def test_usage_grows_with_every_frame(bench: Any) -> None:
     bench.engine.steps = [bench.say("a"), bench.say("bcd"), bench.say("efENDgh")]
     options = {"include_usage": True, "continuous_usage_stats": True}
-    asked_for = {"prompt": "a", "stream": True, "stop": "END", "stream_options": options}
-    response = await bench.post(TEXT, asked_for)
-    frames = [json.loads(f[6:]) for f in response.text.split("\n\n") if f.startswith("data: {")]
+    body = {"prompt": "a", "stop": "END", "stream_options": options}
+    frames = await bench.events(TEXT, body)
     assert [f["usage"]["completion_tokens"] for f in frames] == [4, 9, 9]  # the first is held back
 
 
@@ -272,12 +270,10 @@ async def test_drafts_are_reported_with_the_metrics(bench: Any, stream: bool) ->
         return [bench.say("z", FinishReason.LENGTH)]
 
     bench.engine.script = script
-    asked_for = {"prompt": "a", "n": 3, "stop": "END", "stream": stream}
-    response = await bench.post(TEXT, asked_for, enable_per_request_metrics=True)
-    payloads = [response.text]
-    if stream:
-        payloads = [f[6:] for f in response.text.split("\n\n") if f.startswith("data: {")]
-    (metrics,) = [m for p in payloads if (m := json.loads(p).get("metrics")) is not None]
+    body = {"prompt": "a", "n": 3, "stop": "END", "stream": stream}
+    response = await bench.post(TEXT, body, enable_per_request_metrics=True)
+    events = events_of(response.text) if stream else [response.json()]
+    (metrics,) = [m for e in events if (m := e.get("metrics")) is not None]
     assert metrics["speculative_decoding"] == {
         "mean_acceptance_length": 1 + 9 / 7,
         "draft_acceptance_rate": 9 / 14,
@@ -287,8 +283,3 @@ async def test_drafts_are_reported_with_the_metrics(bench: Any, stream: bool) ->
         "num_draft_tokens": 14,
         "num_spec_tokens": 2,
     }
-
-
-async def test_without_drafts_there_are_no_figures(bench: Any) -> None:
-    response = await bench.post(TEXT, {"prompt": "a"}, enable_per_request_metrics=True)
-    assert response.json()["metrics"]["speculative_decoding"] is None

@@ -16,9 +16,7 @@ from worker.types import FinishReason
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MARK = re.compile(rb"^: resume (.*)\n\n", re.MULTILINE)
-TOOLS = [
-    {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}},
-]
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 CALLS = (
     'I look.\n<tool_call>{"name": "look", "arguments": {"w": "é 🙂"}}</tool_call>\n'
     '<tool_call>{"name": "look", "arguments": {"w": [1, "}"]}}</tool_call>'
@@ -42,12 +40,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "token ids": (TEXT, "a€b 🙂", {"return_token_ids": True}, {}),
     "intervals": (CHAT, "Zwölf €uro", {"stream_interval": 3}, {}),
     "calls": (CHAT, CALLS, {"tools": TOOLS}, {}),
-    "reasoning": (
-        CHAT,
-        "<think>so é</think>\n\nthus",
-        {},
-        {"reasoning_parser": "qwen3"},
-    ),
+    "reasoning": (CHAT, "<think>so é</think>\n\nthus", {}, {"reasoning_parser": "qwen3"}),
 }
 
 

@@ -50,23 +50,18 @@ def bench(bench: Any) -> Any:
     return bench
 
 
-def client_of(bench: Any, **settings: Any) -> Any:
-    return bench.client(max_model_len=4096, **settings)
-
-
 async def answer(bench: Any, settings: dict[str, Any] | None = None, **fields: Any) -> Any:
-    async with client_of(bench, **settings or {}) as client:
-        response = await client.post(CHAT, json={**ASKED, **fields})
-    assert response.status_code == 200, response.text
-    return response.json()
+    return await bench.answer(CHAT, {**ASKED, **fields}, max_model_len=4096, **settings or {})
+
+
+async def message_of(bench: Any, settings: dict[str, Any] | None = None, **fields: Any) -> Any:
+    return (await answer(bench, settings, **fields))["choices"][0]["message"]
 
 
 async def streamed(bench: Any, settings: dict[str, Any] | None = None, **fields: Any) -> list[Any]:
-    async with client_of(bench, **settings or {}) as client:
-        response = await client.post(CHAT, json={**ASKED, **fields, "stream": True})
-    assert response.status_code == 200, response.text
-    payloads = [line.removeprefix("data: ") for line in response.text.split("\n\n")[:-2]]
-    return [choice for payload in payloads for choice in json.loads(payload)["choices"]]
+    body = {**ASKED, **fields}
+    events = await bench.events(CHAT, body, max_model_len=4096, **settings or {})
+    return [choice for event in events for choice in event["choices"]]
 
 
 def gathered(choices: list[Any]) -> tuple[dict[str, Any], str]:
@@ -147,7 +142,7 @@ async def test_arguments_are_streamed_as_they_come(bench: Any) -> None:
 
 async def test_an_answer_of_calls_alone_has_no_content(bench: Any) -> None:
     says(bench, f" {CALL}\n")
-    message = (await answer(bench))["choices"][0]["message"]
+    message = await message_of(bench)
     assert (message["content"], len(message["tool_calls"])) == (None, 1)
     says(bench, " hi \n")
     choice = (await answer(bench))["choices"][0]
@@ -222,13 +217,12 @@ async def test_marks_that_are_control_tokens_are_seen(bench: Any, skip: bool) ->
         if stream:
             message, _ = gathered(await streamed(bench, skip_special_tokens=skip))
         else:
-            message = (await answer(bench, skip_special_tokens=skip))["choices"][0]["message"]
+            message = await message_of(bench, skip_special_tokens=skip)
         shown = "Hioops" if skip else "Hi<other><tool_call>oops</tool_call>"
         assert message["content"] == shown
         assert [c["function"]["arguments"] for c in message["tool_calls"]] == [ARGUMENTS]
     # Without tools, they are control tokens like others.
-    body = await answer(bench, tools=None)
-    assert body["choices"][0]["message"]["content"] == f"Hi{inner}oops"
+    assert (await message_of(bench, tools=None))["content"] == f"Hi{inner}oops"
 
 
 async def test_a_conversation_with_tools_continues(bench: Any) -> None:
@@ -250,9 +244,7 @@ async def test_a_conversation_with_tools_continues(bench: Any) -> None:
         f"{first}{CALL}<|im_end|>\n<|im_start|>user\n<tool_response>a smile</tool_response>"
         "<|im_end|>\n<|im_start|>assistant\n"
     )
-    async with client_of(bench) as client:
-        asked = {"messages": messages, "tools": TOOLS}
-        counted = (await client.post("/tokenize", json=asked)).json()
+    counted = await bench.answer("/tokenize", {"messages": messages, "tools": TOOLS})
     assert counted["count"] == body["usage"]["prompt_tokens"]
 
 
@@ -275,13 +267,12 @@ async def test_tool_choice_none_needs_no_parser(bench: Any) -> None:
     assert "look_up" in body["prompt_text"]
     bench.template_source = sim.CHAT_TEMPLATE
     says(bench, CALL)
-    assert (await answer(bench, tool_choice="none"))["choices"][0]["message"]["content"] == CALL
+    assert (await message_of(bench, tool_choice="none"))["content"] == CALL
 
 
 async def test_a_parser_can_be_chosen(bench: Any) -> None:
     says(bench, 'Yes[TOOL_CALLS]look_up{"word": "x"}')
-    body = await answer(bench, {"tool_call_parser": "mistral"})
-    message = body["choices"][0]["message"]
+    message = await message_of(bench, {"tool_call_parser": "mistral"})
     assert message["content"] == "Yes"
     assert message["tool_calls"][0]["function"] == {"name": "look_up", "arguments": '{"word": "x"}'}
     assert len(message["tool_calls"][0]["id"]) == 9
@@ -311,8 +302,7 @@ async def test_a_parser_can_be_chosen(bench: Any) -> None:
 async def test_a_choice_that_cannot_be_met_is_refused(
     bench: Any, settings: dict[str, Any], fields: dict[str, Any], param: str | None, words: str
 ) -> None:
-    async with client_of(bench, **settings) as client:
-        response = await client.post(CHAT, json={**ASKED, **fields})
+    response = await bench.post(CHAT, {**ASKED, **fields}, **settings)
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, param)
     assert words in error["message"]
@@ -322,12 +312,12 @@ async def test_a_choice_that_cannot_be_met_is_refused(
 async def test_reasoning_is_not_content(bench: Any) -> None:
     says(bench, f"<think>\nhm é\n</think>\n\nI look.\n{CALL}")
     qwen = {"reasoning_parser": "qwen3"}
-    message = (await answer(bench, qwen))["choices"][0]["message"]
+    message = await message_of(bench, qwen)
     assert message["reasoning"] == message["reasoning_content"] == "hm é"
     assert (message["content"], len(message["tool_calls"])) == ("I look.", 1)
     parts, reason = gathered(await streamed(bench, qwen))
     assert (parts["reasoning"], parts["content"], reason) == ("hm é", "I look.", "tool_calls")
-    message = (await answer(bench, qwen, include_reasoning=False))["choices"][0]["message"]
+    message = await message_of(bench, qwen, include_reasoning=False)
     assert (message["reasoning"], message["content"]) == (None, "I look.")
 
 
@@ -346,6 +336,5 @@ async def test_a_template_may_begin_or_end_reasoning(bench: Any) -> None:
     says(bench, "hm</think>yes")
     for thinks, expected in ((True, ("hm", "yes")), (False, (None, "hm</think>yes"))):
         fields = {"tools": None, "chat_template_kwargs": {"enable_thinking": thinks}}
-        body = await answer(bench, {"reasoning_parser": "deepseek_r1"}, **fields)
-        message = body["choices"][0]["message"]
+        message = await message_of(bench, {"reasoning_parser": "deepseek_r1"}, **fields)
         assert (message["reasoning"], message["content"]) == expected
