@@ -29,6 +29,10 @@ def post(body: bytes, *headers: bytes, path: str = TEXT) -> bytes:
     return b"\r\n".join([*lines, b"", body])
 
 
+ASKED = post(b'{"prompt": "a"}')
+STREAMED = post(b'{"prompt": "a", "stream": true}')
+
+
 class Peer:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -45,6 +49,11 @@ class Peer:
             body = await self._reader.readexactly(int(headers.get("content-length", 0)))
         return int(status.split()[1]), headers, body
 
+    async def last_reply(self) -> tuple[int, dict[str, str], bytes]:
+        reply = await self.reply()
+        assert await self.rest() == b""
+        return reply
+
     async def rest(self) -> bytes:
         async with asyncio.timeout(LIMIT_SECONDS):
             return await self._reader.read()
@@ -60,8 +69,10 @@ class Peer:
 
 
 @asynccontextmanager
-async def peers(bench: Any, number: int = 1, **settings: object) -> AsyncIterator[list[Peer]]:
-    async with bench.listening(bench.api(**settings)) as url:
+async def peers(
+    bench: Any, number: int = 1, *, api: Any = None, **settings: object
+) -> AsyncIterator[list[Peer]]:
+    async with bench.listening(api or bench.api(**settings)) as url:
         port = int(url.rpartition(":")[2])
         opened = [Peer(*await asyncio.open_connection("127.0.0.1", port)) for _ in range(number)]
         yield opened
@@ -71,24 +82,18 @@ async def peers(bench: Any, number: int = 1, **settings: object) -> AsyncIterato
 
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 LENGTH = b"Content-Length: 3\r\n"
+POST = b"POST / HTTP/1.1\r\n" + HOST
+END = b"\r\n0\r\n\r\n"  # of a head, and of a body in chunks
 SMUGGLING = {
-    "length and chunked": b"POST / HTTP/1.1\r\n" + HOST + LENGTH + CHUNKED + b"\r\n0\r\n\r\n",
-    "chunked and length": b"POST / HTTP/1.1\r\n" + HOST + CHUNKED + LENGTH + b"\r\n0\r\n\r\n",
-    "two lengths": b"POST / HTTP/1.1\r\n" + HOST + LENGTH + LENGTH + b"\r\nabc",
-    "signed length": b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: +3\r\n\r\nabc",
-    "list of lengths": b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 3, 3\r\n\r\nabc",
-    "two codings": b"POST / HTTP/1.1\r\n"
-    + HOST
-    + b"Transfer-Encoding: identity\r\n"
-    + CHUNKED
-    + b"\r\n0\r\n\r\n",
-    "another coding": b"POST / HTTP/1.1\r\n"
-    + HOST
-    + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
-    "misspelt coding": b"POST / HTTP/1.1\r\n"
-    + HOST
-    + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
-    "chunked in 1.0": b"POST / HTTP/1.0\r\n" + HOST + CHUNKED + b"\r\n0\r\n\r\n",
+    "length and chunked": POST + LENGTH + CHUNKED + END,
+    "chunked and length": POST + CHUNKED + LENGTH + END,
+    "two lengths": POST + LENGTH + LENGTH + b"\r\nabc",
+    "signed length": POST + b"Content-Length: +3\r\n\r\nabc",
+    "list of lengths": POST + b"Content-Length: 3, 3\r\n\r\nabc",
+    "two codings": POST + b"Transfer-Encoding: identity\r\n" + CHUNKED + END,
+    "another coding": POST + b"Transfer-Encoding: gzip, chunked\r\n" + END,
+    "misspelt coding": POST + b"Transfer-Encoding: xchunked\r\n" + END,
+    "chunked in 1.0": POST.replace(b"1.1", b"1.0") + CHUNKED + END,
     "bare line feeds": b"GET /health HTTP/1.1\nHost: worker\n\n",
     "one bare line feed": b"GET /health HTTP/1.1\r\nHost: worker\nA: b\r\n\r\n",
     "folded header": b"GET /health HTTP/1.1\r\n" + HOST + b"A: b\r\n c\r\n\r\n",
@@ -97,9 +102,9 @@ SMUGGLING = {
     "NUL in value": b"GET /health HTTP/1.1\r\n" + HOST + b"A: b\x00c\r\n\r\n",
     "no host": b"GET /health HTTP/1.1\r\n\r\n",
     "two hosts": b"GET /health HTTP/1.1\r\n" + HOST + HOST + b"\r\n",
-    "bad chunk size": b"POST / HTTP/1.1\r\n" + HOST + CHUNKED + b"\r\nzz\r\n\r\n",
-    "prefixed chunk size": b"POST / HTTP/1.1\r\n" + HOST + CHUNKED + b"\r\n0x3\r\nabc\r\n",
-    "too much chunk": b"POST / HTTP/1.1\r\n" + HOST + CHUNKED + b"\r\n3\r\nabcX\r\n0\r\n\r\n",
+    "bad chunk size": POST + CHUNKED + b"\r\nzz\r\n\r\n",
+    "prefixed chunk size": POST + CHUNKED + b"\r\n0x3\r\nabc\r\n",
+    "too much chunk": POST + CHUNKED + b"\r\n3\r\nabcX\r\n0\r\n\r\n",
     "TLS to a plain port": b"\x16\x03\x01\x02\x00\x01\x00",
     "HTTP/2 to a plain port": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "not ASCII target": b"GET /\xc3\xa9 HTTP/1.1\r\n" + HOST + b"\r\n",
@@ -110,10 +115,9 @@ SMUGGLING = {
 async def test_ambiguous_requests_are_refused(bench: Any, name: str) -> None:
     async with peers(bench) as [peer]:
         peer.send(SMUGGLING[name] + GET)
-        status, headers, body = await peer.reply()
-        assert (status, headers["connection"]) == (400, "close")
-        assert msgspec.json.decode(body)["error"]["code"] == 400
-        assert await peer.rest() == b""
+        status, headers, body = await peer.last_reply()
+    assert (status, headers["connection"]) == (400, "close")
+    assert msgspec.json.decode(body)["error"]["code"] == 400
     assert bench.engine.requests == []
 
 
@@ -121,10 +125,9 @@ async def test_ambiguous_requests_are_refused(bench: Any, name: str) -> None:
 async def test_connect_is_refused(bench: Any, target: bytes) -> None:
     async with peers(bench) as [peer]:
         peer.send(b"CONNECT " + target + b" HTTP/1.1\r\n" + HOST + b"\r\n" + GET)
-        status, headers, body = await peer.reply()
-        assert (status, headers["allow"]) == (405, "get, post, options")
-        assert msgspec.json.decode(body)["error"]["message"] == "This is no proxy"
-        assert await peer.rest() == b""
+        status, headers, body = await peer.last_reply()
+    assert (status, headers["allow"]) == (405, "get, post, options")
+    assert msgspec.json.decode(body)["error"]["message"] == "This is no proxy"
 
 
 @pytest.mark.parametrize("target", [b"/\xc3\xa9", b"http://[::/", b"x"])
@@ -149,7 +152,7 @@ async def test_a_half_closed_connection_does_not_generate(bench: Any) -> None:
     """A client that left looks like one that closed its half, so what it asked for is aborted."""
     bench.engine.steps = [bench.say("x"), asyncio.Event()]
     async with peers(bench) as [peer]:
-        peer.send(post(msgspec.json.encode({"prompt": "a"})) + GET)
+        peer.send(ASKED + GET)
         await bench.engine.saw_request.wait()
         peer.half_close()
         assert await peer.rest() == b""
@@ -162,7 +165,7 @@ async def test_a_cut_answer_is_no_server_error(
 ) -> None:
     bench.engine.steps = [bench.say("x"), bench.say("", FinishReason.ERROR, error="broken")]
     async with peers(bench) as [peer]:
-        peer.send(post(msgspec.json.encode({"prompt": "a", "stream": True})))
+        peer.send(STREAMED)
         received = await peer.rest()
     assert b'"broken"' in received
     assert not received.endswith(b"0\r\n\r\n")
@@ -176,7 +179,7 @@ async def test_a_client_that_stops_reading_is_dropped(bench: Any) -> None:
         port = int(url.rpartition(":")[2])
         peer = Peer(*await asyncio.open_connection("127.0.0.1", port))
         peer.stop_reading()
-        peer.send(post(msgspec.json.encode({"prompt": "a", "stream": True})))
+        peer.send(STREAMED)
         await bench.engine.saw_abort.wait()
         status = 503  # as long as the first one is there
         while status == 503:
@@ -206,24 +209,19 @@ async def test_old_versions_are_named(bench: Any) -> None:
 async def test_a_head_is_bounded_while_it_comes(bench: Any, head: bytes) -> None:
     async with peers(bench) as [peer]:
         peer.send(head)
-        status, _, body = await peer.reply()
-        assert (status, msgspec.json.decode(body)["error"]["code"]) == (431, 431)
-        assert await peer.rest() == b""
+        status, _, body = await peer.last_reply()
+    assert (status, msgspec.json.decode(body)["error"]["code"]) == (431, 431)
 
 
 async def test_a_slow_head_times_out(bench: Any) -> None:
     api = bench.api(header_timeout_seconds=0.05)
-    async with bench.listening(api) as url:
-        port = int(url.rpartition(":")[2])
-        slow, idle = [Peer(*await asyncio.open_connection("127.0.0.1", port)) for _ in range(2)]
+    async with peers(bench, 2, api=api) as [slow, idle]:
         idle.send(GET)
         assert (await idle.reply())[0] == 200
         slow.send(b"GET /health HTTP/1.1\r\nHost:")
-        assert (await slow.reply())[0] == 408
-        assert await slow.rest() == b""
+        assert (await slow.last_reply())[0] == 408
         idle.send(GET)  # nor does the time of the first head run
         assert (await idle.reply())[0] == 200
-        idle.reset()
     assert 'http_requests_total{handler="none",method="other",status="4xx"} 1\n' in api.page()
 
 
@@ -239,45 +237,38 @@ async def test_an_endless_body_is_cut_off(bench: Any) -> None:
     async with peers(bench, max_body_bytes=100_000) as [peer]:
         head = b"POST " + TEXT.encode() + b" HTTP/1.1\r\n" + HOST + CHUNKED + b"\r\n"
         peer.send(head + (b"10000\r\n" + b" " * 65536 + b"\r\n") * 64)
-        status, headers, _ = await peer.reply()
-        assert (status, headers["connection"]) == (413, "close")
-        assert await peer.rest() == b""
+        status, headers, _ = await peer.last_reply()
+    assert (status, headers["connection"]) == (413, "close")
 
 
 async def test_an_unread_body_ends_the_connection(bench: Any) -> None:
     async with peers(bench) as [peer]:
         peer.send(b"GET /health HTTP/1.1\r\n" + HOST + CHUNKED + b"\r\n3\r\nabc\r\n")
-        status, headers, _ = await peer.reply()
-        assert (status, headers["connection"]) == (200, "close")
-        assert await peer.rest() == b""
+        status, headers, _ = await peer.last_reply()
+    assert (status, headers["connection"]) == (200, "close")
 
 
 async def test_requests_in_a_row_are_answered_in_order(bench: Any) -> None:
     async with peers(bench) as [peer]:
-        body = msgspec.json.encode({"prompt": "a"})
-        peer.send(post(body) + GET + b"broken\r\n\r\n" + GET)
-        first, second = await peer.reply(), await peer.reply()
-        assert (first[0], second[0]) == (200, 200)
-        assert b"text_completion" in first[2]
-        assert await peer.rest() == b""
+        peer.send(ASKED + GET + b"broken\r\n\r\n" + GET)
+        first, second = await peer.reply(), await peer.last_reply()
+    assert (first[0], second[0]) == (200, 200)
+    assert b"text_completion" in first[2]
 
 
 async def test_a_broken_body_does_not_disturb_the_answer_before_it(bench: Any) -> None:
-    go = asyncio.Event()
-    bench.engine.steps = [go, *bench.engine.steps]
+    bench.engine.steps = [go := asyncio.Event(), *bench.engine.steps]
     async with peers(bench) as [peer]:
-        broken = b"POST /v1/completions HTTP/1.1\r\n" + HOST + CHUNKED + b"\r\nzz\r\n"
-        peer.send(post(msgspec.json.encode({"prompt": "a"})) + broken)
+        peer.send(ASKED + POST + CHUNKED + b"\r\nzz\r\n")
         await bench.engine.saw_request.wait()
         go.set()
-        assert (await peer.reply())[0] == 200
-        assert await peer.rest() == b""
+        assert (await peer.last_reply())[0] == 200
 
 
 async def test_a_pipeline_is_bounded(bench: Any) -> None:
     bench.engine.steps = [go := asyncio.Event(), *bench.engine.steps]
     async with peers(bench) as [peer]:
-        peer.send(post(msgspec.json.encode({"prompt": "a"})) + GET * 300)
+        peer.send(ASKED + GET * 300)
         await bench.engine.saw_request.wait()
         go.set()
         received = await peer.rest()
@@ -287,7 +278,7 @@ async def test_a_pipeline_is_bounded(bench: Any) -> None:
 async def test_leaving_aborts_the_request_before_the_last(bench: Any) -> None:
     bench.engine.steps = [bench.say("x"), asyncio.Event()]
     async with peers(bench) as [peer]:
-        peer.send(post(msgspec.json.encode({"prompt": "a", "stream": True})) + GET)
+        peer.send(STREAMED + GET)
         await bench.engine.saw_request.wait()
         peer.reset()
         async with asyncio.timeout(LIMIT_SECONDS):
@@ -324,14 +315,13 @@ async def test_an_offer_to_upgrade_is_ignored(
 async def test_garbage_behind_an_offer_to_upgrade_ends_the_connection(bench: Any) -> None:
     async with peers(bench) as [peer]:
         peer.send(GET[:-2] + b"\r\n".join((*WEBSOCKET, b"", b"")) + b"\x81\x05hello")
-        status, headers, _ = await peer.reply()
-        assert (status, headers["connection"]) == (200, "close")
-        assert await peer.rest() == b""
+        status, headers, _ = await peer.last_reply()
+    assert (status, headers["connection"]) == (200, "close")
 
 
 async def test_a_stream_over_http_1_0_has_no_chunks(bench: Any) -> None:
     bench.engine.steps = [bench.say("ab"), bench.say("c", FinishReason.LENGTH)]
-    request = post(msgspec.json.encode({"prompt": "a", "stream": True}), b"Connection: keep-alive")
+    request = STREAMED.replace(HOST, HOST + b"Connection: keep-alive\r\n")
     async with peers(bench) as [peer]:
         peer.send(request.replace(b"HTTP/1.1", b"HTTP/1.0"))
         status, headers, _ = await peer.reply()
@@ -346,20 +336,16 @@ async def test_a_stream_over_http_1_0_has_no_chunks(bench: Any) -> None:
 async def test_an_answer_of_known_length_over_http_1_0_has_that_length(bench: Any) -> None:
     async with peers(bench) as [peer]:
         peer.send(b"GET /version HTTP/1.0\r\n\r\n")
-        status, headers, body = await peer.reply()
-        assert (status, headers["content-length"]) == (200, str(len(body)))
-        assert await peer.rest() == b""
+        status, headers, body = await peer.last_reply()
+    assert (status, headers["content-length"]) == (200, str(len(body)))
 
 
 async def test_trailers_are_not_headers(bench: Any) -> None:
     async with peers(bench, api_keys=["k"]) as [peer]:
         body = b'{"prompt": "a"}'
-        peer.send(
-            b"POST /v1/completions HTTP/1.1\r\n"
-            + HOST
-            + CHUNKED
-            + b"\r\n%x\r\n%b\r\n0\r\nAuthorization: Bearer k\r\n\r\n" % (len(body), body)
-        )
+        head = POST.replace(b"/ ", TEXT.encode() + b" ") + CHUNKED
+        chunk = b"\r\n%x\r\n%b\r\n0\r\n" % (len(body), body)
+        peer.send(head + chunk + b"Authorization: Bearer k\r\n\r\n")
         assert (await peer.reply())[0] == 401
 
 
@@ -368,24 +354,23 @@ async def test_too_many_connections_get_an_error(bench: Any) -> None:
         for peer in (first, second):
             peer.send(GET)
             assert (await peer.reply())[0] == 200
-        status, headers, _ = await third.reply()
-        assert (status, headers["retry-after"]) == (503, "1")
-        assert await third.rest() == b""
+        status, headers, _ = await third.last_reply()
+    assert (status, headers["retry-after"]) == (503, "1")
 
 
-def test_connections_leave_files_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def limit(files: int) -> int:
-        monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
-        return allowed_connections()
-
-    assert [limit(n) for n in (resource.RLIM_INFINITY, 1 << 20, 256, 10)] == [
-        MAX_CONNECTIONS,
-        MAX_CONNECTIONS,
-        192,
-        1,
-    ]
-
-
-def test_connections_are_bounded_by_the_file_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
-    assert (allowed_connections(100_000), allowed_connections(5)) == (192, 5)
+@pytest.mark.parametrize(
+    ("files", "asked", "allowed"),
+    [
+        (resource.RLIM_INFINITY, (), MAX_CONNECTIONS),
+        (1 << 20, (), MAX_CONNECTIONS),
+        (256, (), 192),
+        (10, (), 1),
+        (256, (100_000,), 192),
+        (256, (5,), 5),
+    ],
+)
+def test_connections_leave_files_for_others(
+    monkeypatch: pytest.MonkeyPatch, files: int, asked: tuple[int, ...], allowed: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+    assert allowed_connections(*asked) == allowed

@@ -1,7 +1,8 @@
-"""Reading within limits and writing to clients that may not read."""
+"""Exchanges read and write within limits; long work leaves the event loop."""
 
 import asyncio
 import gzip
+import threading
 import zlib
 from collections.abc import MutableMapping
 from typing import Any
@@ -9,9 +10,14 @@ from typing import Any
 import pytest
 
 from worker.api.http.exchange import ClientGoneError, Exchange
+from worker.api.http.off_loop import INLINE, off_loop_when_large
 from worker.errors import RequestError
 
 Message = MutableMapping[str, Any]
+
+
+def request(body: bytes, more: bool = False) -> Message:
+    return {"type": "http.request", "body": body, "more_body": more}
 
 
 def exchange(
@@ -41,10 +47,7 @@ def exchange(
 
 
 async def test_a_body_in_pieces_is_joined() -> None:
-    parts: list[Message] = [
-        {"type": "http.request", "body": b"ab", "more_body": True},
-        {"type": "http.request", "body": b"c"},
-    ]
+    parts = [request(b"ab", more=True), request(b"c")]
     assert await exchange(parts, []).json_body(3) == b"abc"
 
 
@@ -54,7 +57,7 @@ async def test_a_slow_body_times_out() -> None:
 
     async def receive() -> Message:
         await asyncio.sleep(4)
-        return {"type": "http.request", "body": b" ", "more_body": True}
+        return request(b" ", more=True)
 
     async def send(message: Message) -> None:
         raise AssertionError(message)
@@ -80,9 +83,8 @@ async def test_a_slow_body_times_out() -> None:
 async def test_a_short_unread_body_is_discarded(
     headers: list[tuple[bytes, bytes]], waiting: int, closes: bool
 ) -> None:
-    incoming: list[Message] = [{"type": "http.request", "body": b"ab"}]
     sent: list[Message] = []
-    subject = exchange(incoming, sent, headers=headers)
+    subject = exchange(incoming := [request(b"ab")], sent, headers=headers)
     await subject.discard_body()
     await subject.reply(b"", 404)
     assert len(incoming) == waiting
@@ -101,8 +103,7 @@ async def test_a_short_unread_body_is_discarded(
     ],
 )
 async def test_only_json_is_read(given: bytes, taken: bool) -> None:
-    incoming: list[Message] = [{"type": "http.request", "body": b"{}"}]
-    subject = exchange(incoming, [], headers=[(b"content-type", given)])
+    subject = exchange([request(b"{}")], [], headers=[(b"content-type", given)])
     if taken:
         assert await subject.json_body(10) == b"{}"
     else:
@@ -114,9 +115,9 @@ async def test_only_json_is_read(given: bytes, taken: bool) -> None:
 async def test_a_compressed_body_is_decoded(coding: str) -> None:
     text = b'{"prompt": "' + bytes(range(97, 123)) * 1000 + b'"}'
     compress = zlib.compress if coding == "deflate" else gzip.compress
-    incoming: list[Message] = [{"type": "http.request", "body": compress(text)}]
     headers = [(b"content-encoding", coding.encode())]
-    assert await exchange(incoming, [], headers=headers).json_body(len(text)) == text
+    subject = exchange([request(compress(text))], [], headers=headers)
+    assert await subject.json_body(len(text)) == text
 
 
 RAW_DEFLATE = zlib.compress(b"{}", wbits=-15)
@@ -139,7 +140,7 @@ RAW_DEFLATE = zlib.compress(b"{}", wbits=-15)
 async def test_a_body_in_a_coding_that_cannot_be_read_is_refused(
     coding: str, body: bytes, status: int, message: str
 ) -> None:
-    incoming: list[Message] = [{"type": "http.request", "body": body}]
+    incoming = [request(body)]
     subject = exchange(incoming, [], headers=[(b"content-encoding", coding.encode())])
     with pytest.raises(RequestError, match=message) as refused:
         await subject.json_body(max(100, len(body)))
@@ -148,8 +149,7 @@ async def test_a_body_in_a_coding_that_cannot_be_read_is_refused(
 
 
 async def test_a_byte_order_mark_is_skipped() -> None:
-    incoming: list[Message] = [{"type": "http.request", "body": "\ufeff[1]".encode()}]
-    assert await exchange(incoming, []).json_body(10) == b"[1]"
+    assert await exchange([request("\ufeff[1]".encode())], []).json_body(10) == b"[1]"
 
 
 def test_queries_are_read_in_order() -> None:
@@ -164,7 +164,7 @@ def test_a_malformed_query_is_refused(query: bytes) -> None:
 
 
 async def test_both_sizes_are_known() -> None:
-    subject = exchange([{"type": "http.request", "body": b"{}"}], [])
+    subject = exchange([request(b"{}")], [])
     await subject.json_body(10)
     await subject.write_event(b"one", last=False)
     await subject.write_event(b"three", last=True)
@@ -172,10 +172,7 @@ async def test_both_sizes_are_known() -> None:
 
 
 async def test_a_client_that_leaves_while_sending_raises() -> None:
-    parts: list[Message] = [
-        {"type": "http.request", "body": b"ab", "more_body": True},
-        {"type": "http.disconnect"},
-    ]
+    parts: list[Message] = [request(b"ab", more=True), {"type": "http.disconnect"}]
     with pytest.raises(ClientGoneError):
         await exchange(parts, []).json_body(10)
 
@@ -210,3 +207,15 @@ async def test_a_client_that_stops_reading_is_dropped() -> None:
 def test_the_first_header_of_a_name_counts() -> None:
     assert exchange([], []).header(b"x-a") == "1"
     assert exchange([], []).header(b"x-b") is None
+
+
+@pytest.mark.parametrize(("size", "stays"), [(INLINE, True), (INLINE + 1, False)])
+async def test_large_work_leaves_the_event_loop(size: int, stays: bool) -> None:
+    worker = await off_loop_when_large(size, threading.get_ident)
+    assert (worker == threading.get_ident()) is stays
+
+
+@pytest.mark.parametrize("size", [1, INLINE + 1])
+async def test_an_error_of_the_work_is_raised(size: int) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await off_loop_when_large(size, lambda: 1 // 0)
