@@ -136,6 +136,7 @@ def test_a_silent_picker_leaves_its_last_picture() -> None:
 
 
 def test_a_wide_terminal_shows_ids() -> None:
+    """Users can copy them for `pointsman explain`."""
     lines = drawn(seen(2, 3), width=130)
     assert summary(2).request_id in "\n".join(lines)
 
@@ -186,7 +187,7 @@ def names(lines: list[str]) -> list[str]:
 
 
 def test_a_key_changes_the_order_of_endpoints() -> None:
-    """Users can copy them for `pointsman explain`."""
+    """Each press takes the next order, and then the first again."""
     what = seen(5, 0)
     assert names(drawn(what)) == [f"worker-{number}" for number in (2, 1, 3, 4, 5)]
     lines = drawn(what, width=120, wishes=pressed(what, "s"))
@@ -196,6 +197,7 @@ def test_a_key_changes_the_order_of_endpoints() -> None:
 
 
 def test_typed_text_narrows_both_lists() -> None:
+    """Letters extend the text, also those of commands; Enter keeps the text, Escape clears it."""
     what = seen(12, 40)
     wishes = pressed(what, "/", *"worker-1x", "backspace")
     lines = drawn(what, wishes=wishes)

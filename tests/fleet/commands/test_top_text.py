@@ -14,7 +14,6 @@ GLYPHS = Glyphs()
 @examples(200)
 @given(st.text(max_size=40), st.integers(0, 30), st.booleans())
 def test_a_cell_has_its_width_for_any_text(text: str, width: int, is_ascii: bool) -> None:
-    """Each press takes the next order, and then the first again."""
     made = cell(text, width, ASCII if is_ascii else GLYPHS)
     assert cell_len(made) == width
     assert made.isprintable()
@@ -23,7 +22,6 @@ def test_a_cell_has_its_width_for_any_text(text: str, width: int, is_ascii: bool
 
 @pytest.mark.parametrize("text", ["\x1b[2J", "a\nb", "\x07", "\x9b31m", "\u202egnp", "\u200b\x00"])
 def test_control_characters_are_removed(text: str) -> None:
-    """Letters extend the text, also those of commands; Enter keeps the text, Escape clears it."""
     assert not set(clean(text, GLYPHS)) & {"\x1b", "\n", "\x07", "\x9b", "\u202e", "\u200b", "\x00"}
 
 
