@@ -321,9 +321,7 @@ def label_text(labels: Iterable[tuple[str, str]]) -> str:
     return ",".join([f'{name}="{_escaped(value)}"' for name, value in labels])
 
 
-def _tables(
-    series: _Series[N],
-) -> Iterator[tuple[str, str, Labels, Iterable[tuple[Labels, N]]]]:
+def _tables(series: _Series[N]) -> Iterator[tuple[str, str, Labels, Iterable[tuple[Labels, N]]]]:
     declared = series.declaration
     numbers = series.numbers()
     yield declared.name, declared.text, declared.labels, numbers

@@ -85,9 +85,7 @@ def reason_in(body: bytes) -> str:
 
 
 def first_model(
-    url: str,
-    headers: Mapping[str, str] | None = None,
-    timeout_seconds: float = SILENCE_SECONDS,
+    url: str, headers: Mapping[str, str] | None = None, timeout_seconds: float = SILENCE_SECONDS
 ) -> str:
     """Return the id of the first model that is served. Raises `FleetError`."""
     url = url.rstrip("/")

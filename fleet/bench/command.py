@@ -21,12 +21,7 @@ from fleet.bench.client import Record
 from fleet.bench.comparison import TurnComparison, compare, comparison_lines
 from fleet.bench.driver import RequestForm
 from fleet.bench.flags import LoadSettings, Settings, read_settings
-from fleet.bench.load import (
-    StageLoad,
-    loads_of,
-    sessions_of,
-    write_results,
-)
+from fleet.bench.load import StageLoad, loads_of, sessions_of, write_results
 from fleet.bench.page import ReportPart, RunFacts
 from fleet.bench.picker_config import FollowedConfig, read_configs
 from fleet.bench.report import lines_of, stages_table

@@ -149,11 +149,7 @@ def _load(given: argparse.Namespace) -> Load:
         missing = [n for n, one in zip(names, (rate, prompt, output), strict=True) if not one]
         raise UsageError(f"{', '.join(missing)} of the load is unknown or 0: {_UNSTATED}")
     return replace(
-        load,
-        rate=rate,
-        prompt_tokens=prompt,
-        output_tokens=output,
-        cached_tokens=share * prompt,
+        load, rate=rate, prompt_tokens=prompt, output_tokens=output, cached_tokens=share * prompt
     )
 
 

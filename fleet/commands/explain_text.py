@@ -11,13 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fleet.commands.top_text import ASCII, Glyphs, clean
-from picker.decisions.views import (
-    CandidateView,
-    FilterView,
-    ProfileView,
-    RecordView,
-    ScoreView,
-)
+from picker.decisions.views import CandidateView, FilterView, ProfileView, RecordView, ScoreView
 
 SHOWN_CANDIDATES = 10
 _HEADER_WIDTH = 13

@@ -321,11 +321,7 @@ def _band(one: BandView, room: Room) -> Text:
 
 
 def _requests(
-    seen: Seen,
-    requests: list[RecordSummary],
-    rows: int,
-    room: Room,
-    chosen: RecordSummary | None,
+    seen: Seen, requests: list[RecordSummary], rows: int, room: Room, chosen: RecordSummary | None
 ) -> list[Text]:
     counts = Counter(one.outcome for one in seen.decisions)
     listed = ", ".join(

@@ -310,9 +310,7 @@ _MODES = (
     ),
 )
 _MESSAGE_TIMEOUT = row(
-    "short",
-    "filter.message_timeout",
-    lambda value: _shorter(value, 1.0, _DEFAULT_MESSAGE_SECONDS),
+    "short", "filter.message_timeout", lambda value: _shorter(value, 1.0, _DEFAULT_MESSAGE_SECONDS)
 )
 _PICKER_HTTP2 = row("http1", "", lambda cluster: not _speaks_http2(cluster))
 _PICKER_HEALTH = row("none", "", lambda cluster: not listed(cluster, "health_checks"))

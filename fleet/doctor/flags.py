@@ -38,10 +38,7 @@ def build_parser() -> Parser:
         readers={"FILE": Path, "URL": str, "CHECK": CHECK_NAMES},
         defaults={"kube_context": ""},
         fields={"--as": "user"},
-        settings={
-            **dict.fromkeys(names, repeated),
-            "--only": {**repeated, "metavar": "CHECK"},
-        },
+        settings={**dict.fromkeys(names, repeated), "--only": {**repeated, "metavar": "CHECK"}},
     )
     add_flags(parser, _FLAGS, dialect)
     return parser

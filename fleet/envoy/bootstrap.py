@@ -37,8 +37,7 @@ def build(config: BootstrapConfig) -> bootstrap_pb2.Bootstrap:
         node={"id": "pointsman", "cluster": "pointsman"},
         admin=bootstrap_pb2.Admin(address=address(config.admin)),
         static_resources=bootstrap_pb2.Bootstrap.StaticResources(
-            listeners=[listener(config)],
-            clusters=_clusters(config),
+            listeners=[listener(config)], clusters=_clusters(config)
         ),
         overload_manager=_overload(config.limits),
     )
@@ -70,8 +69,7 @@ def _overload(limits: Limits) -> overload_pb2.OverloadManager:
     ]
     actions = [
         overload_pb2.OverloadAction(
-            name=name,
-            triggers=[overload_pb2.Trigger(name=_HEAP, threshold={"value": threshold})],
+            name=name, triggers=[overload_pb2.Trigger(name=_HEAP, threshold={"value": threshold})]
         )
         for name, threshold in (
             ("envoy.overload_actions.shrink_heap", 0.85),

@@ -135,8 +135,7 @@ def _go_where_the_metadata_says(cluster: cluster_pb2.Cluster, config: BootstrapC
 
 def _override_host() -> override_host_pb2.OverrideHost:
     key = metadata_pb2.MetadataKey(
-        key=DESTINATION_NAMESPACE,
-        path=[metadata_pb2.MetadataKey.PathSegment(key=DESTINATION_KEY)],
+        key=DESTINATION_NAMESPACE, path=[metadata_pb2.MetadataKey.PathSegment(key=DESTINATION_KEY)]
     )
     policy = override_host_pb2.OverrideHost(
         override_host_sources=[override_host_pb2.OverrideHost.OverrideHostSource(metadata=key)]

@@ -18,13 +18,7 @@ from envoy.extensions.filters.network.http_connection_manager.v3 import http_con
 
 from fleet.envoy.proto import packed
 from fleet.envoy.settings import LOCAL_REPLY_HEADER
-from picker.errors import (
-    ANSWER_DETAILS,
-    ANTHROPIC_PATHS,
-    GRPC_CONTENT,
-    anthropic_type,
-    openai_type,
-)
+from picker.errors import ANSWER_DETAILS, ANTHROPIC_PATHS, GRPC_CONTENT, anthropic_type, openai_type
 
 _Format = substitution_format_string_pb2.SubstitutionFormatString
 # The statuses that Envoy and its filters produce; others are typed by their class.
@@ -82,7 +76,7 @@ def local_reply_config() -> http_connection_manager_pb2.Any:
                 ),
                 is_marked=True,
             ),
-        ],
+        ]
     )
 
 

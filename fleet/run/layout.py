@@ -281,12 +281,7 @@ class FleetPlan:
             argv += ["--kv-transfer-config", _transfers(decodes)]
             environment[KEY_VARIABLE] = site.kv_key
         if options.engine == "torch":
-            argv += [
-                "--num-threads",
-                str(threads),
-                speculation.FLAG,
-                speculation.LOOKUP,
-            ]
+            argv += ["--num-threads", str(threads), speculation.FLAG, speculation.LOOKUP]
             placements = self.placements
             if placements:
                 placement = placements[index % len(placements)]

@@ -243,10 +243,7 @@ class Child:
         if process is None:
             return
         # Two different signals: one that is sent twice before it is handled counts once.
-        for number, seconds in (
-            (signal.SIGTERM, drain_seconds),
-            (signal.SIGINT, grace_seconds),
-        ):
+        for number, seconds in ((signal.SIGTERM, drain_seconds), (signal.SIGINT, grace_seconds)):
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)
             if not seconds:

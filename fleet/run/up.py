@@ -42,10 +42,7 @@ _HOT_RESTART_BITS = 27  # ten times the value has to fit in 31 bits
 
 
 def up(
-    options: FleetOptions,
-    gpus: Sequence[Gpu],
-    say: Say,
-    progress: models.Progress | None = None,
+    options: FleetOptions, gpus: Sequence[Gpu], say: Say, progress: models.Progress | None = None
 ) -> int:
     """Run a fleet until SIGINT or SIGTERM. `say` gets every line for the user, `progress` the state
     of a download. Raises `FleetError` when the fleet cannot start; no process remains then.

@@ -93,10 +93,7 @@ def build_parser() -> Parser:
             "--find": ("workers",),
         },
         defaults=dict.fromkeys(durations, 0.0),
-        settings={
-            "--event": {"action": "append", "default": []},
-            "--policies": {"nargs": "+"},
-        },
+        settings={"--event": {"action": "append", "default": []}, "--policies": {"nargs": "+"}},
     )
     add_flags(parser, _FLAGS, dialect)
     add_flags(parser, LOAD, LOAD_DIALECT)

@@ -124,12 +124,7 @@ class LivingWorker:
         params = SamplingParams(num_output, ignore_eos=True)
         self._core.add(
             AddRequest(
-                request_id,
-                prompt,
-                params,
-                self._now(),
-                kv_source=kv_source,
-                keeps_kv=keeps_kv,
+                request_id, prompt, params, self._now(), kv_source=kv_source, keeps_kv=keeps_kv
             )
         )
         self._wakened.set()

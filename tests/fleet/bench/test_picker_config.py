@@ -30,9 +30,7 @@ def picker(path: Path, takes: Callable[[str], bool] = lambda _: True) -> Callabl
     return look
 
 
-async def test_each_is_in_use_at_its_turn_and_the_first_is_put_back(
-    tmp_path: Path,
-) -> None:
+async def test_each_is_in_use_at_its_turn_and_the_first_is_put_back(tmp_path: Path) -> None:
     path = tmp_path / "live.yaml"
     path.write_text("original")
     look = picker(path)

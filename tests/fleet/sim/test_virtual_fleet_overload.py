@@ -239,10 +239,7 @@ def test_tenants_are_served_by_their_weights() -> None:
 
 @pytest.mark.parametrize("fairness", [FAIR, STRICT])
 def test_a_lower_priority_waits_for_all_higher_ones(fairness: str) -> None:
-    tenants = {
-        "high": Tenant(2 * RATE, objective="urgent"),
-        "low": Tenant(0.1 * RATE, since=1.0),
-    }
+    tenants = {"high": Tenant(2 * RATE, objective="urgent"), "low": Tenant(0.1 * RATE, since=1.0)}
     seen = run(config(fairness), tenants, 6.0, objectives={"urgent": 10})
     routed = {
         name: [one.at_seconds for one in seen.of(name) if one.destination] for name in tenants
