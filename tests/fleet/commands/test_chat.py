@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,8 @@ from fleet.errors import FleetError
 from fleet.http_client import first_model
 from fleet.run.models import cached_path
 from worker.catalog import BETTER, DEFAULT, CatalogModel
+
+COMMANDS = ["/help", "/clear", "/system", "/exit"]
 
 
 def delta(text: str) -> dict:
@@ -118,10 +121,15 @@ def chat(options: ChatOptions, user: User, fetch: room.Fetch | None = None) -> i
     return room.chat(options, user.terminal, fetch)
 
 
+def talk(server: Canned, *lines: str | type[BaseException], **options: Any) -> User:
+    """Return the user of a whole conversation, or of one `prompt`."""
+    user = User(*lines, there=options.pop("there", True))
+    assert chat(ChatOptions(server.url, **options), user) == 0
+    return user
+
+
 def test_one_prompt_one_answer(server: Canned) -> None:
-    user = User()
-    options = ChatOptions(server.url, prompt="hi", max_tokens=5, temperature=0.0)
-    assert chat(options, user) == 0
+    user = talk(server, prompt="hi", max_tokens=5, temperature=0.0)
     assert user.shown == "Hello\n"
     assert server.asked == [
         {
@@ -136,14 +144,9 @@ def test_one_prompt_one_answer(server: Canned) -> None:
 
 
 def test_a_conversation_remembers(server: Canned) -> None:
-    user = User("one", "  ", "two")
-    chat(ChatOptions(server.url, system="be brief"), user)
-    assert [message["role"] for message in server.asked[1]["messages"]] == [
-        "system",
-        "user",
-        "assistant",
-        "user",
-    ]
+    talk(server, "one", "  ", "two", system="be brief")
+    roles = [message["role"] for message in server.asked[1]["messages"]]
+    assert roles == ["system", "user", "assistant", "user"]
     assert server.asked[1]["messages"][2]["content"] == "Hello"
     assert len(server.asked) == 2
 
@@ -164,16 +167,14 @@ def test_a_silent_server_is_a_timeout() -> None:
 
 def test_a_missing_server_is_one_sentence_with_the_remedy() -> None:
     url = "http://127.0.0.1:1"
-    user = User()
     with pytest.raises(FleetError, match=rf"nothing answers at {url} \(.+\): .*pointsman up"):
-        chat(ChatOptions(url), user)
+        chat(ChatOptions(url), User())
 
 
 def test_a_refusal_is_shown_in_the_servers_words(server: Canned) -> None:
     server.status = 400
-    user = User()
     with pytest.raises(FleetError, match=r"refuses \(400\): too long"):
-        chat(ChatOptions(server.url, prompt="hi"), user)
+        talk(server, prompt="hi")
 
 
 @pytest.mark.parametrize(
@@ -199,28 +200,23 @@ def test_facts_of_an_answer_are_below_it(server: Canned) -> None:
     counts = usage(completion_tokens=1, prompt_tokens=9, prompt_tokens_details=details)
     server.events = [delta("Hello"), counts, "[DONE]"]
     server.headers = {"x-request-id": "id-1"}
-    user = User()
-    chat(ChatOptions(server.url, prompt="hi", picker=server.url), user)
+    first = talk(server, prompt="hi", picker=server.url)
     server.headers = {"x-pointsman-endpoint": "worker-2"}
-    chat(ChatOptions(server.url, prompt="hi"), user)
-    assert user.noted == [
-        "1 token, 3 of 9 prompt tokens cached, worker-1",
-        "1 token, 3 of 9 prompt tokens cached, worker-2",
-    ]
+    second = talk(server, prompt="hi")
+    for number, user in enumerate((first, second), 1):
+        assert user.noted == [f"1 token, 3 of 9 prompt tokens cached, worker-{number}"]
     assert server.looked_up == ["/v1/models", "/decisions/id-1", "/v1/models"]
 
 
 def test_the_rate_counts_the_tokens_behind_the_first(server: Canned) -> None:
     server.events = [delta("Hel"), delta("lo"), usage(completion_tokens=20), "[DONE]"]
-    user = User()
-    chat(ChatOptions(server.url, prompt="hi"), user)
-    (line,) = user.noted
+    (line,) = talk(server, prompt="hi").noted
     assert re.fullmatch(r"20 tokens, [\d.]+ tokens/s", line)
 
 
 def test_commands_are_not_sent(server: Canned) -> None:
-    user = User("one", "/system be brief", "/clear", "two", "/system", "/etc/hosts?", "/exit", "x")
-    assert chat(ChatOptions(server.url, system="be long"), user) == 0
+    said = ("one", "/system be brief", "/clear", "two", "/system", "/etc/hosts?", "/exit", "x")
+    user = talk(server, *said, system="be long")
     asked = [[(one["role"], one["content"]) for one in body["messages"]] for body in server.asked]
     assert asked[0] == [("system", "be long"), ("user", "one")]
     assert asked[1] == [("system", "be brief"), ("user", "two")]
@@ -229,21 +225,14 @@ def test_commands_are_not_sent(server: Canned) -> None:
 
 
 def test_help_and_unknown_commands_are_noted(server: Canned) -> None:
-    user = User("/help", "/cler")
-    chat(ChatOptions(server.url), user)
-    assert [line.split()[0] for line in user.noted[1].splitlines()] == [
-        "/help",
-        "/clear",
-        "/system",
-        "/exit",
-    ]
+    user = talk(server, "/help", "/cler")
+    assert [line.split()[0] for line in user.noted[1].splitlines()] == COMMANDS
     assert user.noted[2] == "there is no command /cler; did you mean /clear? (/help lists them)"
     assert server.asked == []
 
 
 def test_ctrl_c_at_the_prompt_does_not_leave(server: Canned) -> None:
-    user = User(KeyboardInterrupt, "one")
-    assert chat(ChatOptions(server.url), user) == 0
+    talk(server, KeyboardInterrupt, "one")
     assert len(server.asked) == 1
 
 
@@ -263,16 +252,14 @@ def test_ctrl_c_stops_an_answer_and_keeps_the_conversation(server: Canned) -> No
 
 def test_a_conversation_outlives_a_failure(server: Canned) -> None:
     server.status = 400
-    user = User("one", "two")
-    assert chat(ChatOptions(server.url), user) == 0
+    user = talk(server, "one", "two")
     assert user.noted[1:3] == ["\npointsman: the server refuses (400): too long"] * 2
     with pytest.raises(FleetError, match="too long"):
-        chat(ChatOptions(server.url), User("one", there=False))
+        talk(server, "one", there=False)
 
 
 def test_a_pipe_gets_answers_alone(server: Canned) -> None:
-    user = User("one", "two", there=False)
-    chat(ChatOptions(server.url), user)
+    user = talk(server, "one", "two", there=False)
     assert (user.shown, user.noted) == ("Hello\nHello\n", [])
 
 
@@ -281,10 +268,7 @@ def test_commands_work_in_a_pipe(server: Canned) -> None:
     with pytest.raises(FleetError, match="there is no command /cler; did you mean /clear"):
         chat(ChatOptions(server.url), user)
     first, *lines = user.shown.splitlines()
-    assert (first, [line.split()[0] for line in lines]) == (
-        "be brief",
-        ["/help", "/clear", "/system", "/exit"],
-    )
+    assert (first, [line.split()[0] for line in lines]) == ("be brief", COMMANDS)
     assert server.asked == []
 
 
@@ -355,8 +339,6 @@ def test_without_an_offer_the_user_is_not_asked(server: Canned, cache: Path, why
 
 def test_an_answer_without_an_end_is_cut(server: Canned) -> None:
     server.events = [delta("x") for _ in range(1100)] + ["[DONE]"]
-    user = User(there=False)
-    assert chat(ChatOptions(server.url, prompt="hi"), user) == 0
-    assert user.shown == "x" * 1024 + " …\n"
-    chat(ChatOptions(server.url, prompt="hi", max_tokens=1100), user)
-    assert user.shown.endswith("x" * 1100 + "\n")
+    assert talk(server, prompt="hi", there=False).shown == "x" * 1024 + " …\n"
+    user = talk(server, prompt="hi", there=False, max_tokens=1100)
+    assert user.shown == "x" * 1100 + "\n"

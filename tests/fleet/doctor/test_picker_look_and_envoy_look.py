@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import resource
 import ssl
 import sys
@@ -11,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from aiohttp import web
 
 from fleet.doctor.command import (
@@ -29,6 +31,8 @@ from fleet.doctor.picker_look import ask_certificate, ask_picker, ask_worker, as
 from picker.config.findings import Severity
 from picker.rpc.self_signed import self_signed
 from tests.support.fleet.spoilt_bootstraps import bootstrap
+from tests.support.picker.metrics_pages import page, pods
+from tests.support.picker.pools_scene import SeveralPools, several_pools
 
 Pages = dict[str, tuple[int, str, str]]
 METRICS = """# TYPE llm_d_epp_ready_endpoints gauge
@@ -261,3 +265,44 @@ def test_control_codes_in_a_finding_do_not_reach_the_terminal(severity: Severity
     assert "\x1b" not in text
     assert "\x1b" not in as_json(found, ["it"])
     assert all(len(line) <= 80 for line in text.splitlines())
+
+
+@pytest_asyncio.fixture
+async def scene(tmp_path: Path) -> AsyncIterator[SeveralPools]:
+    known = pods(page(), page())
+    pools = {"llama": known, "a/qwen": known[:1], "b/qwen": ()}
+    async with several_pools(tmp_path, pools) as made:
+        yield made
+
+
+async def test_each_pool_has_findings_of_its_own(scene: SeveralPools) -> None:
+    root = f"http://127.0.0.1:{scene.ports.metrics}"
+    for key, endpoints, checks in (
+        ("llama", 2, set()),
+        ("a/qwen", 1, set()),
+        ("b/qwen", 0, {"picker-endpoints"}),
+    ):
+        facts = await ask_picker(f"{root}/pools/{key}/")
+        assert facts.problem is None
+        assert len(facts.endpoints) == endpoints
+        assert facts.config is not None
+        assert facts.metrics["llm_d_epp_ready_endpoints"] == endpoints
+        assert facts.files is not None
+        found = {one.check for one in diagnose(Facts(picker=facts))}
+        assert found == checks
+
+
+async def test_the_address_of_all_and_of_none(scene: SeveralPools) -> None:
+    root = f"http://127.0.0.1:{scene.ports.metrics}"
+    for url in (root, f"{root}/pools", f"{root}/pools/other"):
+        (found,) = diagnose(Facts(picker=await ask_picker(url)))
+        assert found.check == "picker-reachable"
+        assert url in found.seen
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "doctor.md"
+
+
+def test_every_check_is_in_the_table() -> None:
+    rows = re.findall(r"^\| `([a-z0-9]+-[a-z0-9-]+)` \| (.+?) \|", PAGE.read_text(), re.MULTILINE)
+    assert rows == [(one.name, one.about) for one in CHECKS]

@@ -18,7 +18,7 @@ from fleet.proxy.forward import runner_of
 from fleet.proxy.front import Front, FrontOptions, Marks
 from fleet.proxy.front_flags import build_parser
 from fleet.run.process import LONGEST_DELAY_SECONDS
-from tests.support.fleet.noting_server import Server, listening
+from tests.support.fleet.noting_server import Handler, Server, listening
 
 CHAT = "/v1/chat/completions"
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "Zwölf"}], "stream": True}
@@ -48,6 +48,8 @@ def writes(token_ids: list[int] | None) -> list[bytes]:
 
 
 WHOLE = b"".join(text for w in writes(None) for text in [w.split(b": resume")[0]])
+SOME = len(b"".join(writes(None)[:3]))  # bytes of a stream's first three writes
+EVENTS, JSON = "text/event-stream", "application/json"
 
 
 async def fall(request: web.Request, _: web.StreamResponse) -> None:
@@ -72,6 +74,17 @@ async def stall(_: web.Request, __: web.StreamResponse) -> None:
     await asyncio.Event().wait()
 
 
+async def begun(request: web.Request, text: bytes, headers: Any = HEADERS) -> web.StreamResponse:
+    response = web.StreamResponse(headers=headers)
+    await response.prepare(request)
+    await response.write(text)
+    return response
+
+
+def of(kind: str) -> dict[str, str]:
+    return {"Content-Type": kind}
+
+
 class Worker:
     """Streams the answer; its n-th request breaks after a number of bytes, in its way."""
 
@@ -83,15 +96,25 @@ class Worker:
         if resume:
             assert {name: resume[name] for name in STATE} == STATE
         text = b"".join(writes(resume.get("token_ids")))
-        response = web.StreamResponse(headers=HEADERS)
-        await response.prepare(request)
         if not self.breaks:
-            await response.write(text)
-            return response
+            return await begun(request, text)
         size, how = self.breaks.pop(0)
-        await response.write(text[:size])
+        response = await begun(request, text[:size])
         await how(request, response)
         return response
+
+
+class Broken(Worker):
+    """Breaks the stream once, and then refuses all requests."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__((SOME, fall))
+        self.status, self.text = status, text
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        if self.breaks:
+            return await super().__call__(request)
+        return web.Response(status=self.status, text=self.text)
 
 
 class House:
@@ -166,9 +189,7 @@ async def test_a_client_that_has_comments_alone_has_nothing_yet(house: House) ->
     async def behave(request: web.Request) -> web.StreamResponse:
         if len(house.worker.asked) > 1:
             return await worker(request)
-        response = web.StreamResponse(headers=HEADERS)
-        await response.prepare(request)
-        await response.write(b": keep-alive\n\n")
+        response = await begun(request, b": keep-alive\n\n")
         await resumed.wait()
         await fall(request, response)
         return response
@@ -194,8 +215,7 @@ async def test_a_stream_with_progress_may_break_any_number_of_times(house: House
 async def test_a_stream_without_progress_is_given_up(house: House) -> None:
     """The stream ends irregularly, so that it is not taken for the whole answer."""
     await house.start(attempts=3)
-    size = len(b"".join(writes(None)[:3]))
-    house.worker.behave = Worker((size, fall), *[(0, fall)] * 9)
+    house.worker.behave = Worker((SOME, fall), *[(0, fall)] * 9)
     status, text, is_whole = await house.ask()
     assert (status, is_whole) == (200, False)
     begun, _, last = text.removesuffix(b"\n\n").rpartition(b"\n\n")
@@ -207,19 +227,18 @@ async def test_a_stream_without_progress_is_given_up(house: House) -> None:
 
 async def test_a_silent_worker_counts_as_dead(house: House) -> None:
     await house.start(stall_timeout=0.05, attempts=1000)  # any of them may be slow
-    house.worker.behave = Worker((len(b"".join(writes(None)[:3])), stall))
+    house.worker.behave = Worker((SOME, stall))
     assert await house.ask() == (200, WHOLE, True)
 
 
 async def test_no_worker_for_a_moment(house: House) -> None:
     await house.start()
-    worker = Worker((len(b"".join(writes(None)[:3])), fall))
-    plain = {"Content-Type": "text/event-stream"}
+    worker = Worker((SOME, fall))
     refusals = [
         lambda: web.Response(status=503, text="no healthy upstream"),
         lambda: web.json_response({"error": {"code": 503}}, status=503),
         lambda: web.json_response({"error": {"code": 429}}, status=429),
-        lambda: web.Response(text="data: [DONE]\n\n", headers=plain),
+        lambda: web.Response(text="data: [DONE]\n\n", headers=of(EVENTS)),
     ]
 
     async def behave(request: web.Request) -> web.StreamResponse:
@@ -233,14 +252,7 @@ async def test_no_worker_for_a_moment(house: House) -> None:
 
 async def test_patience_has_an_end(house: House) -> None:
     await house.start(patience=0.05)
-    worker = Worker((len(b"".join(writes(None)[:3])), fall))
-
-    async def behave(request: web.Request) -> web.StreamResponse:
-        if worker.breaks:
-            return await worker(request)
-        return web.Response(status=503, text="no healthy upstream")
-
-    house.worker.behave = behave
+    house.worker.behave = Broken(503, "no healthy upstream")
     _, text, is_whole = await house.ask()
     assert not is_whole
     assert b"no healthy upstream" in text
@@ -251,36 +263,29 @@ def test_patience_outlasts_the_pause_between_two_starts() -> None:
     assert build_parser().parse_args([]).patience > LONGEST_DELAY_SECONDS
 
 
+def refusing(status: int, text: str, kind: str = "text/plain") -> Handler:
+    async def refuse(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=status, text=text, content_type=kind)
+
+    return refuse
+
+
 async def test_errors_of_a_worker_are_its_answer(house: House) -> None:
     await house.start()
-    size = len(b"".join(writes(None)[:3]))
-    house.worker.behave = Worker((size, fail(500)))
+    house.worker.behave = Worker((SOME, fail(500)))
     _, text, is_whole = await house.ask()
     assert not is_whole
     assert text.endswith(event(error={"message": "no", "code": 500}))
     for status in (400, 401, 404, 429, 500, 503):
-        said = {"error": {"code": status}}
-
-        async def refuse(
-            _: web.Request, said: Any = said, status: int = status
-        ) -> web.StreamResponse:
-            return web.json_response(said, status=status)
-
-        house.worker.behave = refuse
-        assert await house.ask() == (status, json.dumps(said).encode(), True)
+        said = json.dumps({"error": {"code": status}})
+        house.worker.behave = refusing(status, said, JSON)
+        assert await house.ask() == (status, said.encode(), True)
     assert len(house.worker.asked) == 7
 
 
 async def test_a_refused_continuation_ends_the_answer(house: House) -> None:
     await house.start()
-    worker = Worker((len(b"".join(writes(None)[:3])), fall))
-
-    async def behave(request: web.Request) -> web.StreamResponse:
-        if worker.breaks:
-            return await worker(request)
-        return web.json_response({"error": {"message": "another prompt"}}, status=400)
-
-    house.worker.behave = behave
+    house.worker.behave = Broken(400, '{"error": {"message": "another prompt"}}')
     _, text, is_whole = await house.ask()
     assert not is_whole
     assert b"another prompt" in text
@@ -312,9 +317,7 @@ async def test_before_an_answer_another_worker_is_asked(
             return web.json_response(ERROR, status=503, headers=signature)
         if stream:
             return await Worker()(request)
-        response = web.StreamResponse(headers={"Content-Type": "application/json"})
-        await response.prepare(request)
-        await response.write(whole[: 8000 if number == 2 else None])
+        response = await begun(request, whole[: 8000 if number == 2 else None], of(JSON))
         if number == 2:
             await fall(request, response)
         return response
@@ -329,11 +332,7 @@ async def test_before_an_answer_another_worker_is_asked(
 
 async def test_without_any_worker_there_is_a_503(house: House) -> None:
     await house.start(patience=0.05)
-
-    async def behave(_: web.Request) -> web.StreamResponse:
-        return web.Response(status=502, text="no healthy upstream")
-
-    house.worker.behave = behave
+    house.worker.behave = refusing(502, "no healthy upstream")
     status, text, _ = await house.ask()
     assert status == 503
     assert "no healthy upstream" in json.loads(text)["error"]["message"]
@@ -369,9 +368,7 @@ async def test_an_unmarked_answer_is_passed_on(
     await house.start()
 
     async def behave(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(b"data: 1\n\n")
+        response = await begun(request, b"data: 1\n\n", of(EVENTS))
         await fall(request, response) if path == CHAT else await response.write_eof()
         return response
 
@@ -390,11 +387,10 @@ async def test_a_body_is_held_up_to_its_limit(
 ) -> None:
     monkeypatch.setattr("fleet.proxy.front.MAX_HELD_BYTES", len(json.dumps(ASKED)) - beyond)
     await house.start()
-    house.worker.behave = Worker((len(b"".join(writes(None)[:3])), fall))
+    house.worker.behave = Worker((SOME, fall))
 
     async def behave(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
+        response = await begun(request, b"", of(EVENTS))
         await fall(request, response)
         return response
 
@@ -417,9 +413,7 @@ async def test_text_without_a_mark_is_held_up_to_a_limit(
     async def behave(request: web.Request) -> web.StreamResponse:
         if len(house.worker.asked) > 1:
             return await worker(request)
-        response = web.StreamResponse(headers=HEADERS)
-        await response.prepare(request)
-        await response.write(padding)
+        response = await begun(request, padding)
         await end_early(request, response)
         return response
 
@@ -439,9 +433,7 @@ async def test_an_answer_is_held_up_to_its_limit(
     await house.start()
 
     async def behave(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "application/json"})
-        await response.prepare(request)
-        await response.write(half)
+        response = await begun(request, half, of(JSON))
         if len(house.worker.asked) == 1:
             await fall(request, response)
         return response
@@ -458,9 +450,7 @@ async def test_streams_without_marks_are_unchanged(house: House) -> None:
     may_go_on = asyncio.Event()
 
     async def behave(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(b"data: 1\n\n")
+        response = await begun(request, b"data: 1\n\n", of(EVENTS))
         await may_go_on.wait()
         await fall(request, response)
         return response
@@ -476,7 +466,7 @@ async def test_streams_without_marks_are_unchanged(house: House) -> None:
 
 async def test_a_client_disconnect_ends_the_request(house: House) -> None:
     await house.start()
-    house.worker.behave = Worker((len(b"".join(writes(None)[:3])), stall))
+    house.worker.behave = Worker((SOME, stall))
     async with house.client.post(house.url + CHAT, json=ASKED) as answer:
         await answer.content.readany()
         answer.close()
@@ -486,7 +476,7 @@ async def test_a_client_disconnect_ends_the_request(house: House) -> None:
 async def test_a_break_during_the_drain_is_an_end(house: House) -> None:
     await house.start()
     house.front.drain()
-    house.worker.behave = Worker((len(b"".join(writes(None)[:3])), fall))
+    house.worker.behave = Worker((SOME, fall))
     _, text, is_whole = await house.ask()
     assert not is_whole
     assert b'"code":503' in text

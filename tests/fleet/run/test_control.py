@@ -1,4 +1,4 @@
-"""Orders to a running fleet, over a real socket."""
+"""Orders to a running fleet over a real socket, and `pointsman restart`, which sends them."""
 
 import asyncio
 import contextlib
@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from fleet.commands.cli import main
 from fleet.errors import FleetError
-from fleet.run.control import Control, FleetPart, Obey, Order, Say, give
+from fleet.run.control import Control, FleetPart, Obey, Order, Say, give, restart_command
+from fleet.run.running_picker import RunningFleet, shown
 
 ORDER = Order((FleetPart.PICKER, FleetPart.WORKERS))
 
@@ -47,11 +49,12 @@ async def test_an_order_reports_line_by_line(tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()
 
 
-async def test_other_users_may_not_give_orders(tmp_path: Path) -> None:
-    async def obey(order: Order, say: Say) -> int:
-        raise AssertionError
+async def never(order: Order, say: Say) -> int:
+    raise AssertionError
 
-    async with taking_orders(tmp_path / "c", obey):
+
+async def test_other_users_may_not_give_orders(tmp_path: Path) -> None:
+    async with taking_orders(tmp_path / "c", never):
         assert stat.S_IMODE((tmp_path / "c").stat().st_mode) == 0o600
 
 
@@ -72,10 +75,7 @@ async def test_a_failure_is_the_clients_error(tmp_path: Path) -> None:
     "line", [b"{}\n", b'{"restart": ["all"]}\n', b"nonsense\n", b"x" * 70_000 + b"\n", b""]
 )
 async def test_an_invalid_order_is_refused(tmp_path: Path, line: bytes) -> None:
-    async def obey(order: Order, say: Say) -> int:
-        raise AssertionError
-
-    async with taking_orders(tmp_path / "c", obey):
+    async with taking_orders(tmp_path / "c", never):
         reader, writer = await asyncio.open_unix_connection(str(tmp_path / "c"))
         writer.write(line)
         writer.write_eof()
@@ -120,3 +120,70 @@ async def test_a_disconnected_client_stops_nothing(tmp_path: Path) -> None:
 def test_a_missing_fleet_takes_no_orders(tmp_path: Path) -> None:
     with pytest.raises(FleetError, match="not ready yet, or about to end"):
         give(ORDER, str(tmp_path / "c"), print)
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {"XDG_RUNTIME_DIR": str(tmp_path)}
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts", "cut"),
+    [
+        ([], tuple(FleetPart), 0),
+        (["all"], (FleetPart.PICKER, FleetPart.ENVOY, FleetPart.WORKERS), 2),
+        (["envoy", "--port", "8080"], (FleetPart.ENVOY,), 0),
+    ],
+)
+async def test_named_parts_are_restarted(
+    environment: dict[str, str],
+    tmp_path: Path,
+    argv: list[str],
+    parts: tuple[FleetPart, ...],
+    cut: int,
+) -> None:
+    """Without a name all parts are restarted; status 3 means that requests were cut."""
+    orders: list[Order] = []
+
+    async def obey(order: Order, say: Say) -> int:
+        orders.append(order)
+        say("done")
+        return cut
+
+    path, said = tmp_path / "control", list[str]()
+    fleet = RunningFleet(1, "http://127.0.0.1:1", 8080, str(path))
+    with shown(fleet, environment):
+        async with taking_orders(path, obey), asyncio.timeout(120):
+            status = await asyncio.to_thread(restart_command, argv, environment, said.append)
+    assert status == (3 if cut else 0)
+    assert [order.restart for order in orders] == [parts]
+    assert said == ["done"]
+
+
+def test_without_a_fleet_the_restart_is_refused(environment: dict[str, str]) -> None:
+    with pytest.raises(FleetError, match="no fleet runs here: `pointsman up` starts one"):
+        restart_command([], environment, print)
+    with (
+        shown(RunningFleet(1, "http://127.0.0.1:1", 8080, "/run/c"), environment),
+        pytest.raises(FleetError, match="no fleet runs here on port 8081"),
+    ):
+        restart_command(["--port", "8081"], environment, print)
+
+
+def test_one_of_several_fleets_has_to_be_chosen(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The latest one is not taken silently."""
+    with shown(RunningFleet(1, "http://127.0.0.1:1", 8080, "/run/c"), environment):
+        monkeypatch.setattr("os.getpid", lambda: 2)
+        with (
+            shown(RunningFleet(2, "http://127.0.0.1:2", 8180, "/run/d"), environment),
+            pytest.raises(FleetError, match=r"2 fleets run here; choose one with --port \(8"),
+        ):
+            restart_command(["picker"], environment, print)
+
+
+def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["restart", "worker"])
+    assert "(choose from 'picker', 'envoy', 'workers', 'all')" in capsys.readouterr().err

@@ -57,12 +57,13 @@ def child(tmp_path: Path, guard: Reaper) -> Callable[..., Child]:
 
 
 @contextlib.asynccontextmanager
-async def running(child: Child) -> AsyncIterator[Child]:
+async def running(child: Child, stops: bool = True) -> AsyncIterator[Child]:
     async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
         group.create_task(child.run())
         await child.ready.wait()
         yield child
-        await child.stop(LIMIT_SECONDS)
+        if stops:
+            await child.stop(LIMIT_SECONDS)
 
 
 WAIT = "print('ready', flush=True); import time; time.sleep(600)"
@@ -138,10 +139,7 @@ async def test_processes_of_a_child_end_with_it(child) -> None:
 
 async def test_a_stubborn_child_is_killed(child) -> None:
     script = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {WAIT}"
-    thing = child(script)
-    async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
-        group.create_task(thing.run())
-        await thing.ready.wait()
+    async with running(child(script), stops=False) as thing:
         pid = thing.pid
         await thing.stop(0.05)
     assert not alive(pid)
@@ -154,10 +152,7 @@ async def test_a_child_is_asked_twice_before_it_is_killed(child) -> None:
         "signal.pthread_sigmask(signal.SIG_BLOCK, signals); print('ready', flush=True);"
         "[print(signal.sigwait({one}).name, flush=True) for one in signals]"
     )
-    thing = child(script)
-    async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
-        group.create_task(thing.run())
-        await thing.ready.wait()
+    async with running(child(script), stops=False) as thing:
         await thing.stop(0.05, LIMIT_SECONDS)
     assert thing.program.log_path.read_text().split() == ["ready", "SIGTERM", "SIGINT"]
     assert thing.has_ended
@@ -190,10 +185,7 @@ async def test_a_child_is_renewed_while_it_waits_to_start_again(child) -> None:
 
 
 async def test_a_retired_child_ends_with_its_process(child) -> None:
-    thing = child(WAIT)
-    async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
-        group.create_task(thing.run())
-        await thing.ready.wait()
+    async with running(child(WAIT), stops=False) as thing:
         thing.retire()
         os.kill(thing.pid, signal.SIGKILL)
     assert (thing.has_ended, thing.said) == (True, [])

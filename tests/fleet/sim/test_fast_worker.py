@@ -1,4 +1,4 @@
-"""The approximate worker and the exact one, on the same requests."""
+"""The approximate worker and the exact one, on the same requests; and its cache events."""
 
 import asyncio
 import statistics
@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.sim.fast_worker import FastWorker
+from fleet.sim.fast_worker import BlockCache, FastWorker, chain
 from fleet.sim.living_worker import Answered, LivingWorker, WorkerGoneError, WorkerSettings
 from fleet.sim.virtual_time import run_in_virtual_time
 from tests.depth import examples
 from worker.config import CacheConfig, SchedulerConfig, SimConfig
+from worker.engine.cache.cache_events import BlockRemoved, BlocksStored, CacheEvent
 
 WORKER = WorkerSettings(
     SimConfig(
@@ -167,3 +168,37 @@ def test_a_worker_that_becomes_slow_ends_its_step_first(is_fast: bool) -> None:
         return loop.time()
 
     assert run_in_virtual_time(main()) == pytest.approx(0.1 + 3 * 0.011 + 6 * 0.033)
+
+
+SIZE = 4
+
+
+def test_subscribers_receive_stored_and_evicted_blocks() -> None:
+    """Chains have their parents, and evicted blocks were stored; ends are evicted before
+    beginnings.
+    """
+    published: list[CacheEvent] = []
+
+    def publish(events: Sequence[CacheEvent]) -> None:
+        published.extend(events)
+
+    cache, tokens = BlockCache(publish), list(range(12))
+    names = chain(tokens, SIZE, [], 3)
+    cache.stored(tokens, names[:2], 0, SIZE)
+    cache.stored(tokens, names, 2, SIZE)
+    cache.add_free(names)
+    cache.evict(1)
+    cache.flush()
+    first, second, *removed = published
+    assert isinstance(first, BlocksStored)
+    assert isinstance(second, BlocksStored)
+    assert first.parent is None
+    assert second.parent == first.blocks[-1].digest
+    assert [one.token_ids for one in (*first.blocks, *second.blocks)] == [
+        (0, 1, 2, 3),
+        (4, 5, 6, 7),
+        (8, 9, 10, 11),
+    ]
+    stored = [one.digest for one in (*first.blocks, *second.blocks)]
+    assert removed == [BlockRemoved(stored[2]), BlockRemoved(stored[1])]
+    assert cache.match(names, 3) == 1
