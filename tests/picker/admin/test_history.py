@@ -1,11 +1,21 @@
-"""Rings of samples."""
+"""Rings of samples, and the views of many endpoints in turns with requests."""
 
+import asyncio
+import contextlib
+
+import msgspec
 import pytest
+from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from picker.admin.history import MAX_SAMPLES, EndpointSample, History, HistoryView
+from picker.admin.history import MAX_SAMPLES, EndpointSample, History, HistoryView, PoolSample
+from picker.admin.views import EndpointsView
+from picker.flowcontrol.views import QueuesView
+from picker.types import ServedTotals
 from tests.depth import examples
+from tests.support.picker.admin_scene import QUEUES, Scene, decision
 
 
 def view_of(history: History, count: int) -> HistoryView:
@@ -84,3 +94,115 @@ def test_samples_that_are_added_meanwhile_do_not_show() -> None:
     a, gone = taken
     assert a.running == (1.0, 2.0)  # the first one has been overwritten
     assert gone.running == (9.0, 9.0, 9.0)
+
+
+def test_a_sample_has_the_scraped_load_and_the_counted_requests() -> None:
+    scene = Scene()
+    scene.pool("a", "b")
+    scene.load("a", running=1, waiting=2, cache=0.25)
+    scene.inflight.acquire("default/a")
+    scene.decide("a", 64, 16)
+    scene.pages.sample()
+    assert scene.pages.history.latest("default/a") == EndpointSample(
+        *(1, 2, 0.25, 0.25, 1, 1.0), failures_per_second=0.0
+    )
+    assert scene.pages.history.latest("default/b") == EndpointSample(
+        prefix_hit_share=None, inflight=0, requests_per_second=0.0, failures_per_second=0.0
+    )
+
+
+def test_a_sample_of_the_pool_has_the_workers_first_tokens_and_tokens() -> None:
+    scene = Scene()
+    scene.pool("a", "b")
+    scene.load("a", running=1, waiting=2, cache=0.25, served=ServedTotals(0, 0, (0.1,), (0, 0)))
+    scene.pages.sample()
+    scene.load("a", running=1, waiting=2, cache=0.25, served=ServedTotals(2, 9, (0.1,), (4, 0)))
+    scene.decide("a", 64, 16)
+    scene.pages.sample()
+    assert scene.pages.history.latest_pool == PoolSample(
+        *(0.5, 0.0, 0.0, 0.05, 0.095, 4.5, 1, 2), queued=QUEUES.queued_requests
+    )
+    assert scene.pages.history.latest("default/a").ttft_p95_seconds == 0.095
+    assert scene.pages.history.pool(5).running == (1.0, 1.0)
+
+
+def test_the_pools_time_to_first_token_includes_the_wait_in_the_picker() -> None:
+    scene = Scene()
+    scene.pool("a")
+    scene.load("a", running=1, waiting=2, cache=0.25, served=ServedTotals(0, 0, (0.1,), (0, 0)))
+    scene.pages.sample()
+    scene.load("a", running=1, waiting=2, cache=0.25, served=ServedTotals(2, 9, (0.1,), (8, 0)))
+    for _ in range(8):
+        one = replace(decision("a", 64, None), decision_seconds=1.5)
+        scene.source.counted.decided(one)
+    scene.pages.sample()
+    latest = scene.pages.history.latest_pool
+    assert latest.ttft_p50_seconds == pytest.approx(1.55)
+    assert latest.ttft_p95_seconds == pytest.approx(1.595)
+    assert latest.queue_wait_p95_seconds == pytest.approx(1.5)
+    assert scene.pages.history.latest("default/a").ttft_p95_seconds == pytest.approx(0.095)
+
+
+@pytest.mark.parametrize(("query", "expected"), [("?history=2", (4, 1, 1, 14)), ("", (9, 3, 0, 0))])
+async def test_numbers_beside_a_history_are_those_of_its_last_sample(
+    query: str, expected: tuple[int, ...]
+) -> None:
+    scene = Scene()
+    scene.pool("a")
+    scene.load("a", running=4, waiting=2, cache=0.25)
+    scene.inflight.acquire("default/a")
+    scene.pages.sample()
+    scene.load("a", running=9, waiting=0, cache=0.5)
+    for _ in range(2):
+        scene.inflight.acquire("default/a")
+    scene.source.queues_view = QueuesView(True, queued_requests=3)
+    routes = {route.path: route for route in scene.pages.routes(lambda: True)}
+    request = make_mocked_request("GET", f"/endpoints{query}")
+    answer = await routes["/endpoints"].handler(request)  # type: ignore[misc]
+    view = msgspec.json.decode(answer.body, type=EndpointsView)
+    [one] = view.endpoints
+    history = view.history or HistoryView()
+    found = (one.metrics.running_requests, one.inflight_requests, history.last)
+    assert (*found, history.queues.queued_requests) == expected
+    if view.history is not None:
+        assert view.history.endpoints[one.key].running == (4.0,)
+        assert view.history.pool.queued == (14.0,)
+
+
+@pytest.mark.looptime
+async def test_a_minute_is_sixty_samples() -> None:
+    scene = Scene()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(60.5):
+            await scene.pages.watch()
+    assert scene.pages.history.cut(1)[0] == 60
+
+
+async def test_a_view_of_a_thousand_endpoints_yields_to_other_tasks() -> None:
+    scene = Scene()
+    history = scene.pages.history
+    names = [f"worker-{number}" for number in range(1000)]
+    scene.pool(*names)
+    keys = [f"default/{name}" for name in names]
+    for second in range(3):
+        history.record(dict.fromkeys(keys, EndpointSample(running=second)))
+    routes = {route.path: route for route in scene.pages.routes(lambda: True)}
+    turns = 0
+
+    async def work() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            history.record(dict.fromkeys(keys, EndpointSample(running=99)))
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as group:
+        working = group.create_task(work())
+        request = make_mocked_request("GET", "/endpoints?history=3")
+        answer = await routes["/endpoints"].handler(request)  # type: ignore[misc]
+        working.cancel()
+    assert turns > 20
+    view = msgspec.json.decode(answer.body, type=EndpointsView)
+    assert [one.key for one in view.endpoints] == keys
+    assert view.history.last == 3
+    assert {one.running for one in view.history.endpoints.values()} == {(0.0, 1.0, 2.0)}

@@ -1,13 +1,27 @@
-"""Flags have the names, spellings and defaults of the reference; unsupported ones are refused."""
+"""Flags have the names and defaults of the reference; unsupported or useless ones are refused."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from picker.__main__ import main
+from picker.app.cluster import target_of
+from picker.app.in_use import hash_seed_of
 from picker.cli.flags import build_parser, options_of
-from picker.cli.options import LogFlags, MetricsTls, Options, RecordFlags, TlsFlags, XdsFlags
+from picker.cli.options import (
+    KubernetesFlags,
+    LogFlags,
+    MetricsTls,
+    Options,
+    PeerFlags,
+    RecordFlags,
+    TlsFlags,
+    XdsFlags,
+)
 from picker.errors import ConfigError
+from picker.k8s.elector import Timings
+from picker.peers.discovery import PeerName
 
 
 def parsed(*argv: str) -> Options:
@@ -188,3 +202,244 @@ def test_endpoints_are_published_on_loopback_under_the_name_of_the_pool() -> Non
     assert named == XdsFlags(9004, "127.0.0.1", "llama")
     chosen = ("--xds-port=0", "--xds-bind-address=::1", "--xds-cluster-name=x")
     assert parsed(*chosen).xds == XdsFlags(0, "::1", "x")
+
+
+ELECTS = ("--pool-name=pool", "--pool-namespace=team", "--ha-enable-leader-election")
+
+
+def test_no_leader_is_elected_without_the_flag() -> None:
+    assert parsed("--pool-name=pool").election is None
+    assert parsed("--pool-name=pool", "--ha-enable-leader-election=false").election is None
+
+
+def test_the_lease_has_the_name_that_the_reference_gives_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("POD_NAME", "picker-abc-xyz")
+    first, second = parsed(*ELECTS).election, parsed(*ELECTS).election
+    assert str(first.lease) == "team/epp-team-pool.llm-d.ai"
+    assert first.timings == Timings(15.0, 10.0, 2.0)
+    assert re.fullmatch(r"picker-abc-xyz_[0-9a-f-]{36}", first.identity)
+    assert first.identity != second.identity
+
+
+def test_the_lease_of_selected_pods_has_the_name_of_the_deployment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("POD_NAME", "picker-abc-xyz")
+    pods = ("--endpoint-selector=app=x", "--endpoint-target-ports=8000", "--pool-namespace=team")
+    election = parsed(*pods, "--ha-enable-leader-election").election
+    assert election.lease.name == "epp-team-picker.llm-d.ai"
+
+
+def test_timings_are_durations() -> None:
+    election = parsed(
+        *ELECTS,
+        "--leader-election-lease-duration=4s",
+        "--leader-election-renew-deadline=3s",
+        "--leader-election-retry-period=500ms",
+    ).election
+    assert election.timings == Timings(4.0, 3.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["--ha-enable-leader-election"], "--pool-name"),
+        (["--endpoints-file=x", "--ha-enable-leader-election"], "without --endpoints-file"),
+        (["--pool-name=x", "--leader-election-retry-period=1s"], "no effect without --ha-enable"),
+        ([*ELECTS, "--leader-election-lease-duration=1500ms"], "whole seconds"),
+        ([*ELECTS, "--leader-election-lease-duration=10m"], "1 to 120"),
+        ([*ELECTS, "--leader-election-renew-deadline=15s"], "two replicas would lead"),
+        ([*ELECTS, "--leader-election-retry-period=9s"], "well below the 10s"),
+        ([*ELECTS, "--leader-election-retry-period=10ms"], "at least 0.1s"),
+        (["--pool-namespace=a", "--ha-enable-leader-election", f"--pool-name={'x' * 250}"], "253"),
+    ],
+)
+def test_a_contradiction_about_the_election_is_refused(argv: list[str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        parsed(*argv)
+
+
+POD = {"POD_NAME": "my-epp-7bdfb47f6-4hxj8"}
+SELECTED = ("--endpoint-selector", "app=vllm", "--endpoint-target-ports", "8000")
+
+
+def cluster(*argv: str, **environ: str) -> KubernetesFlags | None:
+    return options_of(build_parser().parse_args(argv), environ).kubernetes
+
+
+def test_the_name_of_a_pool_is_enough() -> None:
+    assert cluster("--pool-name", "p") == KubernetesFlags(
+        "p", "default", "inference.networking.k8s.io"
+    )
+
+
+def test_no_cluster_is_followed_without_these_flags() -> None:
+    assert cluster() is None
+    options = parsed()
+    assert (options.kubernetes, options.pool_name) == (None, "default")
+
+
+def test_with_an_endpoints_file_the_name_is_a_label() -> None:
+    argv = ["--endpoints-file", "e.yaml", "--pool-name", "p", "--pool-namespace", "n"]
+    options = parsed(*argv)
+    assert (options.kubernetes, options.pool_name) == (None, "p")
+
+
+def test_each_flag_sets_its_field() -> None:
+    assert cluster(
+        "--pool-name=p",
+        "--pool-namespace=n",
+        "--pool-group=inference.networking.x-k8s.io",
+        "--kubeconfig=k",
+        "--kube-context=c",
+        NAMESPACE="other",
+    ) == KubernetesFlags("p", "n", "inference.networking.x-k8s.io", "", (), Path("k"), "c")
+
+
+def test_the_namespace_is_that_of_the_environment_unless_given() -> None:
+    flags = cluster("--pool-name=p", "--pool-namespace=", "--kubeconfig=", NAMESPACE="team-a")
+    assert (flags.pool_namespace, flags.kubeconfig) == ("team-a", None)
+
+
+def test_a_pool_of_selected_pods_has_the_name_of_the_pickers_deployment() -> None:
+    flags = cluster(
+        "--endpoint-selector",
+        "app in (a,b), !old",
+        "--endpoint-target-ports",
+        "8000,8001",
+        "--endpoint-target-ports=8000",
+        **POD,
+    )
+    assert flags.pool_name == "my-epp"
+    assert flags.endpoint_target_ports == (8000, 8001)
+    target = target_of(flags)
+    assert target.pods.selector == "app in (a,b), !old"
+    assert target.pods.selects({"app": "b"})
+
+
+def test_options_have_the_name_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POD_NAME", POD["POD_NAME"])
+    options = parsed(*SELECTED)
+    assert options.pool_name == "my-epp"
+    assert options.kubernetes is not None
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "text"),
+    [
+        ((*SELECTED, "--pool-name", "p"), POD, "--pool-name or from --endpoint-selector"),
+        (("--endpoint-selector", "a=b"), POD, "needs --endpoint-target-ports, e.g. 8000"),
+        (("--endpoint-target-ports", "1"), POD, "needs --endpoint-selector"),
+        (("--endpoint-target-ports", "1", "--pool-name", "p"), {}, "needs --endpoint-selector"),
+        ((*SELECTED, "--endpoint-target-ports", "1,2,3,4,5,6,7,8"), POD, "9 ports; 8 at most"),
+        (SELECTED, {}, "needs the variable POD_NAME"),
+        (SELECTED, {"POD_NAME": "single"}, "no Pod of a Deployment"),
+        (
+            ("--kubeconfig", "k"),
+            {},
+            "--kubeconfig needs --pool-name, --pool or --endpoint-selector",
+        ),
+        (("--kube-context", "c"), {}, "--kube-context needs"),
+        (("--endpoints-file", "e", *SELECTED), POD, "remove --endpoint-selector"),
+        (("--endpoints-file", "e", "--kubeconfig", "k"), {}, "remove --kubeconfig"),
+        (("--pool-name", "p"), {"NAMESPACE": "Bad_Name"}, "the variable NAMESPACE"),
+    ],
+)
+def test_a_contradiction_about_the_cluster_is_refused(
+    argv: tuple[str, ...], environ: dict[str, str], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        cluster(*argv, **environ)
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (("--endpoint-selector", "a=b=c"), "cannot be read at 'a=b=c'"),
+        (("--endpoint-selector", "bad key=x"), "cannot be read"),
+        (("--endpoint-target-ports", "0"), "'0' is no port"),
+        (("--endpoint-target-ports", "8000,x"), "'x' is no port"),
+        (("--endpoint-target-ports", "65536"), "'65536' is no port"),
+        (("--pool-group", "x.io"), "'x.io' has no pools"),
+        (("--pool-name", "Bad_Name"), "no name of an object"),
+        (("--pool-namespace", "a.b"), "no name of a namespace"),
+    ],
+)
+def test_a_malformed_value_is_refused(
+    argv: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(argv)
+    said = capsys.readouterr().err
+    assert f"argument {argv[0]}" in said
+    assert text in said
+
+
+def test_there_are_no_peers_without_flags() -> None:
+    assert parsed().peers is None
+    assert parsed("--peers=", "--peer-service=", "--peer-cert-path=").peers is None
+
+
+def test_peers_are_named_one_by_one_or_by_a_service() -> None:
+    flags = parsed("--peers", "a:1, b:2", "--peer-service", "all.ns.svc", "--peer-port", "77").peers
+    names = (PeerName("a", 1), PeerName("b", 2), PeerName("all.ns.svc", 77))
+    assert flags == PeerFlags(names, 77, "127.0.0.1")
+    assert parsed("--peer-service", "all").peers == PeerFlags((PeerName("all", 9005),))
+
+
+def test_the_port_is_open_to_others_only_with_certificates_or_on_request() -> None:
+    """The port trusts every client."""
+    service = ("--peer-service", "all")
+    with_certificates = parsed(*service, "--peer-cert-path", "certs").peers
+    assert with_certificates.bind_address == "0.0.0.0"
+    trusting = parsed(*service, "--peer-insecure").peers
+    assert trusting.bind_address == "0.0.0.0"
+    with pytest.raises(ConfigError, match="--peer-cert-path"):
+        parsed(*service, "--peer-bind-address", "0.0.0.0")
+    for loopback in ("127.0.0.1", "::1", "localhost"):
+        assert parsed(*service, "--peer-bind-address", loopback).peers is not None
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["--peer-cert-path", "d"], "--peers, --peer-service or"),
+        (["--peer-insecure"], "--peers, --peer-service or"),
+        (["--peers", "a:1", "--record", "f"], "--hash-seed-file"),
+        (["--peers", "a"], "HOST:PORT"),
+    ],
+)
+def test_a_contradiction_about_peers_is_refused(argv: list[str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        parsed(*argv)
+
+
+def test_a_secret_gives_a_seed(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("sixteen characters and more")
+    seed = hash_seed_of(secret)
+    secret.write_text("sixteen characters and more\n")
+    assert hash_seed_of(secret) == seed
+    secret.write_text("another, also long enough")
+    assert hash_seed_of(secret) != seed
+    secret.write_text("short")
+    with pytest.raises(ConfigError, match="16"):
+        hash_seed_of(secret)
+    with pytest.raises(ConfigError, match="cannot read"):
+        hash_seed_of(tmp_path / "absent")
+    assert hash_seed_of(None) is None
+
+
+def test_the_slices_of_a_service_name_the_replicas() -> None:
+    flags = parsed("--peer-slices", "all").peers
+    assert flags == PeerFlags((), slices=PeerName("all", 9005))
+    given = parsed("--peer-slices", "all:77", "--peer-server-name", "replicas").peers
+    assert (given.slices, given.server_name) == (PeerName("all", 77), "replicas")
+
+
+@pytest.mark.parametrize("flags", [("all,other",), ("All",), ("a.b",), ("all", "--peers", "a:1")])
+def test_slices_are_of_one_service_and_name_all(flags: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="--peer-slices"):
+        parsed("--peer-slices", *flags)
