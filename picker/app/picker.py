@@ -26,7 +26,7 @@ from picker.app.pool_choice import PoolChoice
 from picker.app.served_pool import ServedPool
 from picker.cli.options import Options, Ports
 from picker.cli.pools import split
-from picker.extproc.server import Exchanges, ExchangesByMetadata
+from picker.extproc.server import Exchanges
 from picker.metrics.label_caps import PageRoom
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.rpc.health import HealthService
@@ -69,7 +69,7 @@ def compose(options: Options) -> Picker:
         directors = {name: pools[part.key].director for part in parts for name in part.names}
         unnamed = _by_model(pools, metrics) if options.route_by_model else None
         choice = PoolChoice(directors, tuple(pools), metrics.unknown_pool_total, unnamed)
-        exchanges = ExchangesByMetadata(choice.choose)
+        exchanges = choice.choose
         for flags, (key, pool) in zip(options.pools, pools.items(), strict=True):
             if flags.grpc_port is not None:
                 health = HealthService(ready[key])

@@ -174,43 +174,42 @@ class StreamPump:
             self._routing = self._call.spawn(self._ask(action.request))
             self._routing.add_done_callback(self._routed)
             return
-        routing = self._exchange.route(action.request)
-        answer: RouteDecision | RefusedError
+        routing, refusal = self._exchange.route(action.request), None
         try:
             routing.send(None)  # runs to its end, because it never waits
         except StopIteration as done:
-            answer = done.value
-        except RefusedError as refusal:
-            answer = refusal.with_traceback(None)  # see `_ask`
+            decision: RouteDecision = done.value
+        except RefusedError as error:
+            refusal = error.with_traceback(None)  # see `_ask`
         except Exception:
             log.exception("routing failed")
-            answer = _our_failure()
+            refusal = _our_failure()
         else:
             routing.close()
             raise RuntimeError("a decision waited that was said to be made at once")
-        self._perform(self._answer(answer))
+        machine = self._machine
+        self._perform(machine.routed(decision) if refusal is None else machine.dropped(refusal))
 
     def _routed(self, task: asyncio.Task[RouteDecision | RefusedError]) -> None:
         self._routing = None  # a cancelled task refers to its frames, and so to this
         if self._closing is not None:
             self._closed(*self._closing)
         elif not task.cancelled():
-            self._step(self._answer, task.result())
+            answer = task.result()
+            if isinstance(answer, RefusedError):
+                self._step(self._machine.dropped, answer)
+            else:
+                self._step(self._machine.routed, answer)
 
     async def _ask(self, request: RawRequest) -> RouteDecision | RefusedError:
         try:
             return await self._exchange.route(request)
-        except RefusedError as refusal:
+        except RefusedError as error:
             # Its frames refer to the request, and would wait for the garbage collector.
-            return refusal.with_traceback(None)
+            return error.with_traceback(None)
         except Exception:
             log.exception("routing failed")
             return _our_failure()
-
-    def _answer(self, answer: RouteDecision | RefusedError) -> list[Action]:
-        if isinstance(answer, RefusedError):
-            return self._machine.dropped(answer)
-        return self._machine.routed(answer)
 
     def _evict(self, reason: DropReason) -> None:
         # Deferred: the caller may be in the middle of admitting another request.

@@ -1,7 +1,7 @@
 """The ext_proc server: the method `Process` and, if configured, health on the same port."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 from picker.extproc.machine.request_phase import StreamSettings
@@ -13,17 +13,8 @@ from picker.rpc.health import HealthService
 from picker.rpc.options import ServerOptions
 from picker.rpc.server import GrpcServer
 
-
-@dataclass(frozen=True, slots=True)
-class ExchangesByMetadata:
-    """The directors of several pools at one port; `choose` selects one by the metadata of a call.
-    It must be quick.
-    """
-
-    choose: Callable[[Metadata], ExchangeSource]
-
-
-Exchanges: TypeAlias = ExchangeSource | ExchangesByMetadata
+# A director, or a quick function that chooses the one of several pools by the metadata of a call.
+Exchanges: TypeAlias = ExchangeSource | Callable[[Metadata], ExchangeSource]
 
 
 def build_server(
@@ -51,9 +42,7 @@ def processing(
     """Create the receiver of each call of the method `Process`."""
 
     def serve(call: Call, metadata: Metadata) -> Receiver:
-        chosen = exchanges
-        if isinstance(chosen, ExchangesByMetadata):
-            chosen = chosen.choose(metadata)
-        return StreamPump(call, chosen, settings, streams)
+        source = exchanges(metadata) if callable(exchanges) else exchanges
+        return StreamPump(call, source, settings, streams)
 
     return serve

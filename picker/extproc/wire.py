@@ -65,22 +65,20 @@ _BODY_MODES: Mapping[int, BodyMode] = {
     _Mode.BUFFERED_PARTIAL: BodyMode.PARTIAL,
     _Mode.FULL_DUPLEX_STREAMED: BodyMode.DUPLEX,
 }
-# Envoy requires trailers in full duplex. The request is over when this is sent.
-_SHOW_BODY = _Mode(
-    request_body_mode=_Mode.BUFFERED,
-    request_trailer_mode=_Mode.SEND,
-    response_header_mode=_Mode.SEND,
-    response_body_mode=_Mode.FULL_DUPLEX_STREAMED,
-    response_trailer_mode=_Mode.SEND,
-)
-# Envoy compares all of it with the overrides that it allows.
-_HIDE_BODIES = _Mode(
-    request_body_mode=_Mode.NONE,
-    request_trailer_mode=_Mode.SEND,
-    response_header_mode=_Mode.SEND,
-    response_body_mode=_Mode.NONE,
-    response_trailer_mode=_Mode.SEND,
-)
+
+
+def _override(request_body: int, response_body: int) -> _Message:
+    return _Mode(
+        request_body_mode=request_body,
+        request_trailer_mode=_Mode.SEND,
+        response_header_mode=_Mode.SEND,
+        response_body_mode=response_body,
+        response_trailer_mode=_Mode.SEND,  # Envoy requires trailers in full duplex
+    )
+
+
+_SHOW_BODY = _override(_Mode.BUFFERED, _Mode.FULL_DUPLEX_STREAMED)  # the request is over then
+_HIDE_BODIES = _override(_Mode.NONE, _Mode.NONE)  # Envoy compares it with the overrides it allows
 _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 _REMOVABLE = tuple(name for name in PICKER_OWNED if name != DESTINATION)
 MAX_REMEMBERED = 4096  # destinations, and sets of response headers
@@ -142,7 +140,8 @@ def _response_headers(message: _Message) -> Event:
     served_by, has_metadata = None, False
     if message.HasField("metadata_context"):
         has_metadata = DESTINATION_NAMESPACE in message.metadata_context.filter_metadata
-        served_by = _served_by(message)
+        value = _metadata(message, DESTINATION_NAMESPACE, DESTINATION_SERVED)
+        served_by = value.string_value or None if value is not None else None
     upstream, reached_no_endpoint = _upstream(message)
     response_body = BodyMode.DUPLEX
     if message.HasField("protocol_config"):
@@ -208,11 +207,6 @@ def _subset_hint(message: _Message) -> tuple[str, ...] | None:
             return None
     entries = (entry.strip() for text in texts for entry in text.split(","))
     return tuple(entry for entry in entries if entry)
-
-
-def _served_by(message: _Message) -> str | None:
-    value = _metadata(message, DESTINATION_NAMESPACE, DESTINATION_SERVED)
-    return (value.string_value or None) if value is not None else None
 
 
 def _upstream(message: _Message) -> tuple[str | None, bool]:

@@ -18,11 +18,11 @@ import msgspec
 from picker.errors import DropReason, RefusedError
 from picker.flowcontrol import outcomes
 from picker.flowcontrol.band import Band
-from picker.flowcontrol.capacity import Cap
+from picker.flowcontrol.capacity import Cap, displaced_by
 from picker.flowcontrol.load_estimate import MAX_AGE_SECONDS, LoadEstimate, Pool
 from picker.flowcontrol.outcomes import DrainRate, FlowOutcome
 from picker.flowcontrol.queue import FlowQueue
-from picker.flowcontrol.reclaim import Demand, Reclaim
+from picker.flowcontrol.reclaim import Reclaim
 from picker.flowcontrol.reporting import FlowReporter
 from picker.flowcontrol.saturation import PoolLoad
 from picker.flowcontrol.settings import FlowControlSettings
@@ -83,9 +83,6 @@ class VerdictCache:
     def use(self, policy: UsageLimitPolicy) -> None:
         self._policy = policy
         self.current, self.ceilings = None, {}
-
-    def invalidate(self) -> None:
-        self.current = None
 
     def valid(self, queue: FlowQueue, now_seconds: float) -> Verdict:
         """The cached verdict, or a new one; an open verdict is a promise and stays valid."""
@@ -153,7 +150,10 @@ class FlowCore:
         self.settings = settings
         self._reported_bands = None
         if settings is None:
-            self._turn_off()
+            self._reporter.use(None)
+            self.reclaim.use(None, 0.0, ())
+            self._deadlines.use(None, ())
+            self.queue = None
             return
         for waiting in self._waiting.values():
             self._reporter.stopped_waiting(waiting.labels, waiting.item)
@@ -170,7 +170,7 @@ class FlowCore:
             self._bands_seen(self.queue)
 
     def pool_changed(self) -> None:
-        self.verdicts.invalidate()
+        self.verdicts.current = None
         self.verdicts.load.pool_changed()
 
     def is_open(self, now_seconds: float) -> bool:
@@ -194,10 +194,16 @@ class FlowCore:
         self._bands_seen(queue)
         labels = self._reporter.labels(item, band.priority)
         waiting = Waiting(item, band.priority, evict, labels)
-        cap = queue.cap_exceeded(item, band)
-        if cap is not None and not self._displace(item, band, cap, now_seconds):
-            waiting.refusal = self._at_capacity(waiting, cap, now_seconds)
-            return waiting
+        excess = queue.excess(item, band)
+        if excess:
+            cap = next(iter(excess))
+            displaced = displaced_by(item, band, queue, excess)
+            for victim in [self._waiting[one.sequence] for one in displaced]:
+                self._stop_waiting(victim, now_seconds)
+                victim.resolve(self._at_capacity(victim, cap, now_seconds))
+            if not displaced:
+                waiting.refusal = self._at_capacity(waiting, cap, now_seconds)
+                return waiting
         if not self._waiting and self._may_pass(queue, promise, band, now_seconds):
             queue.pass_by(item, band, now_seconds)
             self._end(waiting, FlowOutcome.DISPATCHED, now_seconds)
@@ -253,12 +259,12 @@ class FlowCore:
             waiting.resolve(outcomes.shutting_down())
 
     def left(self, ticket: FlowTicket) -> None:
-        self.verdicts.invalidate()
+        self.verdicts.current = None
         self.verdicts.load.left(ticket.item.tokens)
         self.reclaim.entered(ticket)
 
     def closed(self, ticket: FlowTicket, usage: Usage | None, now_seconds: float) -> None:
-        self.verdicts.invalidate()
+        self.verdicts.current = None
         self.verdicts.load.ended(ticket.item.tokens, ticket.has_left)
         del self.under_way[ticket.item.sequence]
         seconds = self.reclaim.closed(ticket, now_seconds)
@@ -302,12 +308,6 @@ class FlowCore:
             waiting.labels = self._reporter.labels(waiting.item, waiting.priority)
         self._bands_seen(queue)
 
-    def _turn_off(self) -> None:
-        self._reporter.use(None)
-        self.reclaim.use(None, 0.0, ())
-        self._deadlines.use(None, ())
-        self.queue = None
-
     def _without_queue(
         self, request: InferenceRequest, evict: Evict | None, now_seconds: float
     ) -> Waiting:
@@ -340,7 +340,7 @@ class FlowCore:
 
     def _next(self, queue: FlowQueue, now_seconds: float) -> QueuedRequest | None:
         verdict = self._seen(self.verdicts.valid(queue, now_seconds))
-        self.verdicts.invalidate()  # the next request gets a new verdict
+        self.verdicts.current = None  # the next request gets a new verdict
         for band in queue:
             if not band.num_requests:
                 continue
@@ -358,7 +358,7 @@ class FlowCore:
         if not verdict.load.num_endpoints:
             return
         demands = (
-            Demand(band.priority, verdict.ceilings[band.priority])
+            (band.priority, verdict.ceilings[band.priority])
             for band in queue
             if band.priority <= blocked and band.num_requests
         )
@@ -381,7 +381,7 @@ class FlowCore:
         item = waiting.item
         ticket = FlowTicket(item, waiting.priority, waiting.evict, now_seconds, self._observer)
         self.under_way[item.sequence] = ticket
-        self.verdicts.invalidate()
+        self.verdicts.current = None
         self.verdicts.load.entered(item.tokens)
         self.rate.count(now_seconds)
         return ticket
@@ -395,14 +395,6 @@ class FlowCore:
             return
         self._end(waiting, FlowOutcome.EVICTED_TTL, now_seconds)
         waiting.resolve(outcomes.timed_out(waited, self._retry_after(waiting, now_seconds)))
-
-    def _displace(self, item: QueuedRequest, band: Band, cap: Cap, now_seconds: float) -> bool:
-        """Evict waiting requests to make room for `item`; returns whether there is room now."""
-        displaced = () if self.queue is None else self.queue.displaced_by(item, band)
-        for waiting in [self._waiting[victim.sequence] for victim in displaced]:
-            self._stop_waiting(waiting, now_seconds)
-            waiting.resolve(self._at_capacity(waiting, cap, now_seconds))
-        return bool(displaced)
 
     def _at_capacity(self, waiting: Waiting, cap: Cap, now_seconds: float) -> RefusedError:
         queue, item = self.queue, waiting.item
@@ -452,5 +444,5 @@ class FlowCore:
     def _bands_seen(self, queue: FlowQueue) -> None:
         if queue.priorities is not self._reported_bands:
             self._reported_bands = queue.priorities
-            self.verdicts.invalidate()
+            self.verdicts.current = None
             self._reporter.bands(queue)

@@ -10,10 +10,10 @@ when no objective names them and their flows have been idle for the memory of a 
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from picker.flowcontrol.band import Band
-from picker.flowcontrol.capacity import Cap, displaced_by
+from picker.flowcontrol.capacity import Cap
 from picker.flowcontrol.settings import BandSettings, FlowControlSettings
 from picker.framework.flow import QueuedRequest
 from picker.types import Usage
@@ -95,8 +95,22 @@ class FlowQueue:
         self._adjust_bands((*ascending, priority))
         return self._bands[priority]
 
-    def cap_exceeded(self, item: QueuedRequest, band: Band) -> Cap | None:
-        return next(iter(self._excess(item, band)), None)
+    def excess(self, item: QueuedRequest, band: Band) -> dict[Cap, int]:
+        """The amount above each cap that `item` would exceed."""
+        every, own, size = self._settings, band.settings, item.size_bytes
+        found = {}
+        if every.max_bytes is not None and self.num_bytes + size > every.max_bytes:
+            found[Cap.BYTES] = self.num_bytes + size - every.max_bytes
+        if every.max_requests is not None and self.num_requests + 1 > every.max_requests:
+            found[Cap.REQUESTS] = self.num_requests + 1 - every.max_requests
+        held, limit = self.held_bytes + item.held_bytes, every.max_memory_bytes
+        if limit is not None and held > limit:
+            found[Cap.MEMORY] = held - limit
+        if band.num_bytes + size > own.max_bytes:
+            found[Cap.BAND_BYTES] = band.num_bytes + size - own.max_bytes
+        if band.num_requests + 1 > own.max_requests:
+            found[Cap.BAND_REQUESTS] = band.num_requests + 1 - own.max_requests
+        return found
 
     def never_fits(self, item: QueuedRequest, priority: int) -> tuple[int, int] | None:
         """The size of `item` and the limit that it exceeds even alone; None: it fits."""
@@ -109,12 +123,6 @@ class FlowQueue:
             if limit is not None and size > limit:
                 return size, limit
         return None
-
-    def displaced_by(self, item: QueuedRequest, band: Band) -> Sequence[QueuedRequest]:
-        """Return the requests to evict so that `item` may wait in `band`; empty: it must be
-        rejected.
-        """
-        return displaced_by(item, band, self, self._excess(item, band))
 
     def push(self, item: QueuedRequest, band: Band) -> None:
         """Add a waiting request, without a check of the caps."""
@@ -187,23 +195,6 @@ class FlowQueue:
             raise AssertionError(f"{self.held_bytes} bytes of memory are counted, not what is held")
         if sorted(self._bands) != self._ascending or 0 not in self._bands:
             raise AssertionError(f"bands {sorted(self._bands)} are shown as {self._ascending}")
-
-    def _excess(self, item: QueuedRequest, band: Band) -> dict[Cap, int]:
-        """The amount above each cap that `item` would exceed."""
-        every, own, size = self._settings, band.settings, item.size_bytes
-        found = {}
-        if every.max_bytes is not None and self.num_bytes + size > every.max_bytes:
-            found[Cap.BYTES] = self.num_bytes + size - every.max_bytes
-        if every.max_requests is not None and self.num_requests + 1 > every.max_requests:
-            found[Cap.REQUESTS] = self.num_requests + 1 - every.max_requests
-        held, limit = self.held_bytes + item.held_bytes, every.max_memory_bytes
-        if limit is not None and held > limit:
-            found[Cap.MEMORY] = held - limit
-        if band.num_bytes + size > own.max_bytes:
-            found[Cap.BAND_BYTES] = band.num_bytes + size - own.max_bytes
-        if band.num_requests + 1 > own.max_requests:
-            found[Cap.BAND_REQUESTS] = band.num_requests + 1 - own.max_requests
-        return found
 
     def _adjust_bands(self, keep: Iterable[int] = ()) -> None:
         """Create the bands that are needed, and remove all others."""

@@ -19,17 +19,10 @@ CONFIRMATION_SECONDS = 10.0
 Policies = tuple[EvictionFilter, EvictionOrder]
 
 
-class Demand(msgspec.Struct, frozen=True):
-    """A band with waiting requests, held back at `ceiling`."""
+class Revocation(msgspec.Struct, frozen=True):
+    """The requests to evict, the band they are evicted for, and the saturation to free."""
 
     priority: int
-    ceiling: float
-
-
-class Revocation(msgspec.Struct, frozen=True):
-    """The requests to evict, the demand they are evicted for, and the saturation to free."""
-
-    demand: Demand
     victims: Sequence[FlowTicket]
     target: float
 
@@ -43,7 +36,6 @@ class Reclaim:
         self._victims: RemovableHeap[Rank, FlowTicket] = RemovableHeap()
         self._evicted: dict[int, tuple[float, float]] = {}  # time and credit, by sequence number
         self._cooling_until: float | None = None
-        self.target = 0.0  # of the last revocation
 
     @property
     def pending(self) -> float:
@@ -100,7 +92,11 @@ class Reclaim:
         return len(late)
 
     def choose(
-        self, demands: Iterable[Demand], saturation: float, num_under_way: int, now_seconds: float
+        self,
+        demands: Iterable[tuple[int, float]],
+        saturation: float,
+        num_under_way: int,
+        now_seconds: float,
     ) -> Revocation | None:
         """Return the requests to evict for the first of `demands` that gains; they count as
         evicted.
@@ -110,28 +106,29 @@ class Reclaim:
         if self._cooling_until is not None and now_seconds < self._cooling_until:
             return None
         first = self._victims.first()
-        for demand in demands:
-            if first is None or demand.priority <= first[1].priority:
+        for priority, ceiling in demands:
+            if first is None or priority <= first[1].priority:
                 return None
-            if demand.ceiling > 0 and saturation >= demand.ceiling:
-                return self._revoke(demand, saturation, saturation / num_under_way, now_seconds)
+            if 0 < ceiling <= saturation:
+                excess, credit = saturation - ceiling, saturation / num_under_way
+                wanted = min(MAX_AT_ONCE, max(1, math.ceil(excess / credit)))
+                victims = self._evict(wanted, priority, credit, now_seconds)
+                return Revocation(priority, victims, excess)
         return None
 
-    def _revoke(
-        self, demand: Demand, saturation: float, credit: float, now_seconds: float
-    ) -> Revocation:
-        self.target = saturation - demand.ceiling - self.pending
-        wanted = min(MAX_AT_ONCE, max(1, math.ceil(self.target / credit)))
+    def _evict(
+        self, wanted: int, priority: int, credit: float, now_seconds: float
+    ) -> list[FlowTicket]:
         victims: list[FlowTicket] = []
         while len(victims) < wanted:
             first = self._victims.first()
-            if first is None or first[1].priority >= demand.priority:
+            if first is None or first[1].priority >= priority:
                 break
             victim = first[1]
             self._victims.remove(victim.item.sequence)
             self._evicted[victim.item.sequence] = (now_seconds, credit)
             victims.append(victim)
-        return Revocation(demand, victims, self.target)
+        return victims
 
     def _cool(self, now_seconds: float) -> None:
         if not self._evicted:

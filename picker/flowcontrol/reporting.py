@@ -99,7 +99,7 @@ class FlowReporter:
         self._series.dispatch_cycle_duration_seconds.observe(seconds)
 
     def revoked(self, revocation: Revocation) -> None:
-        priority = str(revocation.demand.priority)
+        priority = str(revocation.priority)
         issued = self._series.revocations_issued_total.labels(priority, self._pool)
         issued.inc(len(revocation.victims))
         self._series.reclaim_target.labels(self._pool).set(revocation.target)

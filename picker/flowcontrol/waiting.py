@@ -16,14 +16,6 @@ DEFAULT_OUTPUT_TOKENS = 128
 MAX_OUTPUT_TOKENS = 32_768
 
 
-def estimated_tokens(request: InferenceRequest) -> int:
-    prompt = request.num_tokens or request.size_bytes // BYTES_PER_TOKEN
-    output = request.body.max_output_tokens
-    if output is None:
-        return prompt + DEFAULT_OUTPUT_TOKENS
-    return prompt + max(0, min(output, MAX_OUTPUT_TOKENS))
-
-
 TICK_SECONDS = 0.001  # the resolution of the event loop's timers
 
 
@@ -32,13 +24,17 @@ def queued_request(
 ) -> QueuedRequest:
     if not request.fairness_id:
         request = replace(request, fairness_id=DEFAULT_FAIRNESS_ID)
+    prompt_tokens = request.num_tokens or request.size_bytes // BYTES_PER_TOKEN
+    output_tokens = request.body.max_output_tokens
+    if output_tokens is None:
+        output_tokens = DEFAULT_OUTPUT_TOKENS
     return QueuedRequest(
         request,
         sequence,
         now_seconds,
         size_bytes=request.size_bytes,
         held_bytes=request.held_bytes,
-        tokens=estimated_tokens(request),
+        tokens=prompt_tokens + max(0, min(output_tokens, MAX_OUTPUT_TOKENS)),
         ttl_seconds=ttl_seconds,
     )
 

@@ -34,7 +34,7 @@ from picker.plugins.parsers._json_bodies import unreadable
 from picker.requestcontrol import admission
 from picker.requestcontrol.bodies import held_bytes, outgoing_body
 from picker.requestcontrol.candidates import candidates_for
-from picker.requestcontrol.headers import MODEL_REWRITE, OBJECTIVE, REQUEST_ID, first_of, path_of
+from picker.requestcontrol.headers import MODEL_REWRITE, OBJECTIVE, REQUEST_ID, first_of, target_of
 from picker.requestcontrol.pipeline import (
     EndpointAttempt,
     RequestContext,
@@ -195,7 +195,7 @@ class Exchange(msgspec.Struct, eq=False):
         flight = self._flight = Flight(request, result, decision.attributes)
         decision.result, decision.is_prepared = result, True
         headers = ask_hooks(self._pipeline.hooks, flight, decision.steps, self._log)
-        return self._leave(raw, parser, parsed, headers, begun_at)
+        return self._leave(raw, parser, parsed, flight, headers, begun_at)
 
     def _awaits_answers(self) -> bool:
         context, health = self._context, self._context.health
@@ -208,7 +208,7 @@ class Exchange(msgspec.Struct, eq=False):
     ) -> tuple[Parser, ParsedBody, InferenceRequest]:
         """Parse a request and wait until flow control admits it."""
         decision, pipeline, gate = self._decision, self._pipeline, self._pipeline.gate
-        path = path_of(raw.headers)
+        path = target_of(raw.headers).partition("?")[0]
         parser = pipeline.parsers.select(path)
         parsed = self._parsed(parser, path, raw, body)
         self._rewrite(raw, parsed)
@@ -413,14 +413,12 @@ class Exchange(msgspec.Struct, eq=False):
         raw: RawRequest,
         parser: Parser,
         parsed: ParsedBody,
+        flight: Flight,
         hook_headers: Mapping[str, str],
         begun_at: float,
     ) -> RouteDecision:
         """Return what the proxy is to do with the request, which is under way from now on."""
-        flight, policies = self._flight, self._context.policies
-        if flight is None:
-            raise TypeError("a request leaves after its hooks were called")
-        request, result = flight.request, flight.result
+        request, result, policies = flight.request, flight.result, self._context.policies
         body = outgoing_body(raw.body or b"", parsed, request)
         renamed = bool(parsed.model) and body is not None and request.target_model != parsed.model
         self._response = Response(

@@ -58,10 +58,6 @@ def first_of(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
     return ""
 
 
-def path_of(headers: Mapping[str, str]) -> str:
-    return target_of(headers).partition("?")[0]
-
-
 def target_of(headers: Mapping[str, str]) -> str:
     """Return the path of a request with its query; a proxy that rewrites it sends the headers."""
     path = headers.get(":path") or headers.get("x-original-path")

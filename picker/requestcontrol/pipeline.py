@@ -203,15 +203,16 @@ class ParserTable:
 
     def __init__(self, parsers: Sequence[Parser]) -> None:
         self.parsers = tuple(parsers)
-        used = _until_fallback(parsers)
-        for parser in parsers[len(used) :]:
+        self._fallback = next((parser for parser in parsers if not parser.claims), None)
+        end = len(parsers) if self._fallback is None else parsers.index(self._fallback) + 1
+        used = parsers[:end]
+        for parser in parsers[end:]:
             log.warning(
                 "the parser %s is unused: one before it takes every path", type(parser).__name__
             )
         claims = [(claim.strip("/"), parser) for parser in used for claim in parser.claims]
         claims.sort(key=lambda pair: -len(pair[0]))
         self._claims = tuple(((f"/{claim}", f".{claim}"), parser) for claim, parser in claims)
-        self._fallback = next((parser for parser in used if not parser.claims), None)
         # Returns the parser of a path; raises `RefusedError` (400) if there is none.
         self.select: Callable[[str], Parser] = lru_cache(MAX_CACHED_PATHS)(self._select)
 
@@ -225,14 +226,6 @@ class ParserTable:
         if self._fallback is None:
             raise bad_request(f"no parser is configured for the path '{path}'")
         return self._fallback
-
-
-def _until_fallback(parsers: Sequence[Parser]) -> Sequence[Parser]:
-    """Return the parsers up to the first one without claims."""
-    for index, parser in enumerate(parsers):
-        if not parser.claims:
-            return parsers[: index + 1]
-    return parsers
 
 
 class BodylessRequests(msgspec.Struct, frozen=True):

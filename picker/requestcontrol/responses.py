@@ -6,7 +6,6 @@ that fails is logged and not called again; the response is not affected.
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TypeGuard
 
 import msgspec
 from msgspec.structs import replace
@@ -16,7 +15,6 @@ from picker.decisions.steps import BoundPlugin
 from picker.framework.interfaces import (
     Flight,
     Parser,
-    ReadsResponses,
     ResponseHeadHook,
     ResponseProgressHook,
     ResponseReader,
@@ -79,7 +77,15 @@ class Response(msgspec.Struct, eq=False):
 
     @property
     def usage(self) -> Usage | None:
-        return None if self._reader is None else self._usage(self._reader)
+        reader, log = self._reader, self._log
+        if reader is None:
+            return None
+        try:
+            return reader.usage
+        except Exception as error:
+            self._reader = None
+            log.exception(type(reader).__name__, error, CONSEQUENCE)
+            return None
 
     @property
     def times(self) -> ResponseTimes:
@@ -143,9 +149,10 @@ class Response(msgspec.Struct, eq=False):
         if not self._is_readable:
             return
         request, parser, log = self._flight.request, self._parser, self._log
-        if self._renamed_from is not None and _is_json(self._content_type):
+        is_json = "json" in self._content_type or EVENT_STREAM in self._content_type
+        if self._renamed_from is not None and is_json:
             self._renamer = ModelRenamer(self._renamed_from, request.incoming_model)
-        if _reads_responses(parser):
+        if hasattr(parser, "response_reader"):  # an `isinstance` of a protocol costs ten times more
             try:
                 self._reader = parser.response_reader(request.body, self._content_type)
             except Exception as error:
@@ -172,15 +179,6 @@ class Response(msgspec.Struct, eq=False):
         except Exception as error:
             self._reader = None
             log.exception(type(reader).__name__, error, CONSEQUENCE)
-
-    def _usage(self, reader: ResponseReader) -> Usage | None:
-        log = self._log
-        try:
-            return reader.usage
-        except Exception as error:
-            self._reader = None
-            log.exception(type(reader).__name__, error, CONSEQUENCE)
-            return None
 
     def _ask_hooks(self, now: float, is_first: bool, is_last: bool) -> Metadata:
         progress = ResponseProgress(now, self._num_bytes, self.usage, is_first, is_last)
@@ -266,12 +264,3 @@ def answer_of(head: ResponseHead) -> Answer:
     grpc_status = head.headers.get("grpc-status")
     status = head.status if grpc_status is None else _OF_GRPC.get(grpc_status, head.status)
     return Answer(status, head.served_by, head.reached_no_endpoint)
-
-
-def _reads_responses(parser: object) -> TypeGuard[ReadsResponses]:
-    """True if it understands responses; an `isinstance` of a protocol costs ten times as much."""
-    return hasattr(parser, "response_reader")
-
-
-def _is_json(content_type: str) -> bool:
-    return "json" in content_type or EVENT_STREAM in content_type

@@ -36,16 +36,12 @@ def _listen_tcp(options: ServerOptions) -> socket.socket:
     listening = socket.create_server(
         (options.host, options.port), family=family, backlog=BACKLOG, dualstack_ipv6=wide
     )
-    _notice_lost_peers(listening)
-    return listening
-
-
-def _notice_lost_peers(listening: socket.socket) -> None:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # connections inherit it
     for name, value in _PEER_LOSS:
         option = getattr(socket, name, None)  # some systems lack some of them
         if option is not None:
             listening.setsockopt(socket.IPPROTO_TCP, option, value)
+    return listening
 
 
 def _listen_unix(path: Path) -> socket.socket:

@@ -10,14 +10,17 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
 from picker.rpc.calls import Abort, Metadata, Method, Receiver, RpcError, Status
 from picker.rpc.framing import PREFIX, MessageSplitter, trailers
-from picker.rpc.http2.engine import Http2Engine, Http2Stream
+from picker.rpc.http2.engine import Http2Stream
 from picker.rpc.http2.headers import encode_fields
+
+if TYPE_CHECKING:
+    from picker.rpc.connection import GrpcConnection
 
 log = logging.getLogger(__name__)
 
@@ -35,29 +38,6 @@ ACKNOWLEDGE_BYTES = 2048
 
 HEAD: Final = encode_fields(((b":status", b"200"), (b"content-type", b"application/grpc")))
 _OK_TRAILERS: Final = trailers(Status.OK, "")
-
-
-class Outlet(Protocol):
-    """The connection as seen by a call."""
-
-    http2: Http2Engine
-    is_paused: bool  # the transport takes no more for now
-    is_flush_due: bool  # the engine's output is written soon
-
-    @property
-    def peer(self) -> str: ...
-
-    def schedule(self, call: Call) -> None:
-        """Schedule unsent data of `call`, or its end."""
-        ...
-
-    def schedule_flush(self) -> None: ...
-
-    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run a coroutine in a task; the connection outlives it."""
-        ...
-
-    def on_reset(self, call: Call, is_unanswered: bool) -> None: ...
 
 
 class _NoReceiver:
@@ -82,7 +62,7 @@ _NO_RECEIVER: Final = _NoReceiver()
 class Call(Http2Stream, eq=False, kw_only=True):
     """Owns the buffers of one call. Its one receiver sends with `send` and `end`."""
 
-    outlet: Outlet
+    outlet: GrpcConnection
     splitter: MessageSplitter
     opened_at: float
     timer: asyncio.TimerHandle | None = None  # the caller's deadline

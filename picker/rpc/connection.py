@@ -29,9 +29,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-KEEPALIVE_SECONDS = (
-    60.0  # of silence before a PING to a peer with calls, and the time for its answer
-)
+KEEPALIVE_SECONDS = 60.0  # of silence before a PING to a peer with calls, and for its answer
 LINGER_SECONDS = 5.0
 DRAIN_SECONDS = 1.0  # the time for a peer to confirm our GOAWAY
 HIGH_WATER_BYTES = 1024 * 1024  # unsent by the transport: calls wait
@@ -54,24 +52,8 @@ WASTE_PER_SECOND = 10_000
 WASTE_BURST = 20_000
 
 
-class WasteLimit:
-    """Owns the work that a peer may waste now: a token bucket."""
-
-    __slots__ = ("_filled_at", "_left")
-
-    def __init__(self, now: float) -> None:
-        self._left, self._filled_at = float(WASTE_BURST), now
-
-    def takes_one_more(self, now: float) -> bool:
-        """Count one; False: it exceeds the limit. `now` is monotonic, in seconds."""
-        refilled = self._left + (now - self._filled_at) * WASTE_PER_SECOND
-        self._left = min(refilled, WASTE_BURST) - 1
-        self._filled_at = now
-        return self._left >= 0
-
-
 class GrpcConnection(asyncio.Protocol):
-    """Owns one connection and its calls. Implements `Http2Listener` and `Outlet`.
+    """Owns one connection and its calls. Implements `Http2Listener`.
 
     `on_made` is called once, when the connection is established, and then `on_gone` once, when it
     is closed and its last task has ended.
@@ -98,7 +80,8 @@ class GrpcConnection(asyncio.Protocol):
         self._blocked: dict[int, Call] = {}  # calls that wait for the connection's window
         self._timer: asyncio.TimerHandle | None = None  # for an idle peer
         self._last_received_at = self._idle_since = self._loop.time()
-        self._waste = WasteLimit(self._last_received_at)
+        # A token bucket: the work that the peer may waste now.
+        self._waste_left, self._waste_filled_at = float(WASTE_BURST), self._last_received_at
         self._asked_at: float | None = None  # the time of an unanswered PING
         self._draining = False
         self._no_more_calls = False  # the peer has read our GOAWAY
@@ -186,7 +169,7 @@ class GrpcConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # Called by calls; see `Outlet`
+    # Called by calls
 
     def schedule(self, call: Call) -> None:
         self._ready[call.stream_id] = call
@@ -221,26 +204,23 @@ class GrpcConnection(asyncio.Protocol):
             call.refuse(_NOT_GRPC)
         elif self._cancelled:
             call.end(Status.UNAVAILABLE, "shutting down")
-        else:
-            self._open(call, headers)
-        return call
-
-    def _open(self, call: Call, headers: Metadata) -> None:
-        path = headers.get(b":path", b"")
-        served = self._served.get(path)
-        if served is None:
+        elif (served := self._served.get(path := headers.get(b":path", b""))) is None:
             call.end(Status.UNIMPLEMENTED, f"unknown method {path.decode('ascii', 'replace')}")
-            return
-        if b"grpc-timeout" in headers:
-            seconds = timeout_seconds(headers[b"grpc-timeout"])
-            if seconds is not None:
-                late = (Abort.CANCELLED, Status.DEADLINE_EXCEEDED, "deadline exceeded")
-                call.timer = self._loop.call_later(seconds, call.break_off, *late)
-        call.open(served, headers)
+        else:
+            if b"grpc-timeout" in headers:
+                seconds = timeout_seconds(headers[b"grpc-timeout"])
+                if seconds is not None:
+                    late = (Abort.CANCELLED, Status.DEADLINE_EXCEEDED, "deadline exceeded")
+                    call.timer = self._loop.call_later(seconds, call.break_off, *late)
+            call.open(served, headers)
+        return call
 
     def on_chore(self) -> None:
         """Count wasted work of the peer. Raises `Http2Error` if it is too much."""
-        if not self._waste.takes_one_more(self._last_received_at):
+        now = self._last_received_at
+        refilled = self._waste_left + (now - self._waste_filled_at) * WASTE_PER_SECOND
+        self._waste_left, self._waste_filled_at = min(refilled, WASTE_BURST) - 1, now
+        if self._waste_left < 0:
             self.http2.close(ErrorCode.ENHANCE_YOUR_CALM)
             raise Http2Error("it wastes work: resets, pings or other frames without end")
 
@@ -306,18 +286,16 @@ class GrpcConnection(asyncio.Protocol):
             self._ready.pop(call.stream_id, None)
             self._blocked.pop(call.stream_id, None)
             if call.ending is not None:
-                self._send_ending(call, call.ending)
+                ending = call.ending if call.head_sent else HEAD + call.ending
+                http2.send_headers(call, ending, end_stream=True)
+                if not call.input_closed:
+                    http2.reset(call)  # the rest of the request is not read
+                call.free()
+                self._forget(call)
         elif http2.window(call) <= 0:
             del self._ready[call.stream_id]
             self._blocked[call.stream_id] = call
         return moved
-
-    def _send_ending(self, call: Call, ending: bytes) -> None:
-        self.http2.send_headers(call, ending if call.head_sent else HEAD + ending, end_stream=True)
-        if not call.input_closed:
-            self.http2.reset(call)  # the rest of the request is not read
-        call.free()
-        self._forget(call)
 
     def _write_out(self) -> bool:
         """Pass the engine's output to the transport; return true if it accepts more."""
@@ -368,7 +346,11 @@ class GrpcConnection(asyncio.Protocol):
             if self._asked_at is not None and self._last_received_at < self._asked_at:
                 self._give_up("does not answer although it has calls")
                 return
-            self._ask_after(now)
+            self._asked_at = None
+            if now - self._last_received_at >= KEEPALIVE_SECONDS:
+                self._asked_at = now
+                self.http2.ping(_KEEPALIVE_PING)
+                self.schedule_flush()
         else:
             left = self._idle_since + idle_seconds - now
             if left <= 0:
@@ -376,13 +358,6 @@ class GrpcConnection(asyncio.Protocol):
                 return
             wait = min(wait, left)
         self._set_timer(wait, self._check)
-
-    def _ask_after(self, now: float) -> None:
-        self._asked_at = None
-        if now - self._last_received_at >= KEEPALIVE_SECONDS:
-            self._asked_at = now
-            self.http2.ping(_KEEPALIVE_PING)
-            self.schedule_flush()
 
     def _give_up(self, why: str) -> None:
         log.info("a peer %s; its connection is closed", why)

@@ -94,11 +94,6 @@ class MessageSplitter(msgspec.Struct, eq=False):
         return length
 
 
-def prefix(message: bytes) -> bytes:
-    """Return the prefix of `message` on the wire."""
-    return PREFIX.pack(0, len(message))
-
-
 def trailers(status: Status, text: str) -> bytes:
     """Encode the header block at the end of a call."""
     number = (b"grpc-status", str(int(status)).encode())

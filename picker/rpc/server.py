@@ -59,7 +59,9 @@ class GrpcServer:
             return
         self._stopping = True
         self._listener.close()
-        self._remove_socket()
+        path, own = self._options.unix_path, self._socket_inode
+        if path is not None and own is not None and own == inode(path):
+            path.unlink(missing_ok=True)  # unless another process has replaced it
         for connection in tuple(self._connections):
             connection.drain()
         if not await self._gone_within(grace_seconds):
@@ -69,13 +71,6 @@ class GrpcServer:
                 for connection in tuple(self._connections):
                     connection.abort()
                 await self._gone_within(CLOSING_SECONDS)
-
-    def _remove_socket(self) -> None:
-        """Remove the unix socket, unless another process has replaced it."""
-        path = self._options.unix_path
-        own = self._socket_inode
-        if path is not None and own is not None and own == inode(path):
-            path.unlink(missing_ok=True)
 
     def accept(self) -> GrpcConnection:
         return GrpcConnection(self._served, self._options, self._connected, self._disconnected)

@@ -112,14 +112,6 @@ def _as_file(content: bytes) -> Iterator[str]:
             yield file.name
 
 
-def _expiry(material: TlsMaterial) -> float:
-    # Loaded on demand: it costs memory that starts without certificates do not need.
-    from cryptography import x509  # noqa: PLC0415
-
-    leaf = x509.load_pem_x509_certificates(material.certificate_chain)[0]
-    return leaf.not_valid_after_utc.timestamp()
-
-
 class CertificateFolder:
     """A folder with `tls.crt` and `tls.key`. `expires` gets the unix time at which a new one
     expires.
@@ -148,7 +140,11 @@ class CertificateFolder:
             ) from error
         self._last = material
         if self._expires is not None:
-            self._expires(_expiry(material))
+            # Loaded on demand: it costs memory that starts without certificates do not need.
+            from cryptography import x509  # noqa: PLC0415
+
+            leaf = x509.load_pem_x509_certificates(material.certificate_chain)[0]
+            self._expires(leaf.not_valid_after_utc.timestamp())
         return material
 
     async def watch(self, apply: Callable[[TlsMaterial], None]) -> None:

@@ -106,20 +106,6 @@ class Closed(msgspec.Struct, frozen=True):
     ending: Ending
 
 
-class Routed(msgspec.Struct, frozen=True):
-    decision: RouteDecision
-
-
-class Dropped(msgspec.Struct, frozen=True):
-    """A refusal by the director, or for lack of room for the body."""
-
-    refusal: RefusedError
-
-
-class Evicted(msgspec.Struct, frozen=True):
-    reason: DropReason
-
-
 Event: TypeAlias = (
     RequestHeaders
     | RequestBody
@@ -130,7 +116,8 @@ Event: TypeAlias = (
     | UnknownMessage
     | Closed
 )
-OwnEvent: TypeAlias = Routed | Dropped | Evicted
+# Of the picker itself: a decision, a refusal (by the director, or for lack of room), an eviction.
+OwnEvent: TypeAlias = RouteDecision | RefusedError | DropReason
 
 # Actions
 

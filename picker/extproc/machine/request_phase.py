@@ -18,7 +18,7 @@ from picker.extproc.machine.messages import (
     SendRequestTrailers,
     body_chunks,
 )
-from picker.requestcontrol.headers import path_of
+from picker.requestcontrol.headers import target_of
 from picker.rpc.budget import ByteBudget, ByteShare
 from picker.types import RawRequest, RouteDecision
 
@@ -76,12 +76,12 @@ class RequestPhase(msgspec.Struct, eq=False):
     is_tunnel: bool = False  # data after the headers passes without waiting for its end
     trailers_seen: bool = False
     trailers_pending: bool = False  # they wait for the reply to the body
+    trailers_end_body: bool = False  # in place of a last piece
     _headers: Mapping[str, str] = {}
     _subset_hint: tuple[str, ...] | None = None
     _body: list[bytes] = []
     _body_bytes: int = 0
     _share: ByteShare | None = None  # from the first piece of the body that is held
-    _trailers_end_body: bool = False
     _tunnel_has_ended: bool = False
 
     @property
@@ -125,9 +125,6 @@ class RequestPhase(msgspec.Struct, eq=False):
         if event.data:
             self._body.append(event.data)
 
-    def end_with_trailers(self) -> None:
-        self.trailers_seen = self.trailers_pending = self._trailers_end_body = True
-
     def complete(self) -> RawRequest:
         """Return the complete request for the director. An empty body counts as none."""
         if self._share is not None:
@@ -145,7 +142,7 @@ class RequestPhase(msgspec.Struct, eq=False):
         """Return the reply that ends the request here, in the format of its API."""
         headers, form = self._headers, ErrorForm.REFERENCE
         if not self.settings.conformance:
-            form = form_of(path_of(headers), headers.get("content-type", ""))
+            form = form_of(target_of(headers).partition("?")[0], headers.get("content-type", ""))
         return SendImmediate(error.status, *error.answer(form))
 
     def answer(self, decision: RouteDecision) -> list[Action]:
@@ -153,7 +150,15 @@ class RequestPhase(msgspec.Struct, eq=False):
         original = b"".join(self._body)
         self.drop_body()
         if self.mode is BodyMode.BUFFERED and self.has_body:
-            return self._answer_held_body(decision)
+            length = None
+            # The proxy refuses a new body that differs from the length the client stated. Where
+            # none was stated, none is added: next to a length an HTTP/1 upstream drops trailers.
+            if decision.body is not None and "content-length" in self._headers:
+                length = len(decision.body)
+            reply = SendBufferedRequest(
+                decision.destination, decision.set_headers, decision.body, length, decision.metadata
+            )
+            return [reply, SendRequestTrailers()] if self.trailers_pending else [reply]
         body = original if decision.body is None else decision.body
         # A length next to trailers would make an HTTP/1 upstream drop the trailers.
         length = len(body) if self.has_body and body and not self.trailers_seen else None
@@ -164,8 +169,8 @@ class RequestPhase(msgspec.Struct, eq=False):
                 decision.destination, decision.set_headers, length, decision.metadata, hides_bodies
             )
         ]
-        if self.has_body and (body or not self._trailers_end_body):
-            actions += _pieces(body, not self._trailers_end_body)
+        if self.has_body and (body or not self.trailers_end_body):
+            actions += _pieces(body, not self.trailers_end_body)
         elif self.is_tunnel and (original or self._tunnel_has_ended):
             actions += _pieces(original, self._tunnel_has_ended)
         if self.trailers_pending:
@@ -185,17 +190,6 @@ class RequestPhase(msgspec.Struct, eq=False):
             return []
         self._tunnel_has_ended = event.end_of_stream
         return _pieces(event.data, event.end_of_stream)
-
-    def _answer_held_body(self, decision: RouteDecision) -> list[Action]:
-        body, length = decision.body, None
-        # The proxy refuses a new body that differs from the length the client stated. Where none
-        # was stated, none is added: next to a length an HTTP/1 upstream drops the trailers.
-        if body is not None and "content-length" in self._headers:
-            length = len(body)
-        reply = SendBufferedRequest(
-            decision.destination, decision.set_headers, body, length, decision.metadata
-        )
-        return [reply, SendRequestTrailers()] if self.trailers_pending else [reply]
 
 
 def _pieces(body: bytes, end_of_stream: bool) -> list[Action]:

@@ -116,16 +116,13 @@ class ResponsePhase(msgspec.Struct, eq=False):
         watched = self._tap is not None
         data, metadata = self._watch_body(event.data, is_last)
         if self.waits_for_replies:
-            return [self._held_piece(event.data, data, metadata)]
+            if data == event.data:
+                return [SendResponseBodyUnchanged(metadata)]
+            states_length = self._mode is BodyMode.BUFFERED and self._has_length
+            return [SendHeldResponseBody(data, len(data) if states_length else None, metadata)]
         if watched and not (data or is_last or metadata):
             return []  # all of it is held back
         return _pieces(data, event.end_of_stream, metadata)
-
-    def _held_piece(self, shown: bytes, data: bytes, metadata: Metadata) -> Action:
-        if data == shown:
-            return SendResponseBodyUnchanged(metadata)
-        states_length = self._mode is BodyMode.BUFFERED and self._has_length
-        return SendHeldResponseBody(data, len(data) if states_length else None, metadata)
 
     def trailers(self) -> list[Action]:
         """Reply to trailers, which end the response; a second set gets no reply."""

@@ -46,10 +46,8 @@ from picker.extproc.machine.messages import (
     BodyMode,
     CancelRoute,
     Closed,
-    Dropped,
     Ending,
     Event,
-    Evicted,
     Finish,
     OwnEvent,
     RequestBody,
@@ -59,7 +57,6 @@ from picker.extproc.machine.messages import (
     ResponseHeaders,
     ResponseTrailers,
     Route,
-    Routed,
     SendImmediate,
     SendRequestHeadersUnchanged,
     SendRequestTrailers,
@@ -144,18 +141,18 @@ class StreamMachine:
 
     def routed(self, decision: RouteDecision) -> list[Action]:
         """Answer the request of `Route` with a decision."""
-        return self._take_own(Routed(decision))
+        return self._take_own(RouteDecision, decision)
 
     def dropped(self, refusal: RefusedError) -> list[Action]:
         """Refuse the request of `Route`, or one whose body is arriving."""
-        return self._take_own(Dropped(refusal))
+        return self._take_own(RefusedError, refusal)
 
     def evicted(self, reason: DropReason) -> list[Action]:
         """Stop the request in favour of others; has no effect on one that is over."""
-        return self._take_own(Evicted(reason))
+        return self._take_own(DropReason, reason)
 
-    def _take_own(self, event: OwnEvent) -> list[Action]:
-        action = _TRANSITIONS.get((self.state, type(event)))
+    def _take_own(self, kind: type, event: OwnEvent) -> list[Action]:
+        action = _TRANSITIONS.get((self.state, kind))
         if action is None:
             raise LocalProtocolError(_not_allowed(self.state, event))
         return action(self, event)
@@ -181,12 +178,7 @@ class StreamMachine:
         return []
 
     def _collect(self, event: RequestBody) -> list[Action]:
-        return self._take(event, event.end_of_stream)
-
-    def _collect_whole(self, event: RequestBody) -> list[Action]:
-        return self._take(event, is_last=True)
-
-    def _take(self, event: RequestBody, is_last: bool) -> list[Action]:
+        is_last = event.end_of_stream or self.state is State.AWAITING_BODY
         try:
             self._request.add(event, is_last)
         except RefusedError as refusal:
@@ -194,12 +186,13 @@ class StreamMachine:
         return self._route() if is_last else []
 
     def _end_body_with_trailers(self, _: RequestTrailers) -> list[Action]:
-        self._request.end_with_trailers()
+        self._request.trailers_end_body = True
+        self._request.trailers_seen = self._request.trailers_pending = True
         return self._route()
 
     def _refuse_trailers_alone(self, _: RequestTrailers) -> list[Action]:
         # A buffering proxy shows no empty body, and a reply to trailers carries no decision.
-        return self._refuse(_TRAILERS_ALONE_REFUSAL)
+        return self._refuse(bad_request("a request of headers and trailers needs a body"))
 
     def _route(self) -> list[Action]:
         self.state = State.ROUTING
@@ -215,43 +208,35 @@ class StreamMachine:
     def _pass_request_body(self, event: RequestBody) -> list[Action]:
         return [] if self._abandoned else self._request.pass_on(event)
 
-    def _defer_trailers(self, _: RequestTrailers) -> list[Action]:
-        self._first_trailers()
-        self._request.trailers_pending = True
-        return []
-
-    def _answer_trailers(self, _: RequestTrailers) -> list[Action]:
-        self._first_trailers()
-        return [SendRequestTrailers()]
-
-    def _first_trailers(self) -> None:
+    def _take_trailers(self, _: RequestTrailers) -> list[Action]:
         if self._request.trailers_seen:
             raise RemoteProtocolError("a request has one set of trailers, this is the second")
         self._request.trailers_seen = True
+        if self.state is State.ROUTING:
+            self._request.trailers_pending = True
+            return []
+        return [SendRequestTrailers()]
 
-    def _answer(self, event: Routed) -> list[Action]:
-        replies = self._request.answer(event.decision)
-        self._skips_response = event.decision.skip_response
+    def _answer(self, decision: RouteDecision) -> list[Action]:
+        replies = self._request.answer(decision)
+        self._skips_response = decision.skip_response
         if self._skips_response and self._response.may_be_left:
             self.state = State.SKIPPED
             return [*self._finish(FinishCause.SKIPPED), *replies]
         self.state = State.ROUTED
         if not self._skips_response:
-            self._response.watch(event.decision, self._request)
+            self._response.watch(decision, self._request)
         return replies
-
-    def _drop(self, event: Dropped) -> list[Action]:
-        return self._refuse(event.refusal)
 
     def _refuse(self, refusal: RefusedError) -> list[Action]:
         self._response_status = refusal.status
         return self._end_with(FinishCause.REFUSED, self._request.refusal(refusal))
 
-    def _evict(self, event: Evicted) -> list[Action]:
+    def _evict(self, reason: DropReason) -> list[Action]:
         cancel: list[Action] = [CancelRoute()] if self.state is State.ROUTING else []
         if self._response_status is None:
             self._response_status = EVICTED_STATUS
-        reply = self._request.refusal(EvictedError(event.reason))
+        reply = self._request.refusal(EvictedError(reason))
         return [*cancel, *self._end_with(FinishCause.EVICTED, reply)]
 
     def _end_with(self, cause: FinishCause, reply: SendImmediate) -> list[Action]:
@@ -292,10 +277,6 @@ class StreamMachine:
 
     def _pass_trailers(self, _: ResponseTrailers) -> list[Action]:
         return [*self._end_response(), *self._response.trailers()]
-
-    def _answer_late_trailers(self, _: ResponseTrailers) -> list[Action]:
-        """Some proxies show the end of the body as the end of the stream, and trailers after it."""
-        return self._response.trailers()
 
     def _end_response(self) -> list[Action]:
         self.state = State.DONE
@@ -346,8 +327,6 @@ def _not_allowed(state: State, event: Event | OwnEvent) -> str:
     return f"{type(event).__name__} is not allowed when {state.value}"
 
 
-_TRAILERS_ALONE_REFUSAL = bad_request("a request of headers and trailers needs a body")
-
 _CAUSE_OF_ENDING = {
     Ending.END_OF_STREAM: FinishCause.CLIENT_GONE,
     Ending.CANCELLED: FinishCause.CLIENT_GONE,
@@ -369,35 +348,36 @@ _TRANSITIONS: dict[tuple[State, type], _Step] = cast(
         (State.RECEIVING, RequestBody): _M._collect,
         (State.RECEIVING, RequestTrailers): _M._end_body_with_trailers,
         (State.RECEIVING, ResponseHeaders): _M._respond_early,
-        (State.RECEIVING, Dropped): _M._drop,
+        (State.RECEIVING, RefusedError): _M._refuse,
         (State.RECEIVING, UnknownMessage): _M._pass_over,
-        (State.AWAITING_BODY, RequestBody): _M._collect_whole,
+        (State.AWAITING_BODY, RequestBody): _M._collect,
         (State.AWAITING_BODY, RequestTrailers): _M._refuse_trailers_alone,
         (State.AWAITING_BODY, ResponseHeaders): _M._respond_early,
-        (State.AWAITING_BODY, Dropped): _M._drop,
+        (State.AWAITING_BODY, RefusedError): _M._refuse,
         (State.ROUTING, RequestBody): _M._defer_body,
-        (State.ROUTING, RequestTrailers): _M._defer_trailers,
-        (State.ROUTING, Routed): _M._answer,
-        (State.ROUTING, Dropped): _M._drop,
+        (State.ROUTING, RequestTrailers): _M._take_trailers,
+        (State.ROUTING, RouteDecision): _M._answer,
+        (State.ROUTING, RefusedError): _M._refuse,
         (State.ROUTING, ResponseHeaders): _M._respond_early,
         (State.ROUTING, UnknownMessage): _M._pass_over,
         (State.ROUTED, RequestBody): _M._pass_request_body,
-        (State.ROUTED, RequestTrailers): _M._answer_trailers,
+        (State.ROUTED, RequestTrailers): _M._take_trailers,
         (State.ROUTED, ResponseHeaders): _M._respond,
         (State.ROUTED, UnknownMessage): _M._pass_over,
         (State.RESPONDING, RequestBody): _M._pass_request_body,
-        (State.RESPONDING, RequestTrailers): _M._answer_trailers,
+        (State.RESPONDING, RequestTrailers): _M._take_trailers,
         (State.RESPONDING, ResponseBody): _M._pass_body,
         (State.RESPONDING, ResponseTrailers): _M._pass_trailers,
         (State.RESPONDING, UnknownMessage): _M._pass_over,
         (State.DONE, RequestBody): _M._pass_request_body,
-        (State.DONE, RequestTrailers): _M._answer_trailers,
+        (State.DONE, RequestTrailers): _M._take_trailers,
         (State.DONE, ResponseBody): _M._ignore,
-        (State.DONE, ResponseTrailers): _M._answer_late_trailers,
+        # Some proxies show the end of the body as the end of the stream, and trailers after it.
+        (State.DONE, ResponseTrailers): _M._pass_trailers,
         (State.DONE, UnknownMessage): _M._ignore_unknown,
         **{(state, kind): _M._ignore for state in _DEAF for kind in _ANY_MESSAGE},
         **{(state, UnknownMessage): _M._ignore_unknown for state in _DEAF},
-        **{(state, Evicted): _M._ignore if state in _OVER else _M._evict for state in State},
+        **{(state, DropReason): _M._ignore if state in _OVER else _M._evict for state in State},
         **{(state, Closed): _M._close for state in State},
     },
 )

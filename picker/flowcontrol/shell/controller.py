@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 from picker.errors import DropReason
-from picker.flowcontrol.band import Band, BandFlow
+from picker.flowcontrol.band import Band
 from picker.flowcontrol.core import FlowCore
 from picker.flowcontrol.reporting import FlowReporter
 from picker.flowcontrol.saturation import PoolLoad
@@ -103,7 +103,30 @@ class FlowController:
 
     def queues(self) -> QueuesView:
         """The queues at this moment, for `/queues` and the page."""
-        return queues_view(self._core, self._reporter, self.num_stale(), self._clock())
+        core, now_seconds = self._core, self._clock()
+        outcomes = {outcome.value: count for outcome, count in self._reporter.outcomes.items()}
+        settings, queue = core.settings, core.queue
+        if settings is None or queue is None:
+            return QueuesView(under_way=len(core.under_way), outcomes=outcomes)
+        ceilings = core.verdicts.ceilings
+        return QueuesView(
+            is_on=True,
+            detector=settings.detector_name,
+            saturation=core.verdicts.load.at(now_seconds).effective,
+            stale_endpoints=self.num_stale(),
+            queued_requests=queue.num_requests,
+            queued_bytes=queue.num_bytes,
+            queued_memory_bytes=queue.held_bytes,
+            under_way=len(core.under_way),
+            max_requests=settings.max_requests,
+            max_bytes=settings.max_bytes,
+            max_memory_bytes=settings.max_memory_bytes,
+            dispatched_per_second=core.rate.per_second(now_seconds),
+            outcomes=outcomes,
+            bands=tuple(
+                _band(band, ceilings.get(band.priority, 1.0), now_seconds) for band in queue
+            ),
+        )
 
     def check_integrity(self) -> None:
         self._core.check_integrity()
@@ -203,32 +226,6 @@ class FlowController:
 MAX_FLOWS = 100  # shown per band, those with the most requests
 
 
-def queues_view(
-    core: FlowCore, reporter: FlowReporter, num_stale: int, now_seconds: float
-) -> QueuesView:
-    outcomes = {outcome.value: count for outcome, count in reporter.outcomes.items()}
-    settings, queue = core.settings, core.queue
-    if settings is None or queue is None:
-        return QueuesView(under_way=len(core.under_way), outcomes=outcomes)
-    ceilings = core.verdicts.ceilings
-    return QueuesView(
-        is_on=True,
-        detector=settings.detector_name,
-        saturation=core.verdicts.load.at(now_seconds).effective,
-        stale_endpoints=num_stale,
-        queued_requests=queue.num_requests,
-        queued_bytes=queue.num_bytes,
-        queued_memory_bytes=queue.held_bytes,
-        under_way=len(core.under_way),
-        max_requests=settings.max_requests,
-        max_bytes=settings.max_bytes,
-        max_memory_bytes=settings.max_memory_bytes,
-        dispatched_per_second=core.rate.per_second(now_seconds),
-        outcomes=outcomes,
-        bands=tuple(_band(band, ceilings.get(band.priority, 1.0), now_seconds) for band in queue),
-    )
-
-
 def _band(band: Band, ceiling: float, now_seconds: float) -> BandView:
     longest = sorted(band.flows.values(), key=lambda flow: -len(flow.heap))[:MAX_FLOWS]
     return BandView(
@@ -238,10 +235,13 @@ def _band(band: Band, ceiling: float, now_seconds: float) -> BandView:
         max_requests=band.settings.max_requests,
         max_bytes=band.settings.max_bytes,
         ceiling=ceiling,
-        flows=tuple(_flow(flow, now_seconds) for flow in longest),
+        flows=tuple(
+            FlowView(
+                flow.name,
+                len(flow.heap),
+                flow.num_bytes,
+                now_seconds - min(item.enqueued_at_seconds for item in flow.heap),
+            )
+            for flow in longest
+        ),
     )
-
-
-def _flow(flow: BandFlow, now_seconds: float) -> FlowView:
-    oldest = min(item.enqueued_at_seconds for item in flow.heap)
-    return FlowView(flow.name, len(flow.heap), flow.num_bytes, now_seconds - oldest)

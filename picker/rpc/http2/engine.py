@@ -256,7 +256,10 @@ class Http2Engine:
             payload = self._without_padding(payload)
         stream = self.streams.get(stream_id)
         if stream is None or stream.input_closed:
-            self._stray_data(stream_id, stream)
+            if stream is not None:
+                self._fail_stream(stream, ErrorCode.STREAM_CLOSED)
+            elif not self._was_opened(stream_id):  # that of a stream closed here was in transit
+                raise self._broken(ErrorCode.PROTOCOL_ERROR, "data on a stream that is not open")
             self._acknowledge_to_connection(length)
             return
         stream.receive_window -= length
@@ -268,13 +271,6 @@ class Http2Engine:
             self._listener.on_chore()
         if flags & END_STREAM:
             self._end_input(stream)
-
-    def _stray_data(self, stream_id: int, stream: Http2Stream | None) -> None:
-        """Handle content outside of an open stream; for one closed here it was in transit."""
-        if stream is not None:
-            self._fail_stream(stream, ErrorCode.STREAM_CLOSED)
-        elif not self._was_opened(stream_id):
-            raise self._broken(ErrorCode.PROTOCOL_ERROR, "data on a stream that is not open")
 
     def _header_frame(self, stream_id: int, flags: int, payload: bytes) -> None:
         if flags & PADDED:

@@ -90,7 +90,7 @@ async def test_clients_that_all_leave_at_once_are_no_attack(
         answer = await exchange(front.ports["duplex"], Ask("/", SMALL))
         assert answer.status == 200
         assert before <= server._connections
-        assert all(one._waste._left > WASTE_BURST / 2 for one in server._connections)
+        assert all(one._waste_left > WASTE_BURST / 2 for one in server._connections)
     left = [one.finished.result()[0] for one in exchanges if not one.requests]
     assert left
     assert set(left) == {FinishCause.CLIENT_GONE}

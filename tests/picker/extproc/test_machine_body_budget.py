@@ -15,9 +15,8 @@ from picker.extproc.machine.stream import StreamMachine
 from picker.rpc.budget import ByteBudget
 from picker.rpc.call import Call
 from picker.rpc.calls import Abort, Metadata, Status
-from picker.rpc.framing import prefix
 from picker.types import FinishCause
-from tests.support.picker.http2_peer import PATH, Peer, connected
+from tests.support.picker.http2_peer import PATH, Peer, connected, prefix
 from tests.support.picker.stream_ways import HEADERS, REFUSAL, feed
 
 BODY = m.RequestBody(b"{}", end_of_stream=True)
@@ -62,8 +61,8 @@ def test_a_body_that_comes_at_once_needs_no_room() -> None:
         m.RequestTrailers(),
         m.ResponseHeaders(408),
         m.RequestBody(bytes(1000)),
-        m.Dropped(REFUSAL),
-        m.Evicted(DropReason.EVICTED),
+        REFUSAL,
+        DropReason.EVICTED,
         *map(m.Closed, Ending),
     ],
     ids=str,

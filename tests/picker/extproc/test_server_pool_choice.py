@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from picker.app.pool_choice import PoolChoice
 from picker.extproc.pump import StreamMetrics
-from picker.extproc.server import ExchangesByMetadata, build_server
+from picker.extproc.server import build_server
 from picker.extproc.wire import METHOD
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.rpc.health import HealthService
@@ -79,7 +79,7 @@ async def serving(director: MakeDirector, keys: Sequence[str] = KEYS) -> AsyncIt
     named = {name: directors[key] for name, key in NAMES.items() if key in directors}
     choice = PoolChoice(named, keys, metrics.unknown_pool_total)
     server = build_server(
-        ExchangesByMetadata(choice.choose),
+        choice.choose,
         options=ServerOptions(host="127.0.0.1", port=0),
         health=HealthService(lambda: True),
         streams=StreamMetrics(metrics, asyncio.get_running_loop().time),

@@ -189,11 +189,11 @@ NEW = RouteDecision("a:1", (("x-request-id", "7"),), b"[new]")
 def test_a_decision_is_answered_in_the_order_headers_body_trailers(
     events: tuple[Any, ...], decision: RouteDecision, replies: list[m.Action]
 ) -> None:
-    assert said(*events, m.Routed(decision))[-len(replies) :] == replies
+    assert said(*events, decision)[-len(replies) :] == replies
 
 
 def test_trailers_during_routing_wait_for_the_body_replies() -> None:
-    kinds = [type(action) for action in said(BEGUN, BODY, TRAILERS, m.Routed(DECISION))[1:]]
+    kinds = [type(action) for action in said(BEGUN, BODY, TRAILERS, DECISION)[1:]]
     assert kinds == [m.SendRequestHeaders, m.SendRequestBody, m.SendRequestTrailers]
 
 
@@ -244,7 +244,7 @@ def test_a_body_of_exactly_the_limit_is_routed(events: tuple[object, ...]) -> No
 
 @pytest.mark.parametrize("headers", [BEGUN, BUFFERED])
 def test_a_refusal_carries_status_text_and_reason(headers: m.RequestHeaders) -> None:
-    assert said(headers, BODY, m.Dropped(REFUSAL))[-2:] == [
+    assert said(headers, BODY, REFUSAL)[-2:] == [
         Finish(FinishCause.REFUSED, 503),
         m.SendImmediate(
             503,
@@ -268,7 +268,7 @@ def test_bodies_are_cut_into_chunks_of_at_most_62000_bytes(size: int, count: int
     actions = said(
         BEGUN,
         m.RequestBody(body, end_of_stream=True),
-        m.Routed(DECISION),
+        DECISION,
         m.ResponseHeaders(200),
         m.ResponseBody(body, end_of_stream=True),
     )
@@ -283,7 +283,7 @@ def test_bodies_are_cut_into_chunks_of_at_most_62000_bytes(size: int, count: int
     "events",
     [
         *((*WAY_TO[state], TRAILERS) for state in (State.RECEIVING, State.ROUTING, State.ROUTED)),
-        (BUFFERED, BODY, m.Routed(DECISION), TRAILERS),
+        (BUFFERED, BODY, DECISION, TRAILERS),
     ],
 )
 def test_a_second_set_of_trailers_is_the_proxys_error(events: tuple[Any, ...]) -> None:
@@ -309,7 +309,7 @@ def test_response_pieces_pass_at_once_and_unchanged() -> None:
 def test_responses_that_the_proxy_holds_are_waved_through(mode: BodyMode) -> None:
     headers = m.RequestHeaders(HEADERS, response_body=mode)
     response = (m.ResponseHeaders(200), m.ResponseBody(bytes(200_000)))
-    actions = said(headers, BODY, m.Routed(DECISION), *response)
+    actions = said(headers, BODY, DECISION, *response)
     assert actions[-2:] == [UNTOUCHED, m.SendResponseBodyUnchanged()]
 
 
@@ -376,7 +376,7 @@ def test_without_response_bodies_the_end_of_the_stream_is_the_end_of_the_respons
     """With response_body_mode NONE the proxy shows the response headers and then closes."""
     headers = m.RequestHeaders(HEADERS, response_body=BodyMode.ABSENT)
     response = (m.ResponseHeaders(200), m.Closed(ending))
-    assert said(headers, BODY, m.Routed(DECISION), *response)[-1] == Finish(cause, 200)
+    assert said(headers, BODY, DECISION, *response)[-1] == Finish(cause, 200)
 
 
 SOCKET = {
@@ -409,7 +409,7 @@ def test_a_tunnel_is_decided_by_its_headers(
     if not is_tunnel and mode is not BodyMode.ABSENT:
         assert said(begun) == ([UNCHANGED] if mode is BodyMode.BUFFERED else [])
         return
-    *_, route, reply = said(begun, m.Routed(DECISION))
+    *_, route, reply = said(begun, DECISION)
     assert route == m.Route(RawRequest(headers, None, None), mode is not BodyMode.DUPLEX)
     hides = is_tunnel and mode is BodyMode.BUFFERED
     assert reply == m.SendRequestHeaders(GOES, hides_bodies=hides)
@@ -419,7 +419,7 @@ def test_tunnel_data_passes_both_ways_until_the_end() -> None:
     machine = StreamMachine()
     feed(machine, m.RequestHeaders(SOCKET), m.RequestBody(b"ear"), m.RequestBody(b"ly"))
     sent = m.SendRequestBody
-    assert feed(machine, m.Routed(DECISION))[1:] == [sent(b"early", False)]
+    assert feed(machine, DECISION)[1:] == [sent(b"early", False)]
     assert feed(machine, m.RequestBody(b"a")) == [sent(b"a", False)]
     assert feed(machine, m.ResponseHeaders(101)) == [UNTOUCHED]
     large = m.RequestBody(bytes(62_001))
@@ -434,7 +434,7 @@ def test_a_tunnel_that_passes_by_ends_with_its_stream() -> None:
     """A proxy that has hidden the bodies shows nothing but the headers of the response."""
     begun = m.RequestHeaders(SOCKET, False, None, BodyMode.BUFFERED, BodyMode.BUFFERED)
     ended = (m.ResponseHeaders(101), m.Closed(Ending.END_OF_STREAM))
-    assert said(begun, m.Routed(DECISION), *ended)[-1] == Finish(FinishCause.COMPLETED, 101)
+    assert said(begun, DECISION, *ended)[-1] == Finish(FinishCause.COMPLETED, 101)
 
 
 def test_a_tunnel_is_refused_where_the_proxy_would_wait_for_its_end() -> None:
@@ -506,7 +506,7 @@ def test_a_refusal_has_the_form_of_its_api(
 
 def test_only_conformance_marks_responses() -> None:
     """The reference marks every response."""
-    events = (BEGUN, BODY, m.Routed(DECISION), m.ResponseHeaders(200))
+    events = (BEGUN, BODY, DECISION, m.ResponseHeaders(200))
     assert said(*events)[-1] == m.SendResponseHeaders(())
     marked = m.SendResponseHeaders((("x-went-into-resp-headers", "true"),))
     assert said(*events, settings=StreamSettings(conformance=True))[-1] == marked

@@ -161,7 +161,7 @@ def test_an_evicted_request_is_answered_with_the_reason(
 def test_a_request_that_waits_for_its_decision_waits_no_more() -> None:
     machine = StreamMachine()
     feed(machine, *WAY_TO_BUFFERED[State.ROUTING])
-    assert feed(machine, m.Evicted(DropReason.EVICTED))[0] == m.CancelRoute()
+    assert feed(machine, DropReason.EVICTED)[0] == m.CancelRoute()
 
 
 @pytest.mark.parametrize("state", [State.DONE, State.REFUSED, State.SKIPPED, State.CLOSED])
@@ -197,7 +197,7 @@ def test_a_message_of_an_unknown_kind_is_passed_over_in_full_duplex(
 def test_a_message_of_an_unknown_kind_to_which_an_answer_is_due_is_an_error(mode: BodyMode) -> None:
     """Silence would let the proxy wait for its timeout."""
     machine = StreamMachine()
-    feed(machine, m.RequestHeaders(HEADERS, response_body=mode), BODY, m.Routed(DECISION))
+    feed(machine, m.RequestHeaders(HEADERS, response_body=mode), BODY, DECISION)
     assert feed(machine, m.UnknownMessage()) == []
     feed(machine, m.ResponseHeaders(200))
     with pytest.raises(RemoteProtocolError, match="unknown kind"):

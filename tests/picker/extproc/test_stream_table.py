@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from picker.errors import DropReason
+from picker.errors import DropReason, RefusedError
 from picker.extproc.machine import messages as m
 from picker.extproc.machine.messages import Ending, Finish
 from picker.extproc.machine.stream import (
@@ -13,6 +13,7 @@ from picker.extproc.machine.stream import (
     State,
     StreamMachine,
 )
+from picker.types import RouteDecision
 from tests.support.picker.stream_ways import (
     BUFFERED_HEADERS,
     DECISION,
@@ -32,9 +33,9 @@ EVENTS = {
     m.ResponseBody: m.ResponseBody(b"out", end_of_stream=True),
     m.ResponseTrailers: m.ResponseTrailers(),
     m.Closed: m.Closed(Ending.END_OF_STREAM),
-    m.Routed: m.Routed(DECISION),
-    m.Dropped: m.Dropped(REFUSAL),
-    m.Evicted: m.Evicted(DropReason.EVICTED),
+    RouteDecision: DECISION,
+    RefusedError: REFUSAL,
+    DropReason: DropReason.EVICTED,
     m.UnknownMessage: m.UnknownMessage(),
 }
 
@@ -46,7 +47,7 @@ AFTER_THE_END = (
     m.ResponseBody,
     m.ResponseTrailers,
 )
-OWN = (m.Routed, m.Dropped, m.Evicted)
+OWN = (RouteDecision, RefusedError, DropReason)
 OVER = (State.DONE, State.REFUSED, State.SKIPPED, State.OBSERVING)
 # (state, event) -> the kinds of the actions and the next state. What is not here is an error.
 LEGAL: dict[tuple[State, type], tuple[tuple[type, ...], State]] = {
@@ -56,18 +57,18 @@ LEGAL: dict[tuple[State, type], tuple[tuple[type, ...], State]] = {
     (State.RECEIVING, m.RequestBody): ((m.Route,), State.ROUTING),
     (State.RECEIVING, m.RequestTrailers): ((m.Route,), State.ROUTING),
     (State.RECEIVING, m.ResponseHeaders): ((m.SendResponseHeaders,), State.RESPONDING),
-    (State.RECEIVING, m.Dropped): ((Finish, m.SendImmediate), State.REFUSED),
+    (State.RECEIVING, RefusedError): ((Finish, m.SendImmediate), State.REFUSED),
     (State.RECEIVING, m.Closed): ((Finish,), State.CLOSED),
     (State.AWAITING_BODY, m.RequestBody): ((m.Route,), State.ROUTING),
     (State.AWAITING_BODY, m.RequestTrailers): ((Finish, m.SendImmediate), State.REFUSED),
     (State.AWAITING_BODY, m.ResponseHeaders): ((m.SendResponseHeaders,), State.RESPONDING),
-    (State.AWAITING_BODY, m.Dropped): ((Finish, m.SendImmediate), State.REFUSED),
+    (State.AWAITING_BODY, RefusedError): ((Finish, m.SendImmediate), State.REFUSED),
     (State.AWAITING_BODY, m.Closed): ((Finish,), State.CLOSED),
     (State.ROUTING, m.RequestBody): ((), State.ROUTING),
     (State.ROUTING, m.RequestTrailers): ((), State.ROUTING),
     (State.ROUTING, m.ResponseHeaders): ((m.CancelRoute, m.SendResponseHeaders), State.RESPONDING),
-    (State.ROUTING, m.Routed): ((m.SendRequestHeaders, m.SendRequestBody), State.ROUTED),
-    (State.ROUTING, m.Dropped): ((Finish, m.SendImmediate), State.REFUSED),
+    (State.ROUTING, RouteDecision): ((m.SendRequestHeaders, m.SendRequestBody), State.ROUTED),
+    (State.ROUTING, RefusedError): ((Finish, m.SendImmediate), State.REFUSED),
     (State.ROUTING, m.Closed): ((Finish,), State.CLOSED),
     (State.ROUTED, m.RequestBody): ((), State.ROUTED),
     (State.ROUTED, m.RequestTrailers): ((m.SendRequestTrailers,), State.ROUTED),
@@ -93,7 +94,7 @@ LEGAL: dict[tuple[State, type], tuple[tuple[type, ...], State]] = {
         for state in (State.RECEIVING, State.ROUTING, State.ROUTED, State.RESPONDING, *OVER)
     },
     **{
-        (state, m.Evicted): ((Finish, m.SendImmediate), State.REFUSED)
+        (state, DropReason): ((Finish, m.SendImmediate), State.REFUSED)
         for state in (
             State.START,
             State.RECEIVING,
@@ -102,8 +103,8 @@ LEGAL: dict[tuple[State, type], tuple[tuple[type, ...], State]] = {
             State.RESPONDING,
         )
     },
-    (State.ROUTING, m.Evicted): ((m.CancelRoute, Finish, m.SendImmediate), State.REFUSED),
-    **{(state, m.Evicted): ((), state) for state in (*OVER, State.CLOSED)},
+    (State.ROUTING, DropReason): ((m.CancelRoute, Finish, m.SendImmediate), State.REFUSED),
+    **{(state, DropReason): ((), state) for state in (*OVER, State.CLOSED)},
     (State.REFUSED, m.Closed): ((), State.CLOSED),
     (State.SKIPPED, m.Closed): ((), State.CLOSED),
     (State.OBSERVING, m.Closed): ((Finish,), State.CLOSED),
@@ -116,7 +117,7 @@ LEGAL_BUFFERED = {
     if pair not in {(State.ROUTING, m.UnknownMessage), (State.ROUTED, m.UnknownMessage)}
 } | {
     (State.START, m.RequestHeaders): ((m.SendRequestHeadersUnchanged,), State.AWAITING_BODY),
-    (State.ROUTING, m.Routed): ((m.SendBufferedRequest,), State.ROUTED),
+    (State.ROUTING, RouteDecision): ((m.SendBufferedRequest,), State.ROUTED),
 }
 WAYS = {"duplex": WAY_TO, "buffered": WAY_TO_BUFFERED, "no-request": WAY_WITHOUT_REQUEST}
 EVERY_CASE = [

@@ -14,6 +14,7 @@ from picker.rpc.budget import ByteBudget
 from picker.types import RouteDecision
 from tests.depth import examples
 from tests.support.picker.random_taps import HoldingTap, taps
+from tests.support.picker.stream_ways import feed
 
 MAX_BODY_BYTES = 200_000
 REFUSAL = RefusedError(Code.RESOURCE_EXHAUSTED, "full")
@@ -44,18 +45,15 @@ steps = st.one_of(
     st.just(m.ResponseTrailers()),
     st.builds(m.Closed, st.sampled_from(list(Ending))),
     st.builds(
-        m.Routed,
-        st.builds(
-            RouteDecision,
-            st.just("a:1"),
-            body=st.none() | data,
-            response=st.none() | taps(),
-            needs_response_body=st.booleans(),
-            skip_response=st.sampled_from([False, False, True]),
-        ),
+        RouteDecision,
+        st.just("a:1"),
+        body=st.none() | data,
+        response=st.none() | taps(),
+        needs_response_body=st.booleans(),
+        skip_response=st.sampled_from([False, False, True]),
     ),
-    st.just(m.Dropped(REFUSAL)),
-    st.just(m.Evicted(DropReason.EVICTED)),
+    st.just(REFUSAL),
+    st.just(DropReason.EVICTED),
     st.just(m.UnknownMessage()),
 )
 RANK = {
@@ -90,14 +88,7 @@ def walk(
     for event in [*events, m.Closed(Ending.END_OF_STREAM)]:
         before = machine.state
         try:
-            if isinstance(event, m.Routed):
-                new = machine.routed(event.decision)
-            elif isinstance(event, m.Dropped):
-                new = machine.dropped(event.refusal)
-            elif isinstance(event, m.Evicted):
-                new = machine.evicted(event.reason)
-            else:
-                new = machine.receive(event)  # type: ignore[arg-type]
+            new = feed(machine, event)
         except ProtocolError:
             assert machine.state is before
             continue
@@ -125,7 +116,7 @@ walks = some | some.map(likely) | some.map(likely_buffered)
 
 def check_bodies(taken: list[object], actions: list[m.Action]) -> None:
     routes = [action for action in actions if isinstance(action, m.Route)]
-    decisions = [event.decision for event in taken if isinstance(event, m.Routed)]
+    decisions = [event for event in taken if isinstance(event, RouteDecision)]
     sent = [action for action in actions if isinstance(action, m.SendRequestBody)]
     held = [action for action in actions if isinstance(action, m.SendBufferedRequest)]
     assert sum(isinstance(action, DECIDED) for action in actions) == len(decisions)
@@ -171,7 +162,7 @@ def test_every_walk_ends_what_it_begins(events: list[object]) -> None:
     if immediate:
         after = actions[immediate[0] + 1 :]
         assert not [a for a in after if isinstance(a, REQUEST_SIDE + RESPONSE_SIDE)]
-        if not any(isinstance(event, m.Evicted) for event in taken):
+        if not any(isinstance(event, DropReason) for event in taken):
             others = [a for a in actions if isinstance(a, REQUEST_SIDE + RESPONSE_SIDE)]
             assert others in ([], [m.SendRequestHeadersUnchanged()])
         assert isinstance(actions[immediate[0] - 1], Finish)
@@ -188,7 +179,7 @@ def test_any_split_of_a_body_comes_back_whole(
     body = b"".join(pieces)
     events: list[object] = [m.RequestHeaders({":path": "/"}), *map(m.RequestBody, pieces)]
     events.append(m.RequestTrailers() if by_trailers else m.RequestBody(b"", end_of_stream=True))
-    events.append(m.Routed(RouteDecision("a:1", body=replacement)))
+    events.append(RouteDecision("a:1", body=replacement))
     _, actions = walk(events)
     sent = [action for action in actions if isinstance(action, m.SendRequestBody)]
     if len(body) > MAX_BODY_BYTES:
@@ -205,7 +196,7 @@ tunnelled = st.one_of(
     st.builds(m.ResponseHeaders, st.just(101)),
     st.builds(m.ResponseBody, data, st.booleans()),
     st.just(m.RequestTrailers()),
-    st.just(m.Routed(RouteDecision("a:1"))),
+    st.just(RouteDecision("a:1")),
 )
 
 
@@ -231,19 +222,14 @@ def shown_and_sent(events: list[object], tap: HoldingTap) -> tuple[bytes, bytes]
     machine = StreamMachine()
     shown = sent = b""
     for event in events:
-        if isinstance(event, m.Routed):
-            machine.routed(event.decision)
-            continue
-        actions = machine.receive(event)  # type: ignore[arg-type]
-        if isinstance(event, m.ResponseBody):
-            shown += event.data
+        actions = feed(machine, event)
+        piece = event.data if isinstance(event, m.ResponseBody) else b""
+        shown += piece
         for action in actions:
             if isinstance(action, m.SendResponseBody | m.SendHeldResponseBody):
                 sent += action.data
-            elif isinstance(action, m.SendResponseBodyUnchanged) and isinstance(
-                event, m.ResponseBody
-            ):
-                sent += event.data
+            elif isinstance(action, m.SendResponseBodyUnchanged):
+                sent += piece
     return shown, sent
 
 
@@ -259,7 +245,7 @@ def test_a_tap_that_only_holds_back_loses_no_byte_even_when_it_fails(
     events: list[object] = [
         m.RequestHeaders({}, response_body=mode),
         m.RequestBody(b"{}", end_of_stream=True),
-        m.Routed(RouteDecision("a:1", response=tap, needs_response_body=True)),
+        RouteDecision("a:1", response=tap, needs_response_body=True),
         m.ResponseHeaders(200),
         *(m.ResponseBody(piece) for piece in pieces),
         m.ResponseTrailers() if by_trailers else m.ResponseBody(b"", end_of_stream=True),

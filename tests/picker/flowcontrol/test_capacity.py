@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picker.flowcontrol.capacity import MAX_DISPLACED
+from picker.flowcontrol.capacity import MAX_DISPLACED, displaced_by
 from picker.flowcontrol.queue import FlowQueue
 from picker.framework.flow import QueuedRequest
 from tests.depth import examples
@@ -151,8 +151,8 @@ def test_a_flow_below_its_share_is_not_refused_while_others_exceed_theirs(
         if sequence % 4 == 3 and leaving and waiting:
             queue.remove(waiting.pop(leaving.pop() % len(waiting)), 0.0)
         item = QueuedRequest(inference_request(fairness_id=flow), sequence, float(sequence), 1)
-        if queue.cap_exceeded(item, where) is not None:
-            displaced = queue.displaced_by(item, where)
+        if excess := queue.excess(item, where):
+            displaced = displaced_by(item, where, queue, excess)
             assert len(displaced) <= 1
             if not displaced:
                 _check_that_it_is_above_its_share(waiting, flow)

@@ -93,9 +93,9 @@ def test_a_request_may_reach_a_cap_but_not_exceed_it() -> None:
         scene = QueueScene(**values)
         place = scene.queue.band_for(0)
         for sequence in range(3):
-            assert scene.queue.cap_exceeded(item(sequence), place) is None
+            assert not scene.queue.excess(item(sequence), place)
             scene.push(item(sequence))
-        assert scene.queue.cap_exceeded(item(3, size_bytes=1), place) is cap
+        assert next(iter(scene.queue.excess(item(3, size_bytes=1), place))) is cap
 
 
 def test_wanted_bands_are_bounded_and_lower_ones_replace_the_others() -> None:

@@ -16,7 +16,7 @@ from h2.connection import H2Connection
 from h2.settings import SettingCodes
 
 from picker.requestcontrol.bodies import REQUEST_BYTES
-from picker.rpc.framing import prefix
+from tests.support.picker.http2_peer import prefix
 from tests.support.picker.waiting_requests import Scene, config, waiting_scene
 from tests.support.waiting import until
 

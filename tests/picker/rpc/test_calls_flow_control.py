@@ -10,8 +10,7 @@ from hyperframe.frame import PingFrame
 from picker.rpc import call as grpc_call
 from picker.rpc import connection as grpc_connection
 from picker.rpc.calls import Read, Write
-from picker.rpc.framing import prefix
-from tests.support.picker.http2_peer import PATH, REQUEST, Peer, connected, echo
+from tests.support.picker.http2_peer import PATH, REQUEST, Peer, connected, echo, prefix
 
 
 @pytest.fixture

@@ -14,10 +14,18 @@ from hypothesis import strategies as st
 
 from picker.rpc import connection as grpc_connection
 from picker.rpc.calls import Read, RpcError, Status, Write
-from picker.rpc.framing import prefix
 from picker.rpc.http2.engine import CONNECTION_WINDOW_BYTES
 from tests.depth import examples
-from tests.support.picker.http2_peer import PATH, REQUEST, Held, Peer, connected, echo, holding
+from tests.support.picker.http2_peer import (
+    PATH,
+    REQUEST,
+    Held,
+    Peer,
+    connected,
+    echo,
+    holding,
+    prefix,
+)
 
 DAMAGE = b"\0\0\1" + bytes(6) + b"x"  # DATA on stream 0
 

@@ -171,7 +171,7 @@ async def test_calls_that_had_an_answer_or_were_old_are_no_waste(answered: bool)
     held = Held()
     peer = connected({PATH: echo if answered else held})
     await peer.settle()
-    left = peer.connection._waste._left
+    left = peer.connection._waste_left
     for _ in range(10):
         calls = [peer.call(b"x") for _ in range(50)]
         await peer.settle()
@@ -180,7 +180,7 @@ async def test_calls_that_had_an_answer_or_were_old_are_no_waste(answered: bool)
             peer.http2.reset_stream(stream_id)
         peer.push()
         await peer.settle()
-    assert peer.connection._waste._left >= left
+    assert peer.connection._waste_left >= left
 
 
 @pytest.mark.looptime

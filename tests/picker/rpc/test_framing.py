@@ -12,11 +12,11 @@ from picker.rpc.calls import RpcError, Status
 from picker.rpc.framing import (
     MAX_STATUS_TEXT_BYTES,
     MessageSplitter,
-    prefix,
     status_text,
     timeout_seconds,
 )
 from tests.depth import examples
+from tests.support.picker.http2_peer import prefix
 
 
 @examples(100)

@@ -11,7 +11,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.settings import SettingCodes
 
-from picker.rpc.framing import prefix
+from tests.support.picker.http2_peer import prefix
 
 _WINDOW = 2**31 - 1
 _CALL = (

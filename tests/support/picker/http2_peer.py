@@ -14,7 +14,7 @@ from hyperframe.frame import GoAwayFrame
 from picker.rpc.call import Served, streaming
 from picker.rpc.calls import Method, Read, Write
 from picker.rpc.connection import GrpcConnection
-from picker.rpc.framing import prefix
+from picker.rpc.framing import PREFIX
 from picker.rpc.options import ServerOptions
 
 PATH = "/a.Service/Method"
@@ -22,6 +22,10 @@ REQUEST = [
     *((":method", "POST"), (":scheme", "http"), (":authority", "a"), (":path", PATH)),
     *(("te", "trailers"), ("content-type", "application/grpc")),
 ]
+
+
+def prefix(message: bytes) -> bytes:
+    return PREFIX.pack(0, len(message))
 
 
 class GracefulHttp2(H2Connection):

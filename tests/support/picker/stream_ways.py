@@ -7,13 +7,10 @@ from picker.extproc.machine.messages import (
     Action,
     BodyMode,
     Closed,
-    Dropped,
     Ending,
-    Evicted,
     RequestBody,
     RequestHeaders,
     ResponseHeaders,
-    Routed,
 )
 from picker.extproc.machine.stream import State, StreamMachine
 from picker.types import RouteDecision
@@ -27,12 +24,12 @@ REFUSAL = RefusedError(Code.SERVICE_UNAVAILABLE, "nobody there", DropReason.NO_E
 def feed(machine: StreamMachine, *events: object) -> list[Action]:
     actions: list[Action] = []
     for event in events:
-        if isinstance(event, Routed):
-            actions = machine.routed(event.decision)
-        elif isinstance(event, Dropped):
-            actions = machine.dropped(event.refusal)
-        elif isinstance(event, Evicted):
-            actions = machine.evicted(event.reason)
+        if isinstance(event, RouteDecision):
+            actions = machine.routed(event)
+        elif isinstance(event, RefusedError):
+            actions = machine.dropped(event)
+        elif isinstance(event, DropReason):
+            actions = machine.evicted(event)
         else:
             actions = machine.receive(event)  # type: ignore[arg-type]
     return actions
@@ -47,14 +44,14 @@ def ways(begun: State, headers: RequestHeaders) -> dict[State, tuple[object, ...
         State.START: (),
         begun: (headers,),
         State.ROUTING: body_done,
-        State.ROUTED: (*body_done, Routed(DECISION)),
-        State.RESPONDING: (*body_done, Routed(DECISION), ResponseHeaders(200)),
-        State.DONE: (*body_done, Routed(DECISION), ResponseHeaders(204, end_of_stream=True)),
-        State.REFUSED: (*body_done, Dropped(REFUSAL)),
+        State.ROUTED: (*body_done, DECISION),
+        State.RESPONDING: (*body_done, DECISION, ResponseHeaders(200)),
+        State.DONE: (*body_done, DECISION, ResponseHeaders(204, end_of_stream=True)),
+        State.REFUSED: (*body_done, REFUSAL),
         State.SKIPPED: (
             replace(headers, response_body=BodyMode.ABSENT),
             *body_done[1:],
-            Routed(SKIPPING),
+            SKIPPING,
         ),
         State.OBSERVING: (replace(headers, only_observes=True),),
         State.CLOSED: (Closed(Ending.CANCELLED),),
