@@ -153,9 +153,7 @@ class MulticlusterKvCacheUtilizationScorer:
 
 
 def _reported(candidates: Candidates, attribute: str) -> list[float | None]:
-    """Return the number that each pool reports, the mean of the others where a pool reports only
-    the other number, and None for a pool that reports neither.
-    """
+    """Return the number of each pool: the mean if it is missing, None if neither is reported."""
     other = KV_CACHE_UTILIZATION if attribute == QUEUE_SIZE else QUEUE_SIZE
     found = [attribute_number(one, attribute, EXTRACTOR) for one in candidates]
     unknown = [

@@ -56,17 +56,13 @@ class BandFairness(Protocol):
         """Set the next request of `flow`; None: its queue is empty."""
 
     def select(self, now_seconds: float) -> str | None:
-        """Return the flow whose head is dispatched next, however often it is called; None if all
-        queues are empty.
-        """
+        """Return the next flow, however often it is called; None if all queues are empty."""
 
     def dispatched(self, item: QueuedRequest, now_seconds: float) -> None:
         """Note that `item` was admitted; called before the `head_changed` that follows."""
 
     def completed(self, item: QueuedRequest, usage: Usage | None, now_seconds: float) -> None:
-        """Note that an admitted request is over. Its flow may be unknown: bands are created and
-        dropped.
-        """
+        """Note that an admitted request is over. Its flow may be unknown, as bands are dropped."""
 
     def forget(self, flow: str) -> None:
         """Drop the state of a flow that has been idle for a long time."""
@@ -74,9 +70,7 @@ class BandFairness(Protocol):
 
 @runtime_checkable
 class SharesCapacity(Protocol):
-    """A band's fairness by which the flow that holds the most of a full queue for its weight makes
-    room for one that holds less.
-    """
+    """A band's fairness by which the flow with the most of a full queue makes room for others."""
 
     def weight(self, flow: str) -> float:
         """Return the weight, above 0; constant while the flow has a queue."""

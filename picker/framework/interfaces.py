@@ -80,9 +80,7 @@ class Screener(Protocol):
     """Narrows the candidates of all profiles, before producers run."""
 
     def screen(self, request: InferenceRequest, candidates: Candidates, rng: Random) -> Candidates:
-        """Return the candidates that may serve. All screeners see all candidates; the results are
-        intersected.
-        """
+        """Return the candidates that may serve; the results of all screeners are intersected."""
 
 
 @runtime_checkable
@@ -217,9 +215,7 @@ class ProfileHandler(Protocol):
         results: Mapping[str, ProfileResult | None],
         attributes: Attributes,
     ) -> Sequence[str]:
-        """Name the profiles to run next; none when done. `results` has None for a profile that
-        refused.
-        """
+        """Name the next profiles, none when done; a profile that refused has the result None."""
 
     def process_results(
         self, request: InferenceRequest, results: Mapping[str, ProfileResult | None]
@@ -351,7 +347,7 @@ class NamesProfiles(Protocol):
 
     @property
     def required_profiles(self) -> Mapping[str, str]:
-        """Return the profiles that a configuration must define, because each request needs them."""
+        """The profiles without which no request can be scheduled."""
 
     @property
     def optional_profiles(self) -> Mapping[str, str]:

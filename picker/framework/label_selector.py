@@ -73,7 +73,7 @@ class LabelSelector:
     __slots__ = ("_requirements",)
 
     def __init__(self, parameters: LabelSelectorParameters) -> None:
-        """Raises `ValueError` that names the entry for an invalid key, value or number of them."""
+        """Raises `ValueError` that names the entry with an invalid key or value."""
         self._requirements = tuple(_compiled(parameters))
 
     @classmethod

@@ -77,6 +77,7 @@ class PluginType:
         default_for: tuple[str, ...] = (),
         deprecated_aliases: tuple[str, ...] = (),
     ) -> None:
+        """`parameters` defaults to the annotation of the constructor's argument."""
         if isinstance(constructor, type) and issubclass(constructor, Parameters):
             parameters, constructor = constructor, _itself
         taken = inspect.signature(constructor, eval_str=True).parameters

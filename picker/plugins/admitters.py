@@ -30,19 +30,11 @@ from picker.types import Candidate, Candidates, InferenceRequest
 FULL = 1.0
 
 
-class ProbabilisticAdmitterParameters(Parameters, frozen=True):
+class ProbabilisticAdmitter(Parameters, frozen=True):
     queue_depth_threshold: PositiveFloat = 5.0
     kv_cache_util_threshold: PositiveShare = 0.8
     power: PositiveFloat = 5.0
     k: NonNegativeFloat = 300.0
-
-
-class ProbabilisticAdmitter:
-    def __init__(self, parameters: ProbabilisticAdmitterParameters) -> None:
-        self._queue = parameters.queue_depth_threshold
-        self._kv = parameters.kv_cache_util_threshold
-        self._power = parameters.power
-        self._k = parameters.k
 
     def admit(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
@@ -60,16 +52,19 @@ class ProbabilisticAdmitter:
         """The module's formula; `candidates` are not empty."""
         fullness = sum(map(self._fullness, candidates)) / len(candidates)
         try:
-            return min(math.pow(fullness, self._power) * self._k, 1.0)
+            return min(math.pow(fullness, self.power) * self.k, 1.0)
         except OverflowError:  # a fullness far above 1: the power is infinite, k may be 0
-            return min(self._k, 1.0)
+            return min(self.k, 1.0)
 
     def _fullness(self, candidate: Candidate) -> float:
         metrics, waiting = candidate.metrics, waiting_requests(candidate)
         usage = None if metrics is None else metrics.kv_cache_usage
         if waiting is None and usage is None:
             return FULL
-        return max((waiting or 0) / self._queue, (usage or 0.0) / self._kv)
+        return max(
+            (waiting or 0) / self.queue_depth_threshold,
+            (usage or 0.0) / self.kv_cache_util_threshold,
+        )
 
 
 PLUGINS = (PluginType("probabilistic-admitter", ProbabilisticAdmitter),)

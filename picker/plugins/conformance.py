@@ -90,9 +90,7 @@ class DestinationEndpointServedVerifier:
         return self.bodyless_response_head(head)
 
     def bodyless_response_head(self, head: ResponseHead) -> Mapping[str, str]:
-        """Return the header for a response to a request without a body, of which nothing else is
-        known.
-        """
+        """Return the header for a response of which only the head is known."""
         if head.served_by:
             return {SERVED_HEADER: head.served_by}
         missing = "destination endpoint served" if head.has_destination_metadata else "envoy lb"

@@ -15,7 +15,9 @@ approx-prefix-cache-producer, whatever other producers are configured; it is cre
 not configured.
 """
 
-from picker.framework.attributes import Attributes
+from typing import Any
+
+from picker.framework.attributes import Attributes, DataKey
 from picker.framework.registry import NonNegativeInt, Parameters, PluginType
 from picker.prefix.match import match_info_key
 from picker.types import Candidate, InferenceRequest
@@ -43,36 +45,33 @@ class MultiModalDecider:
 _MATCH_KEY = match_info_key("approx-prefix-cache-producer")
 
 
-class PrefixBasedPdDeciderParameters(Parameters, frozen=True):
+class PrefixBasedPdDecider(Parameters, frozen=True):
     non_cached_tokens: NonNegativeInt = 0
     prompt_tokens: NonNegativeInt = 0
 
-
-class PrefixBasedPdDecider:
-    def __init__(self, parameters: PrefixBasedPdDeciderParameters) -> None:
-        self._non_cached_tokens = parameters.non_cached_tokens
-        self._prompt_tokens = parameters.prompt_tokens
-        self.consumes = (_MATCH_KEY,) if self._non_cached_tokens else ()
+    @property
+    def consumes(self) -> tuple[DataKey[Any], ...]:
+        return (_MATCH_KEY,) if self.non_cached_tokens else ()
 
     def should_run(
         self, request: InferenceRequest, picked: Candidate | None, attributes: Attributes
     ) -> bool:
-        if not self._non_cached_tokens or picked is None:
+        if not self.non_cached_tokens or picked is None:
             return False
         tokens = request.num_tokens
-        if tokens < max(self._non_cached_tokens, self._prompt_tokens):
+        if tokens < max(self.non_cached_tokens, self.prompt_tokens):
             return False
         info = attributes.get(_MATCH_KEY)
         if info is None:
             return False
         hit = info.match_blocks.get(picked.key, 0) * info.block_size_tokens
-        return tokens - hit >= self._non_cached_tokens
+        return tokens - hit >= self.non_cached_tokens
 
     def why_not(
         self, request: InferenceRequest, picked: Candidate | None, attributes: Attributes
     ) -> str:
-        tokens, least = request.num_tokens, max(self._non_cached_tokens, self._prompt_tokens)
-        if not self._non_cached_tokens:
+        tokens, least = request.num_tokens, max(self.non_cached_tokens, self.prompt_tokens)
+        if not self.non_cached_tokens:
             return "nonCachedTokens is 0, which turns it off"
         if picked is None:
             return "there is no decode endpoint"
@@ -84,7 +83,7 @@ class PrefixBasedPdDecider:
         hit = info.match_blocks.get(picked.key, 0) * info.block_size_tokens
         return (
             f"of {tokens} tokens {hit} are cached at {picked.endpoint.name}, which leaves fewer "
-            f"than {self._non_cached_tokens}"
+            f"than {self.non_cached_tokens}"
         )
 
 

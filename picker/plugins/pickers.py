@@ -55,17 +55,14 @@ class PickerParameters(Parameters, frozen=True):
             msgspec.structs.force_setattr(self, "max_num_of_endpoints", 1)
 
 
-class MaxScorePicker:
-    def __init__(self, parameters: PickerParameters) -> None:
-        self._max_endpoints = parameters.max_num_of_endpoints
-
+class MaxScorePicker(PickerParameters, frozen=True):
     def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
         # One endpoint is the common case, and needs no order of the others.
-        if self._max_endpoints == 1:
+        if self.max_num_of_endpoints == 1:
             return _best(scored, rng)
         shuffled = rng.sample(scored, len(scored))
         shuffled.sort(key=lambda endpoint: -endpoint.score)
-        return shuffled[: self._max_endpoints]
+        return shuffled[: self.max_num_of_endpoints]
 
 
 def _best(scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
@@ -84,12 +81,9 @@ def _best(scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpo
     return (ScoredEndpoint(candidates[index], best),)
 
 
-class RandomPicker:
-    def __init__(self, parameters: PickerParameters) -> None:
-        self._max_endpoints = parameters.max_num_of_endpoints
-
+class RandomPicker(PickerParameters, frozen=True):
     def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
-        return rng.sample(scored, min(self._max_endpoints, len(scored)))
+        return rng.sample(scored, min(self.max_num_of_endpoints, len(scored)))
 
 
 class RoundRobinPicker:
@@ -111,15 +105,12 @@ class RoundRobinPicker:
         self._turns.pop(key, None)
 
 
-class WeightedRandomPicker:
-    def __init__(self, parameters: PickerParameters) -> None:
-        self._max_endpoints = parameters.max_num_of_endpoints
-
+class WeightedRandomPicker(PickerParameters, frozen=True):
     def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
         shuffled = rng.sample(scored, len(scored))
         keys = {id(endpoint): _log_key(endpoint.score, rng) for endpoint in shuffled}
         shuffled.sort(key=lambda endpoint: -keys[id(endpoint)])
-        return shuffled[: self._max_endpoints]
+        return shuffled[: self.max_num_of_endpoints]
 
 
 def _log_key(score: float, rng: Random) -> float:
@@ -127,43 +118,33 @@ def _log_key(score: float, rng: Random) -> float:
     return math.log(1.0 - rng.random()) / score if score > 0.0 else -math.inf
 
 
-class SoftmaxParameters(PickerParameters, frozen=True):
+class SoftmaxPicker(MaxScorePicker, frozen=True):
     temperature: NonNegativeFloat = 0.0
 
-
-class SoftmaxPicker:
-    def __init__(self, parameters: SoftmaxParameters) -> None:
-        self._max_endpoints = parameters.max_num_of_endpoints
-        self._temperature = parameters.temperature
-        self._best = MaxScorePicker(parameters)
-
     def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
-        if not self._temperature or len(scored) < 2:
-            return self._best.pick(scored, rng)
+        if not self.temperature or len(scored) < 2:
+            return super().pick(scored, rng)
         scores = [one.score for one in scored]
         best, span = max(scores), max(scores) - min(scores)
         # The largest of a logarithm of p and Gumbel noise is a draw from the softmax (Gumbel-max),
         # the next largest a draw from the rest.
         keys = [
-            ((score - best) / span / self._temperature if span else 0.0) + _gumbel(rng)
+            ((score - best) / span / self.temperature if span else 0.0) + _gumbel(rng)
             for score in scores
         ]
         order = sorted(range(len(keys)), key=keys.__getitem__, reverse=True)
-        return [scored[index] for index in order[: self._max_endpoints]]
+        return [scored[index] for index in order[: self.max_num_of_endpoints]]
 
 
 def _gumbel(rng: Random) -> float:
     return -math.log(rng.expovariate(1.0) or math.ulp(0.0))
 
 
-class PowerOfTwoPicker:
-    def __init__(self, parameters: PickerParameters) -> None:
-        self._max_endpoints = parameters.max_num_of_endpoints
-
+class PowerOfTwoPicker(PickerParameters, frozen=True):
     def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
         left = list(range(len(scored)))
         picked: list[ScoredEndpoint] = []
-        while left and len(picked) < self._max_endpoints:
+        while left and len(picked) < self.max_num_of_endpoints:
             drawn = rng.sample(left, min(2, len(left)))
             best = max(drawn, key=lambda index: _rank(scored[index]))
             left.remove(best)

@@ -35,16 +35,11 @@ from picker.framework.registry import (
 )
 
 
-class StaticUsageLimitPolicyParameters(Parameters, frozen=True):
+class StaticUsageLimitPolicy(Parameters, frozen=True):
     threshold: PositiveFloat = 1.0
 
-
-class StaticUsageLimitPolicy:
-    def __init__(self, parameters: StaticUsageLimitPolicyParameters) -> None:
-        self._threshold = parameters.threshold
-
     def ceilings(self, saturation: float, priorities: Sequence[int]) -> Sequence[float]:
-        return [self._threshold] * len(priorities)
+        return [self.threshold] * len(priorities)
 
 
 class PriorityHoldbackPolicyParameters(Parameters, frozen=True):

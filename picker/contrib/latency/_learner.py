@@ -128,9 +128,7 @@ class LatencyLearner:
     def _answered(
         self, request: InferenceRequest, measured: Measurement, ended_seconds: float, generated: int
     ) -> float | None:
-        """Learn and return the time per token, and learn the length of an answer: without usage,
-        its duration gives the length.
-        """
+        """Learn and return the time per token; without usage, the duration gives the length."""
         tpot_ms, predicted = measured.tpot_ms(generated), measured.predicted
         num_tokens = float(generated)
         if not generated and measured.first is not None and predicted and predicted.tpot_ms:

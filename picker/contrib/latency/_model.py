@@ -164,9 +164,7 @@ class LoadIntegral:
 
 
 def mean_load(load: LoadFeatures, since: Sequence[float], until: Sequence[float]) -> LoadFeatures:
-    """Return `load` with the means between two values of one `LoadIntegral`, or unchanged if the
-    load between them is unknown.
-    """
+    """Return `load` with the means between two values of one `LoadIntegral`, where known."""
     seconds, *sums = (after - before for before, after in zip(since, until, strict=True))
     if seconds <= 0:
         return load

@@ -91,9 +91,7 @@ class PredictionServers:
             samples = samples[size:]
 
     async def _ask(self, features: Sequence[Features]) -> tuple[list[Predicted | None], str]:
-        """Send the rows to the next server until a batch fails; return the predictions, None for
-        the rows after the failure, and the error.
-        """
+        """Send the rows until a batch fails; return predictions, or None, and the failure."""
         url = self._settings.prediction_urls[self._requests % len(self._settings.prediction_urls)]
         self._requests += 1
         size = self._settings.max_rows

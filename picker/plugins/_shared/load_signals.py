@@ -68,9 +68,7 @@ def all_own_requests(candidates: Candidates, own: Mapping[str, EndpointLoad] | N
 
 
 def waiting_loads(candidates: Candidates) -> list[float | None]:
-    """Return `waiting_requests` of each, the mean of the others for a missing signal, and own in-
-    flight counts if no load is known.
-    """
+    """Return `waiting_requests` of each, the mean for a missing signal, or own counts alone."""
     loads: list[float | None] = [
         None
         if (metrics := candidate.metrics) is None
@@ -99,9 +97,7 @@ def running_loads(candidates: Candidates) -> list[float | None]:
 
 
 def kv_usages(candidates: Candidates) -> list[float | None]:
-    """Return the KV cache usage of each, the mean of the others for a missing signal, and None for
-    unknown load.
-    """
+    """Return the KV usage of each, the mean for a missing signal, None for unknown load."""
     usages = [
         None if (metrics := candidate.metrics) is None else metrics.kv_cache_usage
         for candidate in candidates

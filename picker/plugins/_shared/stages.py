@@ -31,9 +31,7 @@ def first_picked(results: Results, profile: str) -> Candidate | None:
 
 
 def prompt_readers(result: SchedulingResult) -> list[tuple[ProfileResult, Candidate]]:
-    """Return the endpoints that compute the prompt, the first of the primary profile and of
-    `prefill`, each with its profile's result.
-    """
+    """Return the first endpoint of the primary profile and of `prefill`, each with the result."""
     readers = []
     # Both may be the same profile, whose endpoint then counts once.
     for name in dict.fromkeys((result.primary_profile, PREFILL_PROFILE)):
@@ -71,9 +69,7 @@ def stage_headers(results: Results, prefill: str, encode: str) -> dict[str, str]
 
 
 def decoded_result(results: Results, decode: str, headers: Mapping[str, str]) -> SchedulingResult:
-    """Return the decision for the endpoints of the profile `decode`. Raises `RefusedError` 429 when
-    it picked none.
-    """
+    """Decide for the endpoints of the profile `decode`. Raises `RefusedError` 429 for none."""
     result = results.get(decode)
     if result is None or not result.picked:
         raise RefusedError(
@@ -151,9 +147,7 @@ def note_failed(attributes: Attributes, results: Results, stages: Iterable[str])
 
 
 def only_result(results: Results) -> SchedulingResult:
-    """Return the decision for the only profile that picked any. Raises `RefusedError` 429 when none
-    did.
-    """
+    """Decide for the only profile that picked any. Raises `RefusedError` 429 when none did."""
     for name, result in results.items():
         if result is not None and result.picked:
             return _picked_by(name, result)

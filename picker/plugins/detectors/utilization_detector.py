@@ -110,9 +110,7 @@ class UtilizationDetector:
     def filter(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
     ) -> Candidates:
-        """Return the candidates with room, else all; metrics are compared as of the request's
-        arrival.
-        """
+        """Metrics are compared as of the request's arrival."""
         passed: list[Candidate] = []
         for candidate in candidates:
             seen = self._seen(candidate, request.received_at_seconds)

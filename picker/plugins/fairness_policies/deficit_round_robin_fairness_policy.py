@@ -75,13 +75,11 @@ class DeficitRoundRobinFairnessPolicyParameters(Parameters, frozen=True):
 
 @dataclass(slots=True)
 class _Account:
-    """One flow. `pace` is tokens per turn; `estimated` and `used` are of its last requests.
-    `returns` counts its returns to a round later than its own.
-    """
+    """One flow; `estimated` and `used` are of its last requests, `pace` is tokens per turn."""
 
     pace: float
     position: float
-    returns: int = 0
+    returns: int = 0  # to a round later than its own
     estimated: float = 0.0
     used: float = 0.0
 

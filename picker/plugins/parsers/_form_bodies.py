@@ -34,9 +34,7 @@ def form_field(body: bytes, content_type: str, name: str) -> str:
 
 
 def _delimiters(body: bytes, delimiter: bytes) -> Iterator[int]:
-    """Find the delimiters, which end at a word boundary. No line break precedes the first if the
-    body begins with it.
-    """
+    """Find the delimiters, which end at a word boundary; no line break need precede the first."""
     at = -2 if body.startswith(delimiter[2:]) else body.find(delimiter)
     # Clients choose the number of delimiters; each costs a search.
     for _ in range(MAX_DELIMITERS):

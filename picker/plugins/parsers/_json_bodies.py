@@ -43,16 +43,12 @@ _KINDS = {
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """Decode an object; of a repeated member the last counts. Raises `RefusedError` (400) for
-    anything else.
-    """
+    """Decode an object, where the last of repeated members counts. Raises `RefusedError` (400)."""
     return decoded(body, _decode)[0]
 
 
 def decoded(body: bytes, decode: Callable[[bytes], T]) -> tuple[T, bool]:
-    """Decode `body`; the second value says whether lone surrogates were marked. Raises
-    `RefusedError` (400) with the reason.
-    """
+    """Decode `body`, and tell whether lone surrogates were marked. Raises `RefusedError` (400)."""
     try:
         return decode(body), False
     except UNREADABLE as error:
@@ -123,9 +119,7 @@ def _reason(error: Exception) -> str:
 
 
 def salt_of(payload: Mapping[str, Any], name: str) -> str:
-    """Return the cache salt, "" if absent or null. Another value than a string separates prompts as
-    well; the endpoint decides whether it is valid.
-    """
+    """Return the cache salt, "" for none; a value that is no string separates prompts as well."""
     value = payload.get(name)
     if value is None:
         return ""

@@ -114,9 +114,7 @@ def anthropic_usage(document: bytes) -> Usage | None:
 
 
 def sglang_usage(document: bytes) -> Usage | None:
-    """Read `meta_info` of SGLang's generate; several answers to one prompt are added up, without
-    the unreadable ones.
-    """
+    """Read `meta_info` of SGLang's generate; the readable answers to one prompt are added up."""
     answers = _decode_list(document) if _is_list(document) else [document]
     usage: Usage | None = None
     for answer in answers:
@@ -291,9 +289,7 @@ class SseUsage:
                 self._take(_read(self._shape, b"\n".join(lines)))
 
     def _read_lines(self, lines: list[bytes]) -> bool:
-        """Read each line by itself, as some servers end events by one newline; return true if one
-        has usage.
-        """
+        """Read each line by itself, as some servers end events by one newline."""
         found = False
         for line in lines:
             if self._marker in line:
@@ -322,9 +318,7 @@ def is_event_stream(content_type: str) -> bool:
 def usage_reader(
     content_type: str, shape: Shape, marker: bytes = USAGE, event_shape: Shape | None = None
 ) -> JsonUsage | SseUsage:
-    """Create a reader for a response of `content_type`; `event_shape` if the shape of events
-    differs.
-    """
+    """Create a reader for a response; events may have another shape than documents."""
     if is_event_stream(content_type):
         return SseUsage(event_shape or shape, marker)
     return JsonUsage(shape, marker)

@@ -84,9 +84,7 @@ class _Account(msgspec.Struct, eq=False):
 
 
 class Ledger:
-    """The accounts of endpoints. `own_loads` has no entry for an idle endpoint; `loads` are the
-    sums over all replicas.
-    """
+    """The accounts of endpoints; `own_loads` are this replica's, `loads` those of all replicas."""
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}

@@ -104,9 +104,7 @@ class IndexerParameters(Parameters, frozen=True):
 
 
 class PodDiscoveryParameters(Parameters, frozen=True):
-    """`podDiscoveryConfig`: the pool defines the endpoints; a namespace, and a selector other than
-    the default, narrow it.
-    """
+    """A namespace, and a selector other than the default, narrow the pool's endpoints."""
 
     pod_label_selector: str = DEFAULT_SELECTOR
     pod_namespace: str = ""
@@ -207,9 +205,7 @@ class PrecisePrefixCacheProducer:
         return {}
 
     def kv_event_source(self, endpoint: Endpoint) -> KvEventSource | None:
-        """Return the source of its engine's events; None outside the configured namespace and
-        labels.
-        """
+        """Return None for an endpoint outside the configured namespace and labels."""
         if self._namespace and endpoint.namespace != self._namespace:
             return None
         if not self._selector.matches(endpoint.labels):

@@ -41,9 +41,7 @@ class SessionIdProducer:
 
 
 def cookie(header: str, name: str) -> str:
-    """Return the first cookie called `name` in a `cookie` header, "" without one. Names are case-
-    sensitive; quotes around a value are not part of it (RFC 6265, section 4.1.1).
-    """
+    """Return the first cookie called `name`, "" without one, without its quotes (RFC 6265)."""
     for pair in header.split(";"):
         key, equals, value = pair.partition("=")
         if equals and key.strip() == name:

@@ -100,7 +100,7 @@ DEFAULT_THRESHOLD = 128
 BEST = 0.5
 
 
-class LoadAwareParameters(Parameters, frozen=True):
+class LoadAwareScorer(Parameters, frozen=True):
     threshold: int = DEFAULT_THRESHOLD
 
     def __post_init__(self) -> None:
@@ -108,17 +108,10 @@ class LoadAwareParameters(Parameters, frozen=True):
         if self.threshold <= 0:
             msgspec.structs.force_setattr(self, "threshold", DEFAULT_THRESHOLD)
 
-
-class LoadAwareScorer:
-    """Scores by queue length against a fixed threshold. Stateless."""
-
-    def __init__(self, parameters: LoadAwareParameters) -> None:
-        self._threshold = parameters.threshold
-
     def score(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
-        limit = self._threshold
+        limit = self.threshold
         return [
             0.0 if queue is None else BEST * (1.0 - min(queue, limit) / limit)
             for queue in waiting_loads(candidates)

@@ -7,12 +7,12 @@ import pytest
 
 from picker.errors import RefusedError
 from picker.framework.attributes import Attributes
-from picker.plugins.admitters import ProbabilisticAdmitter, ProbabilisticAdmitterParameters
+from picker.plugins.admitters import ProbabilisticAdmitter
 from tests.support.picker.plugin_scenes import candidate, request_for
 
 
 def _admitter(**parameters: Any) -> ProbabilisticAdmitter:
-    return ProbabilisticAdmitter(ProbabilisticAdmitterParameters(**parameters))
+    return ProbabilisticAdmitter(**parameters)
 
 
 @pytest.mark.parametrize(

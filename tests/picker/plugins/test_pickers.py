@@ -16,18 +16,21 @@ from picker.plugins.pickers import (
     PowerOfTwoPicker,
     RandomPicker,
     RoundRobinPicker,
-    SoftmaxParameters,
     SoftmaxPicker,
     WeightedRandomPicker,
 )
 from picker.types import Candidate, Endpoint, ScoredEndpoint
 from tests.depth import examples
 
-Make = Callable[[PickerParameters], PickerPlugin]
+Make = Callable[[int], PickerPlugin]
 
 
-def warm(parameters: PickerParameters) -> PickerPlugin:
-    return SoftmaxPicker(SoftmaxParameters(parameters.max_num_of_endpoints, temperature=0.5))
+def warm(count: int) -> PickerPlugin:
+    return SoftmaxPicker(count, temperature=0.5)
+
+
+def in_turn(count: int) -> PickerPlugin:
+    return RoundRobinPicker(PickerParameters(count))
 
 
 ALL: list[Make] = [MaxScorePicker, RandomPicker, WeightedRandomPicker, PowerOfTwoPicker, warm]
@@ -41,7 +44,7 @@ def scored(*scores: float) -> list[ScoredEndpoint]:
 
 
 def picks(make: Make, count: int, *scores: float, seed: int = 1) -> list[str]:
-    return names(make(PickerParameters(count)).pick(scored(*scores), Random(seed)))
+    return names(make(count).pick(scored(*scores), Random(seed)))
 
 
 def names(picked: object) -> list[str]:
@@ -49,11 +52,11 @@ def names(picked: object) -> list[str]:
 
 
 def first_picks(make: Make, scores: list[float], count: int = 1) -> Counter[str]:
-    picker, rng = make(PickerParameters(count)), Random(7)
+    picker, rng = make(count), Random(7)
     return Counter(names(picker.pick(scored(*scores), rng))[0] for _ in range(4000))
 
 
-@pytest.mark.parametrize("make", [*ALL, RoundRobinPicker])
+@pytest.mark.parametrize("make", [*ALL, in_turn])
 @examples(40)
 @given(
     scores=st.lists(st.floats(-1, 10), min_size=1, max_size=8),
@@ -68,7 +71,7 @@ def test_every_picker_picks_distinct_endpoints_and_repeats_itself(
     assert picks(make, count, *scores, seed=seed) == picked
 
 
-@pytest.mark.parametrize("make", [*ALL, RoundRobinPicker])
+@pytest.mark.parametrize("make", [*ALL, in_turn])
 def test_an_empty_list_gives_no_pick(make: Make) -> None:
     assert picks(make, 1) == []
 
@@ -101,7 +104,7 @@ def test_weighted_random_draws_without_replacement(scale: float) -> None:
     """The pair (i, j) has the probability wi / W · wj / (W − wi)."""
     weights, draws, rng = [1.0, 2.0, 3.0, 4.0], 20_000, Random(11)
     endpoints, total = scored(*(weight * scale for weight in weights)), sum(weights)
-    picker = WeightedRandomPicker(PickerParameters(2))
+    picker = WeightedRandomPicker(2)
     seen = Counter(tuple(names(picker.pick(endpoints, rng))) for _ in range(draws))
     distance = 0.0
     for (i, one), (j, other) in permutations(enumerate(weights), 2):
@@ -113,7 +116,7 @@ def test_weighted_random_draws_without_replacement(scale: float) -> None:
 @pytest.mark.parametrize("make", ALL)
 def test_all_orders_of_equal_scores_are_equally_likely(make: Make) -> None:
     draws, rng, endpoints = 12_000, Random(5), scored(-1.0, -1.0, -1.0)
-    picker = make(PickerParameters(3))
+    picker = make(3)
     seen = Counter(tuple(names(picker.pick(endpoints, rng))) for _ in range(draws))
     expected = draws / 6
     assert len(seen) == 6
@@ -144,7 +147,7 @@ def loaded(*loads: int) -> list[ScoredEndpoint]:
 @pytest.mark.parametrize("endpoints", [scored(1, 2, 3, 4), loaded(3, 2, 1, 0)])
 def test_power_of_two_takes_the_better_one_of_two(endpoints: list[ScoredEndpoint]) -> None:
     """Among four, the best is picked in 3 of the 6 pairs, the next in 2, the third in 1."""
-    picker, rng = PowerOfTwoPicker(PickerParameters()), Random(3)
+    picker, rng = PowerOfTwoPicker(), Random(3)
     seen = Counter(names(picker.pick(endpoints, rng))[0] for _ in range(6000))
     assert set(seen) == {"w1", "w2", "w3"}
     for name, expected in (("w3", 3000), ("w2", 2000), ("w1", 1000)):
@@ -153,18 +156,18 @@ def test_power_of_two_takes_the_better_one_of_two(endpoints: list[ScoredEndpoint
 
 def test_power_of_two_compares_loads_only_for_equal_scores() -> None:
     busy, idle = loaded(9, 0)
-    assert names(PowerOfTwoPicker(PickerParameters(2)).pick([busy, idle], Random(1))) == [
+    assert names(PowerOfTwoPicker(2).pick([busy, idle], Random(1))) == [
         "w1",
         "w0",
     ]
     better = ScoredEndpoint(busy.candidate, 1.0)
-    assert names(PowerOfTwoPicker(PickerParameters()).pick([better, idle], Random(1))) == ["w0"]
+    assert names(PowerOfTwoPicker().pick([better, idle], Random(1))) == ["w0"]
 
 
 @pytest.mark.parametrize("weight", [1.0, 7.0])
 def test_softmax_draws_as_dynamo_does(weight: float) -> None:
     """Scores 0, 1/2 and 1 at temperature 1 are drawn as e^-1, e^-1/2 and 1."""
-    picker, rng, draws = SoftmaxPicker(SoftmaxParameters(temperature=1.0)), Random(4), 20_000
+    picker, rng, draws = SoftmaxPicker(temperature=1.0), Random(4), 20_000
     endpoints = scored(0.0, weight / 2, weight)
     seen = Counter(names(picker.pick(endpoints, rng))[0] for _ in range(draws))
     for name, expected in (("w0", 0.1863), ("w1", 0.3072), ("w2", 0.5065)):
@@ -173,7 +176,7 @@ def test_softmax_draws_as_dynamo_does(weight: float) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-300])
 def test_softmax_without_temperature_takes_the_best(temperature: float) -> None:
-    picker = SoftmaxPicker(SoftmaxParameters(2, temperature=temperature))
+    picker = SoftmaxPicker(2, temperature=temperature)
     assert names(picker.pick(scored(1, 5, 3), Random(1))) == ["w1", "w2"]
 
 
@@ -199,9 +202,9 @@ def test_round_robin_serves_filtered_pools_and_newcomers() -> None:
     assert names(picker.pick(pool, rng)) == ["w3"]
 
 
-@pytest.mark.parametrize("make", [*ALL, RoundRobinPicker])
+@pytest.mark.parametrize("make", [*ALL, in_turn])
 def test_only_endpoints_that_filters_left_are_picked(make: Make) -> None:
-    picker, rng, pool = make(PickerParameters(2)), Random(9), scored(*range(8))
+    picker, rng, pool = make(2), Random(9), scored(*range(8))
     for _ in range(300):
         left = rng.sample(pool, rng.randint(1, 8))
         assert set(names(picker.pick(left, rng))) <= set(names(left))

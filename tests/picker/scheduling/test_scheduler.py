@@ -11,7 +11,7 @@ import pytest
 from picker.decisions.steps import BoundPlugin, PluginSteps
 from picker.errors import Code, DropReason, RefusedError
 from picker.framework.attributes import Attributes
-from picker.plugins.pickers import MaxScorePicker, PickerParameters
+from picker.plugins.pickers import MaxScorePicker
 from picker.plugins.profile_handlers.one_profile import SingleProfileHandler
 from picker.scheduling.scheduler import Profile, Scheduler
 from picker.types import (
@@ -60,7 +60,7 @@ class Keep:
 def profile(name: str, *filters: Keep, scorers: Mapping[Fixed, float] | None = None) -> Profile:
     return Profile(
         name,
-        BoundPlugin(MaxScorePicker(PickerParameters()), "Picker", "best", profile=name),
+        BoundPlugin(MaxScorePicker(), "Picker", "best", profile=name),
         [BoundPlugin(one, "Filter", f"only {one.names}", profile=name) for one in filters],
         [
             BoundPlugin(one, "Scorer", f"weighs {weight}", profile=name, weight=weight)
