@@ -48,7 +48,7 @@ def json_object(body: bytes) -> dict[str, Any]:
 
 
 def decoded(body: bytes, decode: Callable[[bytes], T]) -> tuple[T, bool]:
-    """Decode `body`, and tell whether lone surrogates were marked. Raises `RefusedError` (400)."""
+    """Decode `body`, and say whether lone surrogates were marked. Raises `RefusedError` (400)."""
     try:
         return decode(body), False
     except UNREADABLE as error:
