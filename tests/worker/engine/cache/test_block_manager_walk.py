@@ -109,7 +109,6 @@ class BlockWalk(RuleBasedStateMachine):
     @precondition(lambda self: self.walkers)
     @rule(data=st.data(), more=st.lists(st.integers(0, 1), min_size=1, max_size=6))
     def plan(self, data: st.DataObject, more: list[int]) -> None:
-        """Admit one that begins as another was written, and twins of it before it runs."""
         self.plan_one(self.pick(data), more)
 
     @rule(more=st.lists(st.integers(0, 1), min_size=1, max_size=4))
