@@ -1,4 +1,4 @@
-"""`python -m worker`: serve one model. Everything else is in `app`."""
+"""`python -m worker`: serve one model."""
 
 import asyncio
 import logging
@@ -18,8 +18,7 @@ from worker.tokenizer.checkpoint import read_checkpoint
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a worker until a signal stops it; return the exit status.
 
-    A failed start writes one sentence to standard error and exits with status 1, a wrong flag with
-    status 2.
+    A failed start writes one sentence to standard error and returns 1; a wrong flag exits with 2.
     """
     options = build_parser().parse_args(argv)
     logging.basicConfig(

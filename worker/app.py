@@ -1,10 +1,7 @@
 """The composition root of a worker: the engine process and the HTTP server, from start to drain.
 
-Order of life: bind the port (without listening, so that a busy one is found at once), start the
-engine process and build the tokenizer concurrently, listen when both are ready, serve until a
-signal arrives or the engine is lost for good, drain, stop the engine. The port opens when requests
-can be answered; an engine that dies later restarts behind the open port, which answers 503
-meanwhile.
+The port is bound first, so that a busy one is found at once, and opens when requests can be
+answered. While an engine that died restarts behind the open port, the port answers 503.
 """
 
 import asyncio
@@ -115,24 +112,19 @@ async def run(config: ServeConfig, checkpoint: Checkpoint | None) -> int:
             await client.shutdown()
 
 
-class _StoppedError(Exception):
-    """A signal arrived before the worker had started."""
+class _StoppedError(Exception): ...
 
 
 class _Stop:
-    """Counts stop signals: the first starts the drain, the second cuts it short."""
-
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.at_once = asyncio.Event()
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Handle SIGTERM and SIGINT on this loop."""
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
 
     async def interrupt(self) -> NoReturn:
-        """Wait for the first signal, then raise `_StoppedError`."""
         await self.asked.wait()
         raise _StoppedError
 
@@ -199,7 +191,6 @@ def _metrics(config: ServeConfig) -> WorkerMetrics:
 
 
 async def _adapters(config: ServeConfig, client: EngineClient) -> ServedAdapters:
-    """Load the adapters of `--lora-modules`. Raise `ConfigError` for one that cannot be loaded."""
     has_files = config.engine.engine != "sim"
     api = config.api
     adapters = ServedAdapters(client, api.served_model_names, has_files, api.accepted_model_names)
@@ -213,8 +204,8 @@ async def _adapters(config: ServeConfig, client: EngineClient) -> ServedAdapters
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Text:
-    """The tokenizer and chat template of a checkpoint. `vocabulary` is None without an end token:
-    a constrained answer could never end.
+    """The tokenizer and chat template of a checkpoint. `vocabulary` is None without an end token: a
+    constrained answer could never end.
     """
 
     tokenizer: Tokenizer
@@ -234,7 +225,7 @@ class _Text:
 async def _started(
     client: EngineClient, config: ServeConfig, checkpoint: Checkpoint | None, stop: _Stop
 ) -> tuple[EngineReady, _Text] | None:
-    """Start the engine and build the tokenizer concurrently; None if a stop signal comes first."""
+    """Return None if a stop signal comes first."""
     try:
         async with asyncio.TaskGroup() as group:
             interrupter = group.create_task(stop.interrupt(), name="stop")
@@ -279,7 +270,6 @@ def _vocabulary(config: ServeConfig, tokenizer: Tokenizer) -> Vocabulary | None:
 
 
 def _with_cors(application: ASGIApp, api: ApiConfig) -> ASGIApp:
-    """Let pages of the allowed origins use the API; requests without an `Origin` pass unchanged."""
     return CORSMiddleware(
         application,
         allow_origins=api.allowed_origins,
@@ -290,15 +280,12 @@ def _with_cors(application: ASGIApp, api: ApiConfig) -> ASGIApp:
 
 
 class _Faults(Protocol):
-    """Injected faults: falsified statistics, and an application that fails on request."""
-
     def stats(self) -> EngineStats: ...
 
     def around(self, app: ASGIApp) -> ASGIApp: ...
 
 
 def _fault_injection(config: ServeConfig, client: EngineClient) -> _Faults:
-    """Load the shelf for `--engine sim` and `--enable-fault-injection`."""
     shelf = load_shelf("worker.sim.injection")
     if shelf is None:
         raise ConfigError("fault injection needs worker.sim, which is not installed")
@@ -311,8 +298,6 @@ def _crash() -> None:
 
 
 class _Worker:
-    """The serving phase: from the open port to the end of the drain."""
-
     def __init__(
         self,
         config: ServeConfig,
@@ -417,8 +402,8 @@ class _Worker:
             self._client.abort_all("The request was aborted because the server stops")
 
     async def _finish(self, timeout_seconds: float) -> None:
-        """Wait until all requests have finished, and until other workers have fetched the KV of
-        streams that moved to them, or its lease has expired.
+        """Wait for all requests, and for KV of moved streams until it is fetched or its lease
+        expires.
         """
         with contextlib.suppress(TimeoutError, EngineDeadError):
             async with asyncio.timeout(timeout_seconds):
@@ -445,9 +430,10 @@ _WITHOUT_EFFECT_ON_ANSWERS = (
 
 
 def system_fingerprint(config: EngineConfig) -> str:
-    """`pointsman-<version>-<8 hex digits>` of the engine's configuration. The digest leaves out
-    secrets (the seed of the block hashes) and fields that do not change answers: speculation too,
-    unless drafts are drawn at random, which changes the answer to a seed.
+    """Return `pointsman-<version>-<8 hex digits>`, a digest of all configuration that changes
+    answers.
+
+    Speculation is part of it only if drafts are drawn at random.
     """
     public = dataclasses.replace(config, prefix_caching_hash_seed=None)
     speculative = config.speculative
@@ -463,8 +449,8 @@ def system_fingerprint(config: EngineConfig) -> str:
 
 
 def cache_info(engine: EngineConfig, ready: EngineReady) -> dict[str, str]:
-    """One label for each attribute of vLLM's cache configuration, with `str` of its value. Features
-    that this engine lacks are "None", 0 or False, as in a vLLM that does not use them.
+    """Return a label for each attribute of vLLM's cache configuration; features that this engine
+    lacks have the values of a vLLM that does not use them.
     """
     num_tokens = ready.num_blocks * ready.block_size
     values = {

@@ -6,12 +6,11 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class CatalogModel:
-    """One GGUF file, in parts in wheels of the Python package index. Sizes are in bytes.
+    """One GGUF file, in parts in wheels of the Python package index.
 
     Each of `packages` (pinned requirements) has one part; every part but the last has `part_bytes`.
-    `sha256` is the digest of the parts joined in order. `memory_bytes` is the worker's memory
-    without the KV cache. `sampling` holds the defaults of the model's card or its
-    `generation_config.json`, under the names of that file.
+    `sha256` is the digest of the joined parts. `memory_bytes` is the worker's memory without the KV
+    cache. `sampling` holds the model's defaults, with the names of `generation_config.json`.
     """
 
     name: str
@@ -53,5 +52,4 @@ CATALOG = (DEFAULT, BETTER)
 
 
 def catalog_sampling(model: Path) -> dict[str, float]:
-    """The sampling defaults of a file of the catalogue; none for other files."""
     return next((dict(entry.sampling) for entry in CATALOG if entry.file == model.name), {})

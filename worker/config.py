@@ -29,9 +29,9 @@ class SchedulerConfig:
     """Limits of one step, in tokens and sequences, and the policies.
 
     `policy` "priority" orders by priority, then arrival; "fcfs" by arrival alone. `waiting_order`
-    "lpm" puts the longest cached prefix first within a priority, "fcfs" does not. `victim` chooses
-    the sequence to preempt when blocks run out: see `engine.policies.VICTIM_POLICIES`. A waiting
-    sequence that does not fit yet is overtaken at most `max_bypasses` times.
+    "lpm" puts the longest cached prefix first within a priority. `victim` is a key of
+    `engine.policies.VICTIM_POLICIES`. A waiting sequence that does not fit is overtaken at most
+    `max_bypasses` times.
     """
 
     max_num_batched_tokens: int = 2048
@@ -51,8 +51,8 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
-    """LoRA adapters of rank `max_lora_rank` or less: at most `max_loras` different ones in a step,
-    and `max_cpu_loras` in the host's memory.
+    """LoRA adapters of rank `max_lora_rank` or less: at most `max_loras` of them in a step, and
+    `max_cpu_loras` in the host's memory.
     """
 
     max_loras: int = 1
@@ -64,8 +64,8 @@ class LoraConfig:
 class SimConfig:
     """`--engine sim`: the durations of steps and the answers, in seconds and tokens.
 
-    `latency_model` is one of `sim.latency.MODELS`, which documents their formulas; each
-    reads only its own fields. `time_scale` multiplies every step; with 0 no step waits.
+    `latency_model` is one of `sim.latency.MODELS`; each reads only its own fields. `time_scale`
+    multiplies every step; with 0 no step waits.
     """
 
     latency_model: str = "linear"
@@ -120,18 +120,14 @@ MAX_SPECULATIVE_TOKENS = 128
 class SpeculativeConfig:
     """`--speculative-config`, with vLLM's field names and defaults where vLLM has the field.
 
-    `method` is one of SPECULATIVE_METHODS. `num_speculative_tokens` is the maximum number of
-    drafts per sequence and step. `model` is the draft model, or the file of a trained head (None:
-    the head for the target, shipped or trained before).
-
-    n-gram: prompt lookup of the last `prompt_lookup_min` to `prompt_lookup_max` tokens.
-    Suffix: `suffix_decoding_*`, over the sequence itself and recently finished outputs.
+    `method` is one of SPECULATIVE_METHODS. `num_speculative_tokens` is the maximum per sequence and
+    step. `model` is the draft model, or the file of a trained head (None: the head for the target).
 
     `draft_sample_method` is how a draft model or head chooses when the request samples: its
     likeliest token ("greedy"), the token it draws with the request's own noise ("gumbel"), or a
-    draw from its own distribution ("probabilistic"). With the first two, the output is identical,
-    token for token, to the output without speculation. `rejection_sample_method` verifies drafts
-    that were drawn from a distribution.
+    draw from its own distribution ("probabilistic"). With the first two, the output is identical to
+    the output without speculation. `rejection_sample_method` verifies drafts that were drawn from a
+    distribution.
 
     `num_speculative_tokens_per_batch_size` holds (first, last, max drafts) by the number of
     decoding sequences; it overrides the adaptive length. With `enable_adaptive_verification` False
@@ -155,8 +151,8 @@ class SpeculativeConfig:
 
 @dataclass(frozen=True, slots=True)
 class KvEventsConfig:
-    """`--kv-events-config`, with vLLM's field names and defaults; `format` ("map" or "array") is an
-    addition. `endpoint` binds when it has `*` or `::` or is ipc or inproc, else it connects.
+    """`--kv-events-config`, with vLLM's fields and defaults, and `format` ("map" or "array").
+    `endpoint` binds when it has `*` or `::` or is ipc or inproc, else it connects.
     """
 
     enable_kv_cache_events: bool = False
@@ -180,14 +176,12 @@ KV_ROLES = ("kv_producer", "kv_consumer", "kv_both")
 class KvTransferConfig:
     """`--kv-transfer-config`, with vLLM's field names and defaults where vLLM has the field.
 
-    The engine listens on `kv_ip`:`kv_port` (0: any free port) and publishes this address, so other
-    engines must be able to reach it. Exported KV is held for `kv_lease_duration` seconds, in at
-    most `kv_buffer_size` bytes; the same limit applies to KV in flight to this engine. A transfer
-    fails after `kv_transfer_timeout` seconds. `key_file` has the key that engines share (None: the
-    key in the environment, see `worker.kv.access`). `backends` are NIXL's.
-
-    The engine queries only peers in `kv_peer_networks` (None: private networks). A peer known by
-    its HTTP address listens on `kv_peer_port` (None: as far from its HTTP port as this worker).
+    Other engines must be able to reach `kv_ip`:`kv_port` (0: any free port). Exported KV is held
+    for `kv_lease_duration` seconds, in at most `kv_buffer_size` bytes; the same limit applies to KV
+    in flight to this engine. A transfer fails after `kv_transfer_timeout` seconds. `key_file` has
+    the key that engines share (None: see `worker.kv.access`). `backends` are NIXL's. Only peers in
+    `kv_peer_networks` (None: private networks) are queried. A peer known by its HTTP address
+    listens on `kv_peer_port` (None: as far from its HTTP port as this worker).
     """
 
     kv_connector: str = "TcpConnector"
@@ -205,19 +199,17 @@ class KvTransferConfig:
 
     @property
     def gives(self) -> bool:
-        """True if this engine computes KV for others."""
         return self.kv_role != "kv_consumer"
 
     @property
     def takes(self) -> bool:
-        """True if this engine loads KV that others computed."""
         return self.kv_role != "kv_producer"
 
 
 @dataclass(frozen=True, slots=True)
 class KvAddress:
-    """The address where this worker serves KV, and its HTTP port. `peer_port` is the KV port of
-    workers known by their HTTP address, see `KvTransferConfig`.
+    """The address where this worker serves KV, and its HTTP port; `peer_port` as in
+    `KvTransferConfig`.
     """
 
     host: str
@@ -226,7 +218,6 @@ class KvAddress:
     peer_port: int | None = None
 
     def port_of(self, http_port: int) -> int:
-        """The KV port of the worker with this HTTP port."""
         return http_port + self.port - self.http_port if self.peer_port is None else self.peer_port
 
 
@@ -235,9 +226,9 @@ OFFLOADING_POLICIES = ("lru", "lfu", "slru", "tenant")
 
 @dataclass(frozen=True, slots=True)
 class KvOffloadingConfig:
-    """The tiers for evicted blocks of the prefix cache: `kv_offloading_size` GiB of the host's
-    memory, then `kv_offloading_disk_size` GiB in the directory `kv_offloading_path` (None: no
-    disk). `kv_offloading_policy`, one of OFFLOADING_POLICIES, chooses the blocks to evict.
+    """The tiers for evicted blocks of the prefix cache: `kv_offloading_size` GiB of host memory,
+    then `kv_offloading_disk_size` GiB in the directory `kv_offloading_path` (None: no disk).
+    `kv_offloading_policy` is one of OFFLOADING_POLICIES.
     """
 
     kv_offloading_size: float
@@ -253,8 +244,8 @@ class EngineConfig:
     `engine` is "torch" or "sim", `device` "auto", "cpu" or "cuda", `attention_backend` "auto",
     "torch", "triton" or "flash-attn". `dtype` is "auto", "float32", "bfloat16" or "float16";
     `kv_cache_dtype` is "auto" (the dtype of activations), "float32", "bfloat16", "fp8" or its
-    synonym "fp8_e4m3"; `quantization` is "none", "q8_0" or "q4_1".
-    `num_blocks_override` None: sized from memory (torch) or the default of the simulator.
+    synonym "fp8_e4m3"; `quantization` is "none", "q8_0" or "q4_1". `num_blocks_override` None:
+    sized from memory (torch) or the default of the simulator.
     """
 
     engine: str
@@ -305,9 +296,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class PoolerConfig:
-    """The hidden states that make an embedding, and whether to normalize it to length 1 unless the
-    request says otherwise. The names are vLLM's.
-    """
+    """The hidden states that make an embedding, and whether its length is 1 by default."""
 
     pooling_type: Literal["LAST", "MEAN"] = "LAST"
     use_activation: bool = True
@@ -316,9 +305,8 @@ class PoolerConfig:
 @dataclass(frozen=True, slots=True)
 class ApiConfig:
     """The HTTP front end. `/v1/models` lists `served_model_names`, and answers carry the first of
-    them; requests may also use `accepted_model_names` (the path), which are not listed.
-
-    `api_keys` empty: no key is needed. `seed` None: requests without a seed get a random one.
+    them; requests may also use `accepted_model_names`. Without `api_keys` no key is needed. `seed`
+    None: requests without a seed get a random one.
     """
 
     served_model_names: tuple[str, ...]

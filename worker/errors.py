@@ -6,8 +6,7 @@ from dataclasses import dataclass
 CRASH_STATUS = 70
 
 
-class WorkerError(Exception):
-    """The root of this package's error tree."""
+class WorkerError(Exception): ...
 
 
 class ConfigError(WorkerError):
@@ -15,8 +14,8 @@ class ConfigError(WorkerError):
 
 
 class ModelError(WorkerError):
-    """A checkpoint or tokenizer that cannot be loaded; the message names the file, the tensor or
-    key, and why.
+    """A checkpoint or tokenizer that cannot be loaded; the message names the file, the key, and
+    why.
     """
 
 
@@ -54,7 +53,7 @@ class RequestError(WorkerError):
 
 
 def root_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first leaf of an exception group: the failure that ended a task group."""
+    """Return the first leaf of an exception group: the failure that ended a task group."""
     first: BaseException = group
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]

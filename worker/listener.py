@@ -1,5 +1,5 @@
 """The socket of a worker: bound early, so that a busy address fails before the model loads, and
-listening late, when requests can be answered.
+listening when requests can be answered.
 """
 
 import contextlib
@@ -18,7 +18,6 @@ from worker.errors import ConfigError
 
 @contextmanager
 def bound(config: ServeConfig) -> Iterator[socket.socket]:
-    """Bind the socket without listening. Raise `ConfigError` when the address is taken."""
     if config.uds is None:
         with bind(config.host, config.port) as listener:
             yield listener
@@ -35,7 +34,6 @@ def bound(config: ServeConfig) -> Iterator[socket.socket]:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bind a TCP socket without listening. Raise `ConfigError`."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -59,8 +57,8 @@ def bind(host: str, port: int) -> socket.socket:
 
 @contextmanager
 def _locked(path: str) -> Iterator[None]:
-    """Reserve `path` for this process by a lock on a file beside it: a worker that has bound its
-    socket but does not listen yet looks dead from outside. The lock ends with the process.
+    """Reserve `path` by a lock on a file beside it: a worker that has bound its socket but does not
+    listen yet looks dead from outside. The lock ends with the process.
     """
     name = f"{path}.lock"
     try:
@@ -93,7 +91,7 @@ def _lock(name: str) -> int:
 
 
 def _identity(file: str | int) -> tuple[int, int] | None:
-    """The device and inode of a file, which outlast a rename; None when there is no file."""
+    """Return the device and inode of a file, which outlast a rename; None when there is no file."""
     try:
         status = os.stat(file)
     except FileNotFoundError:
@@ -121,7 +119,6 @@ def _is_answered(path: str) -> bool:
 
 
 def shown(listener: socket.socket, *, tls: bool) -> str:
-    """The address that users type."""
     if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
@@ -129,7 +126,6 @@ def shown(listener: socket.socket, *, tls: bool) -> str:
 
 
 def is_exposed(listener: socket.socket) -> bool:
-    """True if other machines may reach the socket."""
     if listener.family == socket.AF_UNIX:
         return False
     # The zone of a link-local IPv6 address follows %.

@@ -2,9 +2,8 @@
 
 A package names a class in the entry-point group `GROUP`; `--logits-processors` loads it by that
 name. Its constructor's parameters are keys of `vllm_xargs`: a request that sends any of them gets
-an instance built from its values, and a constructor that raises ValueError refuses the request. The
-API builds an instance to check the request; only the name and the arguments travel to the engine,
-which builds its own.
+an instance, and a ValueError refuses the request. The API builds an instance to check the request;
+only the name and the arguments travel to the engine, which builds its own.
 """
 
 import inspect
@@ -30,15 +29,13 @@ class LogitsProcessor(Protocol):
 
     def process(self, output_token_ids: Sequence[int], row: Any) -> Any:
         """Return the logits of the next token, given the model's, `row`: a float32 tensor [V] on
-        the model's device, which may be changed in place. -inf excludes a token.
-        `output_token_ids` are the tokens generated so far, earlier drafts included.
+        the model's device, which may be changed in place. -inf excludes a token. `output_token_ids`
+        are the tokens generated so far, earlier drafts included.
         """
-        ...
 
 
 @cache
 def load(name: str) -> Callable[..., LogitsProcessor]:
-    """Load the class of the entry point `name`. Raise `ConfigError`."""
     flag = f"--logits-processors {name}"
     installed = {point.name: point for point in entry_points(group=GROUP)}
     if name not in installed:
@@ -59,8 +56,8 @@ def load(name: str) -> Callable[..., LogitsProcessor]:
 
 
 def chosen(names: Iterable[str], arguments: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """The processors among `names` that a request's `arguments` select, each with its arguments as
-    JSON. Raise `ValueError` that says what is wrong with the arguments.
+    """Return the processors among `names` that a request's `arguments` select, each with its
+    arguments as JSON. Raise `ValueError` for wrong arguments.
     """
     takes = {name: inspect.signature(load(name)).parameters for name in names}
     known = sorted({key for keys in takes.values() for key in keys})
@@ -82,5 +79,4 @@ def chosen(names: Iterable[str], arguments: Mapping[str, Any]) -> tuple[tuple[st
 
 @lru_cache(maxsize=256)
 def instance(name: str, arguments: str) -> LogitsProcessor:
-    """Build the processor `name` from its arguments, as `chosen` returned them."""
     return load(name)(**msgspec.json.decode(arguments))

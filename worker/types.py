@@ -30,9 +30,8 @@ class Pooling(Enum):
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """A LoRA adapter that requests may choose by its `name`, read from the directory `path`.
-
-    `number` is unique among all adapters that a worker ever loads. `version` counts earlier loads
-    of the same name and path, which may have had other weights. `digest` covers its files.
+    `number` is unique among all that a worker ever loads. `version` counts earlier loads of the
+    same name and path, which may have had other weights. `digest` covers its files.
     """
 
     name: str
@@ -49,8 +48,8 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class RepetitionDetection:
-    """Ends a sequence whose tail is one pattern of `min_pattern_size` to `max_pattern_size` tokens
-    (the shortest is tried first), repeated at least `min_count` times.
+    """Ends a sequence whose tail is one pattern of `min_pattern_size` to `max_pattern_size` tokens,
+    repeated at least `min_count` times.
     """
 
     max_pattern_size: int
@@ -60,9 +59,8 @@ class RepetitionDetection:
 
 @dataclass(frozen=True, slots=True)
 class BeamParams:
-    """A beam search with `width` beams, whose answers are ranked by their log probability over
-    length ** `length_penalty`. `engine.beams` says what `early_stopping` does (None: vLLM's search,
-    else that of transformers). `num_shown` is `SamplingParams.logprobs` as the client asked.
+    """A beam search with `width` beams, ranked by log probability over length ** `length_penalty`.
+    `engine.beams` explains `early_stopping`. `num_shown` is `logprobs` as the client asked.
     """
 
     width: int
@@ -75,19 +73,15 @@ class BeamParams:
 class SamplingParams:
     """The checked sampling parameters of a request: the API validates them, the engine trusts them.
 
-    `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0, `repetition_penalty` 1 and the other
-    penalties 0 are off. `seed` is always set: the API draws one for requests that give none, so
-    that the engine itself owns no randomness. Stop strings live in the API process (it
-    detokenizes); the engine knows token ids only.
-
-    `logit_bias` pairs (token id, bias) are added to the logits. A token that would complete one of
-    the `bad_words` (token sequences) cannot be drawn; `allowed_token_ids` None allows all.
-    `grammar` is what the output must match, as `engine.grammar` compiles it (None: anything).
-    `logprobs` N asks for the log probabilities of the drawn token and of the N likeliest (0: only
-    the drawn one; None: none at all; -1: the whole vocabulary), `logprob_token_ids` for those of
-    fixed tokens too; `prompt_logprobs` the same for each prompt token after the first.
-    `logits_processors` pairs names of logits processors and their arguments as JSON.
-    With `beam` nothing is drawn: the answers are the best that a beam search finds.
+    `temperature` 0 is greedy. `seed` is always set, so that the engine itself owns no randomness.
+    Stop strings stay in the API process, which detokenizes. `logit_bias` pairs (token id, bias) are
+    added to the logits. A token that would complete one of the `bad_words` (token sequences) cannot
+    be drawn; `allowed_token_ids` None allows all. `grammar` is what the output must match, as
+    `engine.grammar` compiles it. `logprobs` N asks for the log probabilities of the drawn token and
+    of the N likeliest (None: none at all; -1: the whole vocabulary), `logprob_token_ids` for those
+    of fixed tokens too; `prompt_logprobs` the same for each prompt token after the first.
+    `logits_processors` pairs names of logits processors and their arguments as JSON. With `beam`
+    nothing is drawn: the answers are the best that a beam search finds.
     """
 
     max_tokens: int
@@ -132,9 +126,8 @@ class SampleSpec:
     The random numbers of a draw are a pure function of (`params.seed`, `position`, purpose), so
     that the same request gives the same tokens in any batch, chunking or after preemption.
     `position` is the index of the token being drawn. `banned_ids` cannot be drawn. `num_prompt` of
-    the tokens before `position` are the prompt: always given, so that the first token of a request
-    can be distinguished from the others. `history` is every token before `position`, given only
-    when `params.needs_history`.
+    the tokens before `position` are the prompt. `history` is every token before `position`, given
+    only when `params.needs_history`.
 
     With `masks`, only tokens of the first mask can be drawn: token t if bit t % 8 of byte t // 8 is
     set. Mask i applies to the token after i drafts. The masks end at the first draft that its own
@@ -149,9 +142,7 @@ class SampleSpec:
     masks: Sequence[bytes] = ()
 
     def after(self, drafts: Sequence[int]) -> SampleSpec:
-        """The spec of the token after `drafts`, as if these had been drawn: with their effect on
-        penalties, bad words and `min_tokens`.
-        """
+        """Return the spec of the token after `drafts`, as if these had been drawn."""
         if not drafts:
             return self
         position = self.position + len(drafts)
@@ -170,27 +161,22 @@ class SampleSpec:
 class ScheduledSequence:
     """One sequence's share of a step: run `token_ids` at positions `start`, `start`+1, …
 
-    The KV of position p lives in block `block_table[p // block_size]`, slot `p % block_size`; every
+    The KV of position p is in block `block_table[p // block_size]`, slot `p % block_size`; every
     position below `start` has its KV there already. `samples` asks for one draw each from the
     logits after the last token (several for a request with n > 1, at its first token); it is empty
-    for a chunk that does not reach the sequence's last token.
-
-    With `takes_pending` one more token follows `token_ids`: the one that the step before this one
-    draws for this sequence, which was unknown when this step was scheduled. Executors never see
-    it: the pipeline fills it in (and appends it to the `history` of the samples).
+    for a chunk that does not reach the sequence's last token. With `takes_pending` the token that
+    the step before this one draws follows `token_ids`; the pipeline fills it in before executors
+    see it.
 
     `prompt_targets` asks for the log probabilities of prompt tokens: of the token
-    `prompt_targets[i]` after position `start` + i, for the first rows of the chunk;
-    `num_prompt_logprobs` is how many of the likeliest tokens go with each.
+    `prompt_targets[i]` after position `start` + i, with `num_prompt_logprobs` of the likeliest.
 
-    The last `num_drafts` of `token_ids` are drafts: guesses, behind exactly one token that is known
-    (the last of the sequence), to be verified in this step. `samples` then holds the one spec of
-    the token after the known one, and the result has a run of draws: the accepted drafts, and one
-    token more. The specs of the later rows follow from it: see `SampleSpec.after`. The KV of
-    rejected drafts is overwritten later.
-
-    `num_to_draft` asks the executor's own drafter, if it has one, for up to this number of drafts
-    of the tokens after this step's draws. The block table has room for the draws and those drafts.
+    The last `num_drafts` of `token_ids` are drafts, after exactly one token that is known, to be
+    verified in this step. `samples` then holds the one spec of the token after the known one (those
+    of the later rows: `SampleSpec.after`), and the result has a run of draws: the accepted drafts,
+    and one token more. The KV of rejected drafts is overwritten later. `num_to_draft` asks the
+    executor's own drafter for up to this number of drafts of the tokens after this step's draws,
+    for which the block table has room.
 
     `adapter_slot` is the slot of the adapter that all its tokens run with (None: the model alone).
     `num_pooled` asks for the sum of the hidden states of this number of the last `token_ids`.
@@ -211,7 +197,6 @@ class ScheduledSequence:
 
     @property
     def drafts(self) -> Sequence[int]:
-        """The drafts that this step verifies."""
         return self.token_ids[len(self.token_ids) - self.num_drafts :]
 
     @property
@@ -221,8 +206,8 @@ class ScheduledSequence:
 
 class KvSource(msgspec.Struct, frozen=True, array_like=True):
     """The source of the KV of the first `num_tokens` tokens of a prompt, which can be fetched once:
-    the engine `engine_id` (None: whichever exports it first) listens on `host`:`port` and exports
-    it as `transfer_id`.
+    engine `engine_id` (None: whichever exports it first) at `host`:`port` exports it as
+    `transfer_id`.
     """
 
     host: str
@@ -233,8 +218,8 @@ class KvSource(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KvPeer(msgspec.Struct, frozen=True, array_like=True):
-    """An engine whose caches may hold KV of a request; it listens on `host`:`port`. `promise` names
-    a sequence that it handed over; it waits for its fetch before it exits ("": none).
+    """An engine at `host`:`port` whose caches may hold KV of a request. `promise` names a sequence
+    that it handed over; it waits for its fetch before it exits ("": none).
     """
 
     host: str
@@ -243,9 +228,7 @@ class KvPeer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KvOffer(msgspec.Struct, frozen=True, array_like=True):
-    """KV that an engine exports for another, until `expires_seconds` (Unix time). `block_ids` are
-    the blocks it was computed in.
-    """
+    """KV that an engine exports, until `expires_seconds` (Unix time), computed in `block_ids`."""
 
     source: KvSource
     block_ids: tuple[int, ...]
@@ -254,8 +237,8 @@ class KvOffer(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class KvPart:
-    """KV that has arrived from another engine or a disk, of the tokens `start` to `end` − 1 of a
-    sequence: bytes [tokens, layers, 2 (K, V), kv_heads, head_dim].
+    """KV that has arrived, of the tokens `start` to `end` − 1 of a sequence: bytes [tokens, layers,
+    2 (K, V), kv_heads, head_dim].
     """
 
     start: int
@@ -283,10 +266,10 @@ class KvSave:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step's work. `block_copies` (source, destination) are done before anything is written;
-    every source is read before any destination is written. `kv_saves` are read before that;
-    `kv_loads` are written after the copies, and before anything else. `adapters` are put into slots
-    first: pairs of a slot and the result of `Executor.read_adapter`.
+    """One step's work. Of `block_copies` (source, destination) every source is read before any
+    destination is written. `adapters` (a slot and the result of `Executor.read_adapter`) are put
+    first; `kv_saves` are read before anything is written; `kv_loads` are written after the copies,
+    and before anything else.
     """
 
     step: int
@@ -303,11 +286,10 @@ class SchedulerOutput:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log probabilities at one position: first of the token at that position, then of the
-    likeliest ones in descending order (ties: the lower id first), then of the fixed ones asked for.
-
-    `rank` is how many tokens of the vocabulary are at least as likely as the first (1: it is the
-    likeliest). Computed from the raw logits: before bias, penalties and temperature.
+    """Log probabilities at one position: first of the token at that position, then of the likeliest
+    ones in descending order (ties: the lower id first), then of the fixed ones asked for. `rank` is
+    how many tokens are at least as likely as the first. Computed from the raw logits: before bias,
+    penalties and temperature.
     """
 
     token_ids: tuple[int, ...]
@@ -317,8 +299,6 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One drawn token; `logprobs` when the request asked for them."""
-
     token_id: int
     logprobs: TokenLogprobs | None = None
 
@@ -326,7 +306,6 @@ class Draw:
 @dataclass(frozen=True, slots=True)
 class Drafts:
     """Guesses of the next tokens of a sequence whose next token has index `position`.
-
     `confidences[i]`, in (0, 1], is the drafter's confidence in `token_ids[i]`, given that the
     drafts before it are accepted, on the drafter's own scale (`engine.speculation` calibrates it).
     """
@@ -341,17 +320,13 @@ class ModelOutput:
     """The results of one step, by sequence id.
 
     `sampled` holds a `Draw` for each `SampleSpec`, in order; for a sequence with drafts, the
-    accepted ones and one token more: 1 to 1 + `num_drafts` draws. `prompt_logprobs` holds one entry
-    for each of `prompt_targets`. `failed` names sequences that could not be answered (logits that
-    are not numbers) and why; they are in none of the others.
-
-    `drafts` are the guesses of the executor's own drafter, for sequences with `num_to_draft`; they
-    may be missing or fewer. Drafting took `drafting_seconds` of the step's time, and
-    `catch_up_seconds` more went into one-time reading by the drafter (a prompt, say), which pays
-    off only later, or never.
-
-    `pooled` holds, for sequences with `num_pooled`, the sum [hidden_size] of hidden states after
-    the final norm.
+    accepted ones and one token more. `prompt_logprobs` holds one entry for each of
+    `prompt_targets`. `failed` names sequences that could not be answered (logits that are not
+    numbers) and why; they are in none of the others. `drafts` are those of the executor's own
+    drafter; they may be missing or fewer than asked for. Drafting took `drafting_seconds` of the
+    step's time, and `catch_up_seconds` more went into one-time reading by the drafter (a prompt,
+    say). `pooled` holds, for sequences with `num_pooled`, the sum [hidden_size] of hidden states
+    after the final norm.
     """
 
     sampled: dict[int, tuple[Draw, ...]]
@@ -435,9 +410,9 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """Current gauges and counters since start; the source of `/metrics`. Each nested struct has one
     writer.
 
-    `num_deferred` waiting sequences could run but are held back on purpose (a sibling is computing
-    their prefix, scheduling is paused). `sleep_level` None: awake. The client fills in
-    `num_restarts` and `stalled_seconds`, and adds up the counters of engines that died.
+    `num_deferred` waiting sequences could run but are held back on purpose. `sleep_level` None:
+    awake. The client fills in `num_restarts` and `stalled_seconds`, and adds up the counters of
+    engines that died.
     """
 
     num_running: int = 0

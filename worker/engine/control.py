@@ -1,12 +1,9 @@
 """Commands to the engine as a whole: pause, sleep, reset, dump.
 
-Theory of operation ------------------- A command is carried out between steps, when none is in
-flight; the core sees to that. One whose state is reached later (a pause that lets everything
-finish) is pending and is answered then; it does not hold up later commands. A command that undoes a
-pending one cancels it: it is answered with an error.
-
-Pausing and sleeping are two reasons not to schedule, and each is undone by its own command: an
-engine that is resumed while it sleeps still sleeps, one that wakes up while paused stays paused.
+A command is carried out between steps, when none is in flight; the core sees to that. A pause that
+lets everything finish is pending until then and does not hold up later commands; one that undoes it
+cancels it with an error. Pausing and sleeping are two reasons not to schedule, and each is undone
+by its own command.
 """
 
 from concurrent.futures import Future
@@ -45,9 +42,8 @@ class _Configurable(Protocol):
 class CommandRunner:
     """Sole owner of whether the engine is paused or asleep, and of commands not answered yet.
 
-    `outputs` are the ends of aborted requests, `replies` the answers; a reader takes them
-    away; `loading` is not answered yet. Every method but `configure` and those about adapters needs
-    that no step is in flight.
+    `outputs` are the ends of aborted requests, `replies` the answers; a reader takes them away.
+    Every method but `configure` and those about adapters needs that no step is in flight.
     """
 
     scheduler: Scheduler
@@ -61,7 +57,6 @@ class CommandRunner:
     _pending: list[Pause | Sleep] = field(default_factory=list)
 
     def run(self, command: Command) -> None:
-        """Carry a command out, or begin to."""
         match command:
             case ResetPrefixCache():
                 self._reset(command)
@@ -98,9 +93,7 @@ class CommandRunner:
         self._update_pause_state()
 
     def configure(self, command: Configure) -> None:
-        """Hand settings to the executor. Unlike all others, this may be done at any time: it
-        releases a simulated step that hangs.
-        """
+        """Hand settings to the executor, at any time: it releases a simulated step that hangs."""
         if not hasattr(self.executor, "configure"):
             self._reply(command, "this engine has no settings that can change while it runs")
             return
@@ -137,7 +130,6 @@ class CommandRunner:
         self.loading = waiting
 
     def _update_pause_state(self) -> None:
-        """Set the scheduler's pause state after a command."""
         state = self._paused
         if any(isinstance(command, Sleep) for command in self._pending):
             state = PauseState.PAUSED_NEW if state is PauseState.UNPAUSED else state

@@ -1,13 +1,10 @@
 """The engine without its process: schedule, execute, update; and commands in between.
 
-Theory of operation ------------------- Without overlap a step is scheduled, run and taken in by one
-call of `step`. With overlap the call schedules step N+1 and hands it over while step N still runs,
-then waits for N and takes it in: so all work besides the model (bookkeeping, sending, receiving)
-happens while a step runs. When there is nothing to schedule until N is known, N is waited for at
-once; so nothing is held back, and the last steps drain by themselves.
-
-A command waits until no step is in flight (nothing is scheduled meanwhile), and ends its call of
-`step`: that call reports the state that the command left, events of the cache included.
+Without overlap one call of `step` schedules, runs and takes in a step. With overlap it schedules
+step N+1 and hands it over while step N still runs, then waits for N: so all other work happens
+while a step runs. When nothing can be scheduled until N is known, N is waited for at once. A
+command waits until no step is in flight, and ends its call of `step`, which reports the state that
+the command left.
 """
 
 import logging
@@ -45,10 +42,9 @@ TRANSFERS_SECONDS = 1.0
 
 
 class EngineCore:
-    """Runs one scheduler on one executor. `clock` is monotonic, in seconds.
-
-    With `overlap` the executor runs on a thread of its own, one step behind the scheduler; another
-    `pipeline` than the two usual ones may be given. Not thread-safe but for `running_step`.
+    """Runs one scheduler on one executor. `clock` is monotonic, in seconds. With `overlap` the
+    executor runs on a thread of its own, one step behind the scheduler. Not thread-safe but for
+    `running_step`.
     """
 
     def __init__(
@@ -76,14 +72,13 @@ class EngineCore:
 
     @property
     def idle_seconds(self) -> float | None:
-        """The time after which `step` is to be called without work, to report KV that moved
-        meanwhile. None: never.
+        """The time after which `step` must be called without work, to report KV that moved. None:
+        never.
         """
         return TRANSFERS_SECONDS if self._background else None
 
     @property
     def bell(self) -> int | None:
-        """A file that becomes readable when another engine wants something of this one."""
         return next((f.bell for f in self._background if f.bell is not None), None)
 
     @property
@@ -102,8 +97,8 @@ class EngineCore:
 
     @property
     def is_compiling(self) -> bool:
-        """True if `step` has nothing to do until a grammar is compiled, an adapter is read, or a
-        disk for another engine.
+        """True if `step` has nothing to do until a grammar is compiled, or an adapter or a disk is
+        read.
         """
         if self._in_flight or self._ended:
             return False
@@ -117,14 +112,11 @@ class EngineCore:
 
     @property
     def modelled_seconds(self) -> float:
-        """The duration of the running step, if the executor knows it beforehand: a simulator does,
-        a device does not (0). May be read from any thread.
-        """
+        """The duration of a running simulated step, else 0. May be read from any thread."""
         seconds: float = getattr(self._control.executor, "modelled_seconds", 0.0)
         return seconds
 
     def take_vocabulary(self, vocabulary: Vocabulary) -> None:
-        """Accept requests with grammars from now on."""
         self._grammars = GrammarCompiler(vocabulary)
         self._scheduler.attach(ConstrainedOutputs(self._grammars))
 
@@ -144,7 +136,7 @@ class EngineCore:
 
     def command(self, message: Command) -> None:
         """Have a command carried out by the next calls of `step`; `take_replies` has the answer
-        when its state is reached. `Configure` and what concerns adapters is done at once.
+        when its state is reached. `Configure` and commands about adapters are done at once.
         """
         if isinstance(message, Configure):
             self._control.configure(message)
@@ -154,23 +146,19 @@ class EngineCore:
             self._commands.append(message)
 
     def take_replies(self) -> list[CommandReply]:
-        """The answers to commands since the last call."""
         self._control.look_at_adapters()
         replies, self._control.replies = self._control.replies, []
         return replies
 
     def take_events(self) -> list[CacheEvent]:
-        """The changes of the prefix cache since the last call, in order."""
         return self._scheduler.blocks.take_events()
 
     def announce(self) -> Sequence[CacheEvent]:
-        """Events that report everything cached now, for a subscriber that missed earlier ones."""
         below = [event for feature in self._background for event in feature.announce()]
         return [*self._scheduler.blocks.announcement(), *below]
 
     def step(self) -> StepOutputs | None:
-        """Advance by one step and return everything to report; None if there is nothing, which does
-        not mean that there is no more work.
+        """Advance by one step and return everything to report, if there is anything.
 
         Blocks until a step has ended, except when the first of several is submitted. A step for
         which memory is too small is taken back. Any other error of the executor propagates: the KV
@@ -195,7 +183,6 @@ class EngineCore:
         return reported != self._reported_totals
 
     def shutdown(self) -> None:
-        """Give the device back. Idempotent."""
         if self._grammars is not None:
             self._grammars.shutdown()
         for feature in self._background:
@@ -203,7 +190,6 @@ class EngineCore:
         self._pipeline.shutdown()
 
     def _submit(self) -> bool:
-        """Schedule the next step and hand it over; False when there is none."""
         now = self._clock()
         step = self._scheduler.schedule(now)
         self._ended += self._scheduler.take_failed()
@@ -216,7 +202,6 @@ class EngineCore:
         return True
 
     def _take_in(self) -> list[RequestOutput]:
-        """Wait for the oldest step in flight and update with it."""
         try:
             result = self._pipeline.wait()
         except DeviceMemoryError as error:
@@ -230,7 +215,9 @@ class EngineCore:
         return self._scheduler.update(step, result, now)
 
     def _run_commands(self, outputs: list[RequestOutput]) -> bool:
-        """Carry out what has come, now that no step is in flight; whether there was anything."""
+        """Carry out what has come, now that no step is in flight; return whether there was
+        anything.
+        """
         had_any = bool(self._commands)
         while self._commands:
             self._control.run(self._commands.popleft())

@@ -10,10 +10,8 @@ from worker.engine.messages import SpeculationFigures
 
 @dataclass(slots=True)
 class DraftTally:
-    """Counts of verified drafts, of one sequence or of all.
-
-    `accepted_histogram[i]` counts the runs (one sequence's share of a step with drafts) of which
-    exactly i drafts were accepted, whether or not a stop cut the answer short before the last.
+    """Counts of verified drafts, of one sequence or of all. `accepted_histogram[i]` counts the runs
+    (one sequence's share of a step with drafts) of which exactly i drafts were accepted.
     """
 
     accepted_histogram: list[int]
@@ -21,11 +19,9 @@ class DraftTally:
 
     @classmethod
     def up_to(cls, most: int) -> DraftTally:
-        """An empty one, for runs of at most `most` drafts."""
         return cls([0] * (most + 1))
 
     def count(self, num_drafts: int, num_accepted: int) -> None:
-        """One more run, of which the first `num_accepted` of `num_drafts` drafts were accepted."""
         self.num_draft_tokens += num_drafts
         self.accepted_histogram[num_accepted] += 1
 
@@ -39,11 +35,10 @@ class DraftTally:
 
     @property
     def num_accepted_by_position(self) -> tuple[int, ...]:
-        """Runs that accepted the first draft, the second, and so on."""
+        """The runs that accepted the first draft, the second, and so on."""
         return tuple(accumulate(self.accepted_histogram[:0:-1]))[::-1]
 
     def figures(self) -> SpeculationFigures:
-        """The figures for the client of one answer."""
         return SpeculationFigures(
             self.num_runs,
             self.num_draft_tokens,

@@ -1,6 +1,4 @@
-"""Messages between the HTTP process and the engine process: msgpack arrays, tagged by kind,
-never pickle.
-"""
+"""Messages between the HTTP process and the engine process: msgpack arrays, tagged by kind."""
 
 from typing import Any
 
@@ -20,23 +18,19 @@ from worker.types import (
 
 
 class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
-    """Admit a request. `arrival_seconds` is on the sender's monotonic clock (same machine, same
-    clock).
+    """Admit a request. `arrival_seconds` is on the machine's monotonic clock.
 
-    `branch_ids` names further sequences that continue the same prompt (n > 1): the prompt is run
-    once, then `request_id` draws with the seed of `params` and branch i with that seed + 1 + i.
-    Each has its own outputs and is aborted by its own id. The blocks that it leaves in the prefix
-    cache count for `tenant`; its text is used for drafts of that tenant's requests of the same
-    `cache_salt` alone. So two clients must not be able to pass for one tenant.
+    `branch_ids` names further sequences that continue the same prompt: it is run once, then
+    `request_id` draws with the seed of `params` and branch i with that seed + 1 + i. Each has its
+    own outputs and is aborted by its own id. Cached blocks count for `tenant`; its text is used for
+    drafts of that tenant's requests of the same `cache_salt` alone, so two clients must not be able
+    to pass for one tenant.
 
-    With `pooling` the prompt is embedded: no token is drawn, and one output has `pooled`.
-
-    The prompt's KV may come from `kv_source`, or from what the caches of `kv_peer` have of it. With
-    `keeps_kv` it is exported for another engine when the answer has ended: as `kv_name`, or (None)
-    under a name that is reported with the answer.
-
-    `output_token_ids` is the beginning of the answer, which another engine has drawn; they count as
-    drawn here in all but the outputs, which begin after them. Only without branches.
+    With `pooling` the prompt is embedded: one output has `pooled`, and no token is drawn. The
+    prompt's KV may come from `kv_source`, or from the caches of `kv_peer`. With `keeps_kv` it is
+    exported for another engine when the answer has ended: as `kv_name`, or (None) under a name that
+    is reported with the answer. `output_token_ids` is the beginning of the answer, drawn by another
+    engine; it counts as drawn here but is not in the outputs. Only without branches.
     """
 
     request_id: str
@@ -57,9 +51,9 @@ class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
 
 
 class Vocabulary(msgspec.Struct, frozen=True, array_like=True, tag="vocabulary"):
-    """The bytes of each token of the model, an entry for every embedding (empty: none); sent
-    once, before any request whose output a grammar constrains. Control tokens are `special_ids`:
-    their bytes are not text. At least one of `eos_token_ids` is there.
+    """The bytes of each token of the model (empty: none); sent once, before any request with a
+    grammar. Control tokens are `special_ids`: their bytes are not text. `eos_token_ids` is not
+    empty.
     """
 
     token_bytes: list[bytes]
@@ -68,8 +62,8 @@ class Vocabulary(msgspec.Struct, frozen=True, array_like=True, tag="vocabulary")
 
 
 class AbortRequests(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
-    """Stop these sequences; unknown ids are ignored (they ended already). With `hands_over` another
-    engine will ask for their KV.
+    """Stop these sequences; unknown ids are ignored. With `hands_over` another engine will ask for
+    their KV.
     """
 
     request_ids: list[str]
@@ -81,9 +75,8 @@ class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
 
 
 class ResetPrefixCache(msgspec.Struct, frozen=True, array_like=True, tag="reset"):
-    """Forget every cached content; with `reset_running` preempt what runs first. Answered by a
-    `CommandReply` whose `ok` says if it was done (without `reset_running` it is refused while any
-    sequence holds blocks).
+    """Forget every cached content; with `reset_running` preempt what runs first. Without it, it is
+    refused while any sequence holds blocks.
     """
 
     command_id: int
@@ -91,8 +84,8 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, array_like=True, tag="reset"
 
 
 class Pause(msgspec.Struct, frozen=True, array_like=True, tag="pause"):
-    """Stop scheduling. `mode` "abort" ends what is in flight, "wait" lets it finish (nothing new is
-    admitted), "keep" freezes it. Answered when that state is reached.
+    """Stop scheduling. `mode` "abort" ends what is in flight, "wait" lets it finish, "keep" freezes
+    it. Answered when that state is reached.
     """
 
     command_id: int
@@ -100,15 +93,13 @@ class Pause(msgspec.Struct, frozen=True, array_like=True, tag="pause"):
 
 
 class Resume(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
-    """Schedule again after `Pause`."""
-
     command_id: int
 
 
 class Sleep(msgspec.Struct, frozen=True, array_like=True, tag="sleep"):
     """`Pause`, then give memory back: level 0 nothing, level 1 the KV cache and (where the device
-    is not the host) the weights to the host, level 2 both dropped. The prefix cache is reset at
-    level 1 and above.
+    is not the host) the weights to the host, level 2 both. Level 1 and above reset the prefix
+    cache.
     """
 
     command_id: int
@@ -126,14 +117,12 @@ class WakeUp(msgspec.Struct, frozen=True, array_like=True, tag="wake"):
 
 
 class DumpCache(msgspec.Struct, frozen=True, array_like=True, tag="dump"):
-    """Report every block in the prefix cache: `CommandReply.blocks`, parents before children."""
-
     command_id: int
 
 
 class Configure(msgspec.Struct, frozen=True, array_like=True, tag="configure"):
     """Change the executor's settings from the next step on, all or none; only the simulator takes
-    any (see `SimExecutor.configure`). Answered at once; `ok` False says what is wrong with them.
+    any (see `SimExecutor.configure`). Answered at once.
     """
 
     command_id: int
@@ -141,9 +130,7 @@ class Configure(msgspec.Struct, frozen=True, array_like=True, tag="configure"):
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="load_adapter"):
-    """Read an adapter into the host's memory, from where requests get it; answered when it is
-    there. `ok` False: its files are wrong.
-    """
+    """Read an adapter into the host's memory; answered when it is there, or its files are wrong."""
 
     command_id: int
     adapter: Adapter
@@ -171,8 +158,6 @@ ToEngine = AddRequest | AbortRequests | Vocabulary | Shutdown | Command
 
 
 class EngineReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """Sent once, when the model is loaded and the KV cache allocated."""
-
     num_blocks: int
     block_size: int
     max_model_len: int
@@ -189,10 +174,9 @@ class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
-    """The engine process is alive: sent several times a second by a thread of its own, whatever
-    the step does. `stalled_seconds` is how long the current step has run beyond its budget of
-    `budget_seconds`; 0.0 while all is well or there is no work. `sent_seconds` is the machine's
-    monotonic clock, which the reader shares: it may have been delayed.
+    """The engine process is alive: sent several times a second by a thread of its own.
+    `stalled_seconds` is how long the current step has run beyond `budget_seconds`. `sent_seconds`
+    is the machine's monotonic clock, which the reader shares: it may have been delayed.
     """
 
     stalled_seconds: float = 0.0
@@ -214,7 +198,7 @@ class CachedBlock(msgspec.Struct, frozen=True, array_like=True):
 
 class CommandReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
     """The answer to a `Command`. `error` says why `ok` is False, for the user. `event_sequence` is
-    the sequence number of the last batch of KV events sent before a dump; None when there was none.
+    the number of the last batch of KV events sent before a dump.
     """
 
     command_id: int
@@ -225,10 +209,8 @@ class CommandReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
 
 
 class SpeculationFigures(msgspec.Struct, frozen=True, array_like=True):
-    """The figures of speculation for one answer so far.
-
-    `accepted_histogram[i]` counts the steps with drafts of which exactly i were accepted: there is
-    an entry for every i up to the most drafts that a step verifies.
+    """The figures of speculation for one answer so far. `accepted_histogram[i]` counts the steps
+    with drafts of which exactly i were accepted, up to the most drafts that a step verifies.
     """
 
     num_steps: int  # with drafts
@@ -240,18 +222,15 @@ class SpeculationFigures(msgspec.Struct, frozen=True, array_like=True):
 class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one sequence since its last output; the last one carries `finish_reason`.
 
-    `stop_token_id` is the token that ended it, when one did (it is also the last of `token_ids`).
-    `num_cached_tokens` counts prompt tokens served from the prefix cache at first admission. The
-    three times are on the engine's monotonic clock; None until they have happened. `error` says
-    why, for the user, when `finish_reason` is `ERROR`, or `ABORT` without a request for it.
-    `logprobs` has one entry for each of `token_ids` when the request asked for them.
-    `prompt_logprobs`, when asked for, comes in order with the outputs up to and with that of the
-    first token, one entry for each prompt token but the first; an output with prompt logprobs may
-    have no tokens. They are reported once for a request: with the outputs of its first answer, its
-    branches repeat none. `num_steps` is how many steps the tokens came in: more than one only where
-    a consumer that lags gets several outputs as one. `pooled` [hidden_size] is the embedding of a
-    prompt, before it is cut or normalised; it comes with `finish_reason`, and so does `kv_offer`,
-    of a request that `keeps_kv`.
+    `stop_token_id` is the token that ended it, also the last of `token_ids`. `num_cached_tokens`
+    counts prompt tokens served from the prefix cache at first admission. The three times are on the
+    engine's monotonic clock; None until they have happened. `error` says why, for the user, when
+    `finish_reason` is `ERROR`, or `ABORT` without a request for it. `logprobs` has one entry for
+    each of `token_ids` when the request asked for them. `prompt_logprobs` comes in order with the
+    outputs up to the first token, one entry for each prompt token but the first, once for a
+    request: branches repeat none. `num_steps` is more than one only where a consumer that lags gets
+    several outputs as one. `pooled` [hidden_size] is the embedding of a prompt, before it is cut or
+    normalised; it comes with `finish_reason`, as does `kv_offer`, of a request that `keeps_kv`.
     """
 
     request_id: str
@@ -273,9 +252,7 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """The report of one engine step, in one message. `num_scheduled_tokens` is 0 for an
-    idle notice.
-    """
+    """The report of one engine step. `num_scheduled_tokens` is 0 for an idle notice."""
 
     outputs: list[RequestOutput]
     stats: EngineStats

@@ -1,16 +1,10 @@
 """Runs the steps of an executor one after the other, the next one handed in early or not.
 
-Theory of operation ------------------- A step may be submitted before the one in front of it has
-ended. Where it then says `takes_pending`, the token is not known yet: the executor takes it from
-what the step before drew. The share of a sequence whose draw failed there has no meaning; the
-scheduler ends it when it sees that result, and discards its result from the next step.
-
-Steps run strictly in the order of `submit`, each after the one before it has ended. The scheduler
-relies on that when it gives away blocks that a step in flight still writes.
-
-No step is run behind one that the device has too little memory for: the tokens that it was to draw
-are missing. Only block copies, loads and saves are made, since each is ordered once: so a step that
-is taken back leaves nothing to undo.
+Where a step that was submitted early `takes_pending`, the executor takes the token from what the
+step before drew. Steps run strictly in the order of `submit`: the scheduler relies on that when it
+gives away blocks that a step in flight still writes. After a step that lacked memory no step is
+run, as its tokens are missing. Only its block copies, loads and saves are made, since each is
+ordered once: so a step that is taken back leaves nothing to undo.
 """
 
 from collections import deque
@@ -25,26 +19,21 @@ from worker.types import ModelOutput, SchedulerOutput
 
 
 class Pipeline(Protocol):
-    """Steps in, results out, in the same order. `depth` is how many may be in it at once."""
-
     depth: int
 
     def submit(self, step: SchedulerOutput) -> None:
         """Hand in the next step. Never blocks on the executor."""
-        ...
 
     def wait(self) -> ModelOutput:
-        """The result of the oldest step that was submitted and not waited for, when it is there.
+        """Return the result of the oldest step that was submitted and not waited for.
 
         Raises `DeviceMemoryError` where it did not run for lack of memory: then no step is left in
-        the pipeline, and all block copies are made. Raises whatever else the executor raised; the
-        pipeline can only be shut down then.
+        the pipeline, and all block copies are made. After any other error the pipeline can only be
+        shut down.
         """
-        ...
 
     def shutdown(self) -> None:
         """End what runs and give the device back. Idempotent."""
-        ...
 
 
 class InlinePipeline:
@@ -56,11 +45,9 @@ class InlinePipeline:
         self._steps: deque[SchedulerOutput] = deque()
 
     def submit(self, step: SchedulerOutput) -> None:
-        """Hold the step until `wait`."""
         self._steps.append(step)
 
     def wait(self) -> ModelOutput:
-        """Run the oldest step."""
         try:
             return execute(self._executor, self._steps.popleft())
         except DeviceMemoryError:
@@ -69,14 +56,13 @@ class InlinePipeline:
             raise
 
     def shutdown(self) -> None:
-        """Drop the steps that were not run."""
         self._steps.clear()
         self._executor.shutdown()
 
 
 class OverlappedPipeline:
-    """Submits the steps on a thread of its own, two deep, and collects them on the caller's, which
-    thus works on one step's results while the next one runs. Implements `Pipeline`.
+    """Submits the steps on a thread of its own, two deep, and collects them on the caller's.
+    Implements `Pipeline`.
     """
 
     depth = 2
@@ -88,11 +74,9 @@ class OverlappedPipeline:
         self._failure: Exception | None = None  # belongs to the thread, while it has steps
 
     def submit(self, step: SchedulerOutput) -> None:
-        """Hand the step to the thread."""
         self._running.append(self._thread.submit(self._run, step))
 
     def wait(self) -> ModelOutput:
-        """Block until the oldest step has ended."""
         try:
             return self._running.popleft().result().collect()
         except DeviceMemoryError:
@@ -103,7 +87,6 @@ class OverlappedPipeline:
             raise
 
     def shutdown(self) -> None:
-        """Wait for the step that runs, drop the rest."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._running.clear()
         self._executor.shutdown()

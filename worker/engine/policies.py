@@ -1,33 +1,18 @@
 """The scheduler's choices as functions of values: the order of service, the victim, the end of a
 sequence. No state.
 
-Theory of operation
--------------------
-*Giving way.* When blocks run out, `choose_victim` names a running sequence that loses all of its
-blocks, waits again and re-runs its tokens. Among which ones a policy may choose:
+When blocks run out, `choose_victim` names a running sequence that loses its blocks, waits again and
+re-runs its tokens. It is of the lowest priority class that runs; not the first-ranked one, which
+therefore always continues; and not a *guaranteed* one. A sequence becomes guaranteed when it is
+admitted after `MAX_PREEMPTIONS` preemptions, which happens only when the greatest needs of all
+guaranteed sequences fit in the pool together, as in the banker's algorithm. If that leaves none,
+the one that asks gives way itself, unless it is of a better class, or guaranteed.
 
-- only within the lowest priority class that runs;
-- not the first-ranked one (the oldest of the best class), which therefore always continues;
-- not a *guaranteed* one. A sequence becomes guaranteed when it is admitted after `MAX_PREEMPTIONS`
-  preemptions; the scheduler admits it only when the greatest needs of all guaranteed sequences fit
-  in the pool together (`may_guarantee`), as in the banker's algorithm. It reserves nothing: others
-  use the room meanwhile, and give way when it is needed.
-
-If that leaves none, the one that asks gives way itself, unless it has the right to more: one of a
-better class takes from the guaranteed of the lowest class, a guaranteed one from the first-ranked.
-
-*Why nothing locks up.* Within a priority class a sequence is preempted `MAX_PREEMPTIONS` times at
-most: after that it is guaranteed, and a guaranteed one that asks finds enough among the others,
-because all the guaranteed together never need more than the pool. So preemptions are finite, and
-between two of them every step gives at least one token to a sequence; the tokens of each are
-finite. Across classes a better one may take from a lower one as often as it likes: that is what
-priority means. Without a change of who waits, the head of the line is passed `max_bypasses` times
-at most; then none is admitted before it, those that run end one by one, and a sequence alone always
-fits.
-
-The default policy takes the sequence that was preempted least, then the one that costs least to
-compute again. What was preempted comes back only when there is room for it and for some growth of
-every sequence (`readmission_reserve`); the room asked for doubles each time.
+*Why nothing locks up.* Within a class a sequence is preempted `MAX_PREEMPTIONS` times at most:
+after that a request of it finds enough among the others. So preemptions are finite, and between two
+of them every step gives at least one token to a sequence. Across classes a better one may take from
+a lower one as often as it likes: that is what priority means. The head of the line is passed
+`max_bypasses` times at most; then those that run end one by one, and a sequence alone always fits.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -58,7 +43,7 @@ class VictimCandidate:
     """A running sequence, as far as the choice of a victim is concerned.
 
     Lower `priority` goes first; `seq_id` ascends by arrival. `num_shared` of the `num_computed`
-    tokens lie in blocks that others hold too, so they would survive.
+    tokens are in blocks that others hold too, so they would survive.
     """
 
     seq_id: int
@@ -110,10 +95,8 @@ VICTIM_POLICIES: Mapping[str, VictimPolicy] = {
 def choose_victim(
     policy: VictimPolicy, requester: VictimCandidate, running: Sequence[VictimCandidate]
 ) -> VictimCandidate:
-    """Choose the sequence that loses its blocks so that `requester` can continue; itself when no
-    other has to.
-
-    `running` is every sequence that holds blocks, the requester among them, in order of rank.
+    """Choose the sequence that loses its blocks so that `requester` can continue, maybe itself.
+    `running` is every sequence that holds blocks, in order of rank.
     """
     lowest = max(candidate.priority for candidate in running)
     members = [candidate for candidate in running if candidate.priority == lowest]
@@ -126,9 +109,8 @@ def choose_victim(
 
 
 def may_guarantee(need: int, guaranteed_needs: Iterable[int], num_blocks: int) -> bool:
-    """True if a sequence that may come to need `need` blocks can be guaranteed besides others.
-
-    The first always can: no sequence is longer than the pool.
+    """True if a sequence that may come to need `need` blocks can be guaranteed too. The first
+    always can: no sequence is longer than the pool.
     """
     needs = list(guaranteed_needs)
     return not needs or sum(needs) + need <= num_blocks
@@ -137,8 +119,7 @@ def may_guarantee(need: int, guaranteed_needs: Iterable[int], num_blocks: int) -
 def readmission_reserve(
     num_preemptions: int, remaining_tokens: Iterable[int], block_size: int
 ) -> int:
-    """Blocks that should stay free when a sequence comes back after `num_preemptions`.
-
+    """Return the blocks that should stay free when a sequence returns after `num_preemptions`.
     `remaining_tokens` says by how much each sequence that would then run can still grow.
     """
     horizon = READMISSION_TOKENS << (num_preemptions - 1)
@@ -150,10 +131,8 @@ def readmission_reserve(
 
 @dataclass(frozen=True, slots=True)
 class WaitingRank:
-    """A waiting sequence, as far as the order of admission is concerned.
-
-    `num_cached` tokens of it are in the prefix cache now; later ones were admitted before it
-    `num_overtaken` times.
+    """A waiting sequence: its tokens in the prefix cache, and how often later ones were admitted
+    first.
     """
 
     rank: Rank
@@ -162,7 +141,7 @@ class WaitingRank:
 
 
 def lpm_key(waiting: WaitingRank) -> tuple[int, bool, int, int]:
-    """Sorts by priority, then who was overtaken too often, then the longest cached prefix first."""
+    """Sort by priority, then who was overtaken too often, then the longest cached prefix first."""
     priority, seq_id = waiting.rank
     if waiting.num_overtaken >= MAX_OVERTAKES:
         return (priority, False, 0, seq_id)
@@ -171,7 +150,6 @@ def lpm_key(waiting: WaitingRank) -> tuple[int, bool, int, int]:
 
 def may_pass(blocked: Iterable[tuple[int, int]], priority: int, max_bypasses: int) -> bool:
     """True if a sequence of `priority` may be admitted before sequences that do not fit now.
-
     `blocked` has (priority, times passed already) of each. Only equals are passed: room that a
     better class waits for is not given to a lower one.
     """
@@ -182,15 +160,17 @@ def may_pass(blocked: Iterable[tuple[int, int]], priority: int, max_bypasses: in
 
 
 def chunk_limit(budget: int, long_prefill_tokens: int, num_eligible: int) -> int:
-    """Most tokens of one sequence in a step; the threshold (0: off) only applies in company."""
+    """Return the most tokens of one sequence in a step; the threshold (0: off) only applies in
+    company.
+    """
     if long_prefill_tokens and num_eligible > 1:
         return min(budget, long_prefill_tokens)
     return budget
 
 
 def common_blocks(one: Sequence[BlockHash], other: Sequence[BlockHash]) -> int:
-    """The number of leading blocks that two chains have in common. Chained hashes agree up to a
-    point and never after it, so it is found by bisection.
+    """Return the number of leading blocks that two chains have in common. Chained hashes agree up
+    to a point and never after it, so it is found by bisection.
     """
     low, high = 0, min(len(one), len(other))
     while low < high:
@@ -203,7 +183,7 @@ def common_blocks(one: Sequence[BlockHash], other: Sequence[BlockHash]) -> int:
 
 
 def should_defer(num_cached: int, num_shared: int, threshold: int | None) -> bool:
-    """True if to wait until another has computed the `num_shared` leading tokens we share, of which
+    """True to wait until another has computed the `num_shared` leading tokens in common, of which
     `num_cached` are there already.
     """
     return threshold is not None and num_shared - num_cached >= max(threshold, 1)
@@ -219,11 +199,11 @@ def check_stop(
     num_prompt: int,
     max_tokens_total: int,
 ) -> tuple[FinishReason | None, int | None]:
-    """True if the last of `token_ids` ends the sequence, and which stop token did.
+    """Return why the last of `token_ids` ends the sequence, if it does, and which stop token did.
 
-    In vLLM's order: end token, stop token, length, then (from `min_tokens` on) repetition. Before
-    `min_tokens` outputs the sampler draws no stop token; one that is there all the same is a token
-    like any other, but for the end token of an output that its grammar does not let continue.
+    In vLLM's order: end token, stop token, length, then repetition. Before `min_tokens` outputs the
+    sampler draws no stop token; one that is there all the same is a token like any other, but for
+    the end token of an output that its grammar does not let continue.
     """
     token = token_ids[-1]
     num_outputs = len(token_ids) - num_prompt
@@ -245,7 +225,7 @@ def check_stop(
 def is_repeating(
     token_ids: Sequence[int], num_outputs: int, detection: RepetitionDetection
 ) -> bool:
-    """True if the last of the outputs are one pattern, repeated at least `min_count` times."""
+    """True if the last outputs are one pattern, repeated at least `min_count` times."""
     end = len(token_ids)
     for size in range(max(1, detection.min_pattern_size), detection.max_pattern_size + 1):
         span = size * detection.min_count

@@ -13,8 +13,8 @@ NO_KEY = hashlib.sha256().digest()
 
 
 def read_key(config: KvTransferConfig, environment: Mapping[str, str]) -> bytes:
-    """The key that engines share, from a file or the environment. Without one, any process of this
-    machine may take KV, and no other. Raises `ConfigError`.
+    """Read the key that engines share, from a file or the environment. Without one, any process of
+    this machine may take KV, and no other. Raises `ConfigError`.
     """
     text = environment.get(KEY_VARIABLE, "")
     if config.key_file is not None:
@@ -33,7 +33,6 @@ def read_key(config: KvTransferConfig, environment: Mapping[str, str]) -> bytes:
 
 
 def is_loopback(host: str) -> bool:
-    """True if an address is this machine's own. Raises `ValueError` for what is no address."""
     return ipaddress.ip_address(host).is_loopback
 
 

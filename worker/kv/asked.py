@@ -19,7 +19,7 @@ _decoder = msgspec.msgpack.Decoder(tuple[str | None, str | None, bytes])
 @dataclass(frozen=True, slots=True)
 class WantedKv:
     """The KV of `token_ids` from token `start` on, except the last one; `adapter` is the digest of
-    its files. A `start` behind them all wants none.
+    its files. A `start` after them all wants none.
     """
 
     token_ids: Sequence[int]
@@ -31,7 +31,7 @@ class WantedKv:
 @dataclass(slots=True, eq=False)
 class KvQuestion:
     """A question of another engine to the caches here. `is_open` and `answer` may be used on any
-    thread, `answer` once. The rest is the connector's.
+    thread, `answer` once; `on_answer` is the connector's.
     """
 
     wanted: WantedKv
@@ -41,16 +41,14 @@ class KvQuestion:
 
     @property
     def is_open(self) -> bool:
-        """True if the other engine still waits."""
         return not self.answered.done()
 
     def answer(self, data: memoryview | None) -> None:
-        """The KV of consecutive tokens from the first wanted on; None: there is none."""
+        """Answer with the KV of consecutive tokens from the first wanted on, if there is any."""
         self.on_answer(self, memoryview(b"") if data is None else data)
 
 
 def pack(wanted: WantedKv) -> memoryview:
-    """Encode the wanted tokens; `start` is sent before them."""
     words = _little(array(_TOKEN, wanted.token_ids))
     salted = (wanted.cache_salt, wanted.adapter, words.tobytes())
     return memoryview(msgspec.msgpack.encode(salted))

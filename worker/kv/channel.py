@@ -20,8 +20,6 @@ _T = TypeVar("_T")
 
 
 class Channel:
-    """Whole frames and raw bytes on one connection."""
-
     def __init__(
         self, loop: asyncio.AbstractEventLoop, connection: socket.socket, key: bytes
     ) -> None:
@@ -33,7 +31,7 @@ class Channel:
         await self._loop.sock_sendall(self._connection, self._seal.encode(frame))
 
     async def receive(self, kind: type[Frame]) -> Frame:
-        """Raises `KvTransferError` for anything but a right frame."""
+        """Receive a frame of this kind. Raises `KvTransferError` for anything else."""
         prefix = memoryview(bytearray(LENGTH_BYTES))
         await self._fill(prefix)
         data = memoryview(bytearray(body_size(bytes(prefix))))
@@ -41,7 +39,7 @@ class Channel:
         return self._seal.decode(bytes(data), kind)
 
     async def send_data(self, data: memoryview) -> None:
-        """The bytes, each piece encrypted while the one before it is sent, and their tag."""
+        """Send bytes, each piece encrypted while the one before it is sent, and their tag."""
         cipher = self._seal.data_cipher().encryptor()
         sending: asyncio.Task[None] | None = None
         try:
@@ -59,7 +57,7 @@ class Channel:
         await self.send(Tag(cipher.tag))
 
     async def tag_of(self, data: memoryview) -> bytes:
-        """The tag of bytes that are sent another way, and in the clear."""
+        """Return the tag of bytes that are sent another way, and in the clear."""
         cipher = self._seal.data_cipher().encryptor()
         for start in range(0, len(data), _PIECE_BYTES):
             piece = data[start : start + _PIECE_BYTES]
@@ -89,8 +87,8 @@ class Channel:
         return data[:size]
 
     async def while_open(self, work: Awaitable[_T]) -> _T:
-        """The result of `work`, which the other end waits for in silence. Raises `KvTransferError`
-        when it hangs up first.
+        """Return the result of `work`, which the other end awaits silently. Raises
+        `KvTransferError` when it hangs up first.
         """
         working = asyncio.ensure_future(work)
         leaving = asyncio.create_task(self._fill(memoryview(bytearray(1))))
@@ -126,7 +124,6 @@ async def connected(loop: asyncio.AbstractEventLoop, source: KvSource) -> socket
 
 
 def new_bell() -> tuple[socket.socket, socket.socket]:
-    """Two connected sockets: bytes sent into the first are read from the second; neither blocks."""
     ends = socket.socketpair()
     for end in ends:
         end.setblocking(False)

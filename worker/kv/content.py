@@ -19,7 +19,7 @@ _CONFIGURATIONS = ("config.json", "adapter_config.json")
 
 class KvShape(msgspec.Struct, frozen=True, array_like=True):
     """The properties that two engines must share for the KV of one to be that of the other. `model`
-    is a digest of weights and configuration. Tokens are sent one by one, so block sizes may differ.
+    is a digest of weights and configuration. Block sizes may differ.
     """
 
     model: str
@@ -30,7 +30,6 @@ class KvShape(msgspec.Struct, frozen=True, array_like=True):
     byte_order: str = sys.byteorder
 
     def difference(self, other: KvShape) -> str | None:
-        """The first thing in which they differ, by name, as one says it of `other`."""
         for name in self.__struct_fields__:
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
@@ -41,7 +40,7 @@ class KvShape(msgspec.Struct, frozen=True, array_like=True):
 def content_digest(
     token_ids: Sequence[int], cache_salt: str | None, adapter: Adapter | None
 ) -> bytes:
-    """Names what the KV of tokens depends on besides the model."""
+    """Name what the KV of tokens depends on besides the model."""
     words = array("q", token_ids)
     if sys.byteorder == "big":
         words.byteswap()
@@ -50,8 +49,8 @@ def content_digest(
 
 
 def model_digest(path: Path | None, *facts: object) -> str:
-    """Names the weights below `path`, a file or a folder, by the size and samples of each file, and
-    what else their use depends on. Two quantisations of a model differ. None: there are none.
+    """Name the weights below `path`, a file or a folder, by the size and samples of each file, and
+    what else their use depends on. Two quantisations of a model differ.
     """
     digest = sha256(repr(facts).encode())
     files = [] if path is None else [path]

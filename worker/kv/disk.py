@@ -1,26 +1,19 @@
 """Blocks of KV in files: a directory of one engine's own, written and read by threads.
 
-Theory of operation
--------------------
-One file a block, named by the block's digest. It is written beside its name and renamed, so it is
-there as a whole or not at all as long as the machine runs; what a crash of the machine leaves is
-found by checksums. A file has
+One file a block, named by the block's digest. It is written beside its name and renamed; checksums
+find what a crash of the machine leaves. A file has
 
     MAGIC, length of facts, length of data, checksum of facts, checksum of facts and data
-    facts: what the block is of, as the engine encodes it
+    facts: what the block is of, as the engine encodes it; compared to the byte
     data: its KV
 
-The facts must be those that are asked for, to the byte. Whatever is wrong with a file, it is
-deleted and reported as lost.
-
-The directory belongs to a model, its format and the seed of its hashes (`identity`); engines that
-have the same take one each, by a lock. What is there at the start is found by its facts alone. When
-a file or the directory turns out to be gone, a directory is taken again, and what is left is
-reported.
+A wrong file is deleted and reported as lost. The directory belongs to a model, its format and the
+seed of its hashes (`identity`); engines that have the same take one each, by a lock. When a file or
+the directory turns out to be gone, a directory is taken again, and what is left is reported.
 
 One thread writes and deletes, in order; another reads. Both may hang in a system call for as long
-as a disk does: the engine never waits for them. A read that is not done in time counts as failed,
-and while the thread hangs in it no other should be begun (`is_stuck`).
+as a disk does: the engine never waits for them. A read that is not done in time has failed, and
+while the thread hangs in it no other should be begun (`is_stuck`).
 """
 
 from __future__ import annotations
@@ -68,8 +61,6 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """A block by its digest, and the `facts` that its file must have."""
-
     digest: bytes
     facts: bytes
 
@@ -105,9 +96,7 @@ class Left:
 
 
 class DiskRead:
-    """A read of blocks that follow each other. `done` and `part` may be read from any thread,
-    `close` called once or more often: it gives up what is read.
-    """
+    """A read of blocks that follow each other. `done`, `part` and `close` are for any thread."""
 
     def __init__(
         self, disk: BlockFiles, blocks: Sequence[StoredBlock], start: int, end: int, until: float
@@ -124,18 +113,15 @@ class DiskRead:
 
     @property
     def done(self) -> bool:
-        """True if it has ended, or its time is up."""
         return self.is_finished or self._disk.is_late(self)
 
     def close(self) -> None:
-        """End the read, and give up what has arrived. Idempotent."""
         self._disk.release(self)
 
 
 class BlockFiles:
-    """Owns a directory and its two threads. Blocks have `block_bytes` of data each.
-
-    Raises ConfigError where files cannot be made in `parent`.
+    """Owns a directory and its two threads. Blocks have `block_bytes` of data each. Raises
+    ConfigError where files cannot be made in `parent`.
     """
 
     def __init__(
@@ -177,7 +163,6 @@ class BlockFiles:
         return since is not None and self._clock() - since > READ_SECONDS
 
     def is_late(self, read: DiskRead) -> bool:
-        """True if a read was not done in time."""
         return self._clock() >= read.until_seconds
 
     def write(self, slot: int, block: StoredBlock, data: memoryview, generation: int) -> None:
@@ -199,7 +184,6 @@ class BlockFiles:
         return read
 
     def release(self, read: DiskRead) -> None:
-        """Give up a read, or what it has read."""
         with self._inbound:
             if read.is_closed:
                 return
@@ -210,12 +194,11 @@ class BlockFiles:
                 self.num_failures += 1
 
     def take_reports(self) -> list[Written | Found | Lost | Left]:
-        """The events since the last call."""
         return [self._reports.popleft() for _ in range(len(self._reports))]
 
     def close(self) -> None:
-        """End the threads, without what was to be written or read: the former is reported. They may
-        be left behind if the disk hangs. Idempotent.
+        """End the threads, without what was to be written or read: the former is reported. A
+        hanging disk's threads are left behind. Idempotent.
         """
         if not self._is_closed:
             self._is_closed = True
@@ -247,7 +230,7 @@ class BlockFiles:
         self._reports.append(Found(tuple(facts for _, facts in sorted(found))))
 
     def _facts(self, path: str) -> bytes | None:
-        """The facts of a file that looks right; any other file is deleted."""
+        """Return the facts of a file that looks right; delete any other file."""
         try:
             with open(path, "rb", buffering=0) as file:
                 facts, _ = self._head(file.fileno())
@@ -360,7 +343,7 @@ class BlockFiles:
         self._inbound.notify_all()
 
     def _read(self, read: DiskRead) -> KvPart | None:
-        """The blocks up to the first damaged one."""
+        """Return the blocks up to the first damaged one."""
         size = self._block_bytes
         data = memoryview(bytearray(len(read.blocks) * size))
         num_read = 0
@@ -402,8 +385,8 @@ class BlockFiles:
     # ---- both -------------------------------------------------------------------------------
 
     def _head(self, descriptor: int) -> tuple[bytes, bytes]:
-        """The facts of an open file and its checksum; its data come next. Raises KvTransferError
-        where it is no whole file of a block, and OSError.
+        """Return the facts of an open file and its checksum; its data come next. Raises
+        KvTransferError where it is no whole file of a block.
         """
         prefix = bytearray(_PREFIX.size)
         _fill(descriptor, memoryview(prefix))
@@ -431,9 +414,8 @@ class BlockFiles:
 
 
 def check_directory(parent: Path) -> None:
-    """Look whether files can be made in `parent`, which is made if need be: before a model is
-    loaded for nothing. On a full disk they could be yet, and what is there can be read: that is
-    logged. Raises ConfigError.
+    """Check that files can be made in `parent` before a model is loaded for nothing. On a full disk
+    they could be later, and what is there can be read: that is logged. Raises ConfigError.
     """
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -452,7 +434,7 @@ def _refused(parent: Path, error: OSError) -> ConfigError:
 
 
 def _claim(parent: Path, identity: str) -> tuple[Path, FileIO]:
-    """A directory that no other engine has, and its lock, held as long as it is open."""
+    """Return a directory that no other engine has, and its lock, held as long as it is open."""
     try:
         for number in range(_MAX_ENGINES):
             directory = parent / f"{identity}.{number}"
@@ -478,7 +460,6 @@ def _fill(descriptor: int, data: memoryview) -> None:
 
 
 def _checksums(facts: bytes, data: memoryview) -> tuple[bytes, bytes]:
-    """The checksums of the facts, and of the whole file."""
     whole = xxh3_128(facts)
     short = whole.digest()
     whole.update(data)

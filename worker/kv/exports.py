@@ -21,8 +21,7 @@ class Exports:
     """Sole owner of exported KV, of at most `limit_bytes` together. Safe on any thread.
 
     An export is fetched once: `take` removes it, and its room is free when it is `sent` or put
-    back. KV `lent` to an answer that is sent at once takes room too. A promise is of KV in caches
-    and takes none.
+    back. KV `lent` to an answer takes room too; a promise is of KV in caches and takes none.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -50,9 +49,7 @@ class Exports:
             return self.num_bytes + size <= self._limit_bytes
 
     def add(self, transfer_id: str, exported: ExportedKv, now: float) -> bool:
-        """Export KV, in place of another of this name. False: there is no room, because the rest is
-        being sent.
-        """
+        """Export KV, in place of another of this name. False: the rest is being sent."""
         with self._lock:
             if transfer_id in self._exports:
                 self._drop(transfer_id)
@@ -63,20 +60,16 @@ class Exports:
             return True
 
     def take(self, transfer_id: str) -> ExportedKv | None:
-        """Remove an export that is about to be sent. None: there is none of this name."""
         with self._lock:
             return self._exports.pop(transfer_id, None)
 
     def put_back(self, transfer_id: str, exported: ExportedKv) -> None:
-        """Make an export that was not sent available again until its deadline, unless a newer one
-        has its name.
-        """
+        """Make an export that was not sent available again, unless a newer one has its name."""
         with self._lock:
             if self._exports.setdefault(transfer_id, exported) is not exported:
                 self.sent(exported)
 
     def sent(self, exported: ExportedKv) -> None:
-        """Free the room of an export that was taken."""
         self.given_back(exported.data.nbytes)
 
     def lend(self, size: int, now: float) -> bool:
@@ -89,7 +82,6 @@ class Exports:
             return True
 
     def given_back(self, size: int) -> None:
-        """Free room that was lent."""
         with self._lock:
             self.num_bytes -= size
 
@@ -99,7 +91,6 @@ class Exports:
             self._promised[name] = deadline_seconds
 
     def redeem(self, name: str) -> None:
-        """End a promise, if there is one of this name: a peer has asked."""
         with self._lock:
             self._promised.pop(name, None)
 
@@ -108,7 +99,6 @@ class Exports:
         return len(self._promised)
 
     def expire(self, now: float) -> None:
-        """Drop exports and promises whose deadline has passed."""
         with self._lock:
             late = [name for name, one in self._exports.items() if one.deadline_seconds <= now]
             for name in late:

@@ -29,9 +29,7 @@ _PEER_SECONDS = 2.0  # for the handshake of a peer that is asked for its caches
 
 
 class TcpPull:
-    """A transfer to this engine. Any thread may read `done` and `part` and call `close`, which ends
-    the transfer and gives up what has arrived.
-    """
+    """A transfer to this engine. Any thread may read `done` and `part` and call `close`."""
 
     def __init__(self, on_close: Callable[[TcpPull], None]) -> None:
         self._on_close = on_close
@@ -42,7 +40,6 @@ class TcpPull:
         self.part: KvPart | None = None  # once done; None: it failed
 
     def close(self) -> None:
-        """End the transfer. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             self.part = None
@@ -50,8 +47,8 @@ class TcpPull:
 
 
 class KvFetcher:
-    """Fetches KV from other engines. Everything runs on the loop's thread; `start` runs a task
-    there. `pace` is the number of seconds that a transfer of N tokens takes in simulations.
+    """Fetches KV from other engines, on the loop's thread; `start` runs a task there. `pace` is the
+    number of seconds that a transfer of N tokens takes in simulations.
     """
 
     def __init__(
@@ -85,7 +82,6 @@ class KvFetcher:
         pull.task = self._start(self._pull(pull, source, digest, start, wanted), "kv-take")
 
     def close(self, pull: TcpPull) -> None:
-        """End the transfer, and free the room of what has arrived."""
         if pull.task is not None:
             pull.task.cancel()
         self._shrink(pull, 0)
@@ -135,7 +131,6 @@ class KvFetcher:
         pull.num_reserved_bytes = num_bytes
 
     async def _wait_for(self, source: KvSource, digest: bytes) -> None:
-        """Wait until the peer has exported it."""
         which = (source.engine_id, source.transfer_id, digest)
         async with self._asked(source, Fetch(*which, 0, 0, self._state.shape, waits=True)):
             pass

@@ -1,19 +1,13 @@
 """KV that NIXL reads from the memory of one engine into that of another, over RDMA where there is.
 
-Theory of operation
--------------------
-Who may have what is agreed on over TCP (`worker.kv.wire`). Instead of the bytes the keeper's reply
-has the address of what it keeps, registered with its agent, and as much of the agent's metadata as
-that takes. The taker registers memory of its own and reads; the tag of what it has is the keeper's,
-or the prompt is computed. Both give up the registration then: whatever a taker knows of a keeper's
-memory is good for one transfer, as the next may be at the same address. So a taker has one transfer
-at a time with each keeper.
+Who may have what is agreed on over TCP (`worker.kv.wire`); the exporter's reply has the address of
+its memory and its agent's metadata instead of bytes. The reader registers memory and reads; if its
+tag is not the exporter's, the prompt is computed. Both give up the registration then: the next
+transfer may be at the same address, so a reader has one transfer at a time with each peer.
 
-An agent is no matter for several threads: one makes all its calls, in order. So what ends a
-transfer runs after what began it, also when no caller waits any more. Memory that an agent does not
-let go of is held and tried again, and until it is free nothing else is read or lent.
-
-Source: the Python API of NIXL 1.x, `nixl._api`.
+One thread makes all of an agent's calls, in order, so what ends a transfer runs after what began
+it. Memory that an agent does not let go of is held and tried again, and until it is free nothing
+else is read or lent. Source: the Python API of NIXL 1.x, `nixl._api`.
 """
 
 from __future__ import annotations
@@ -48,47 +42,28 @@ class NixlAgent(Protocol):
 
     backends: Mapping[str, Any]
 
-    def register_memory(self, regions: list[tuple[int, int, int, str]], mem_type: str) -> Any:
-        """Descriptors of memory that may be read or written now."""
-        ...
+    def register_memory(self, regions: list[tuple[int, int, int, str]], mem_type: str) -> Any: ...
 
-    def deregister_memory(self, descriptors: Any) -> None:
-        """Make the memory unreachable for other agents."""
-        ...
+    def deregister_memory(self, descriptors: Any) -> None: ...
 
     def get_partial_agent_metadata(
         self, descriptors: Any, inc_conn_info: bool, backends: list[str]
-    ) -> bytes:
-        """The metadata that another agent needs to reach this memory."""
-        ...
+    ) -> bytes: ...
 
-    def add_remote_agent(self, metadata: bytes) -> Any:
-        """Know another agent; its name."""
-        ...
+    def add_remote_agent(self, metadata: bytes) -> Any: ...
 
-    def remove_remote_agent(self, name: Any) -> None:
-        """Forget it, and all its memory."""
-        ...
+    def remove_remote_agent(self, name: Any) -> None: ...
 
-    def get_xfer_descs(self, regions: list[tuple[int, int, int]], mem_type: str) -> Any:
-        """Descriptors of parts of registered memory."""
-        ...
+    def get_xfer_descs(self, regions: list[tuple[int, int, int]], mem_type: str) -> Any: ...
 
-    def initialize_xfer(self, operation: str, local: Any, remote: Any, agent: Any) -> Any:
-        """Prepare a transfer; returns its handle."""
-        ...
+    def initialize_xfer(self, operation: str, local: Any, remote: Any, agent: Any) -> Any: ...
 
-    def transfer(self, handle: Any) -> str:
-        """Begin it; its state."""
-        ...
+    def transfer(self, handle: Any) -> str: ...
 
-    def check_xfer_state(self, handle: Any) -> str:
-        """The state of a transfer: DONE, PROC or ERR."""
-        ...
+    def check_xfer_state(self, handle: Any) -> str: ...
 
     def release_xfer_handle(self, handle: Any) -> None:
         """End it. Raises while it cannot be cancelled."""
-        ...
 
 
 class _Memory:
@@ -101,18 +76,16 @@ class _Memory:
 
     @property
     def region(self) -> tuple[int, int, int]:
-        """Address, bytes and device of the memory."""
         return self._data.ctypes.data, self._data.nbytes, 0
 
     def lend(self) -> Lent:
-        """Let others read it."""
         self._register()
         backends = list(self._agent.backends)
         metadata = self._agent.get_partial_agent_metadata(self._descriptors, True, backends)
         return Lent(metadata, self._data.ctypes.data)
 
     def end(self) -> None:
-        """Idempotent; what has raised can be tried again."""
+        """Deregister the memory. Idempotent; after an error it can be tried again."""
         if self._descriptors is not None:
             self._agent.deregister_memory(self._descriptors)
             self._descriptors = None
@@ -122,8 +95,6 @@ class _Memory:
 
 
 class _Read(_Memory):
-    """A transfer into some memory."""
-
     def __init__(self, agent: NixlAgent, data: np.ndarray[Any, Any], lent: Lent) -> None:
         super().__init__(agent, data)
         self._lent = lent
@@ -131,7 +102,6 @@ class _Read(_Memory):
         self._handle: Any = None
 
     def begin(self) -> str:
-        """Start the transfer; returns its first state."""
         self._register()
         self._keeper = self._agent.add_remote_agent(self._lent.metadata)
         local = self._agent.get_xfer_descs([self.region], _DRAM)
@@ -144,7 +114,7 @@ class _Read(_Memory):
         return self._agent.check_xfer_state(self._handle)
 
     def end(self) -> None:
-        """The handle first: nothing is written into the memory after that."""
+        """Release the handle first: nothing is written into the memory after that."""
         if self._handle is not None:
             self._agent.release_xfer_handle(self._handle)
             self._handle = None
@@ -165,7 +135,7 @@ class NixlTransport:
 
     @classmethod
     def load(cls, config: KvTransferConfig) -> NixlTransport:
-        """With an agent of NIXL's. Raises `ConfigError` where there is none."""
+        """Start an agent of NIXL's. Raises `ConfigError` where there is none."""
         flag = "--kv-transfer-config: NixlConnector"
         try:
             api = importlib.import_module("nixl._api")
@@ -212,7 +182,6 @@ class NixlTransport:
         return data.data
 
     def close(self) -> None:
-        """End the thread, once its calls have returned. Idempotent."""
         self._thread.shutdown(wait=False)
 
     async def _call(self, function: Callable[[], _T]) -> _T:

@@ -38,7 +38,6 @@ StartTask = Callable[[Coroutine[None, None, None], str], asyncio.Task[None]]
 
 class KvServer:
     """Answers other engines. Everything runs on the loop's thread; `start` runs a task there.
-
     `has_more` is set when KV was exported under a name that peers may wait for.
     """
 
@@ -61,7 +60,6 @@ class KvServer:
         self._handshakes: set[asyncio.Timeout] = set()  # those that have plenty of time
 
     async def serve(self) -> None:
-        """Accept connections until cancelled."""
         while True:
             try:
                 connection, taker = await self._loop.sock_accept(self._listener)
@@ -88,7 +86,6 @@ class KvServer:
         self._handshakes.clear()
 
     async def _give(self, connection: socket.socket, taker: str) -> None:
-        """Serve one fetch, from a peer at the address `taker`."""
         with contextlib.ExitStack() as seat, connection:
             seat.callback(self._giving.release)
             try:
@@ -118,7 +115,6 @@ class KvServer:
                 self._handshakes.discard(deadline)
 
     async def _announce(self, channel: Channel, fetch: Fetch) -> None:
-        """Reply as soon as the KV is exported."""
         if self.num_waiting >= MAX_WAITING:
             await channel.send(Reply("too many wait for KV"))
             return
@@ -158,7 +154,6 @@ class KvServer:
         self._state.counts.num_bytes_sent += data.nbytes
 
     async def _answer_question(self, channel: Channel, fetch: Fetch, num_bytes: int) -> None:
-        """Have the engine look up the wanted KV, and send it."""
         num_tokens = fetch.num_tokens
         if not (0 <= fetch.start <= num_tokens and 0 <= num_bytes <= _MAX_QUESTION_BYTES):
             raise KvTransferError(f"{num_tokens} tokens from {fetch.start} on are no question")
@@ -189,8 +184,6 @@ class KvServer:
         self._state.questions.ring()
 
     def _answered(self, question: KvQuestion, data: memoryview) -> None:
-        """Take the engine's answer, on its thread."""
-
         def take() -> None:
             if question.is_open:
                 question.answered.set_result(data)
@@ -223,7 +216,7 @@ class KvServer:
         return difference and f"the KV of engine {own} does not fit: {difference}"
 
     def _take_export(self, fetch: Fetch) -> tuple[ExportedKv | None, str | None]:
-        """Take the fetched KV out of the exports; or the reason why it cannot be had."""
+        """Take the fetched KV out of the exports; or return the reason why it cannot be had."""
         if fetch.engine_id not in (None, self._state.config.engine_id):
             return None, f"this is engine {self._state.config.engine_id}, not {fetch.engine_id}"
         if (error := self._misfit(fetch)) is not None:

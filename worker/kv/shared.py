@@ -11,7 +11,9 @@ from worker.kv.wire import Shared
 
 
 def _seals() -> int:
-    """It neither shrinks below a mapping, whose reader a signal would end, nor changes under it."""
+    """Return seals: memory neither shrinks below a mapping, which would kill its reader, nor
+    changes.
+    """
     return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
@@ -24,7 +26,9 @@ class SharedMemory:
 
     @classmethod
     def of(cls, data: memoryview) -> Self | None:
-        """With a copy of `data`; None where the system has no such memory, or none to spare."""
+        """Make one with a copy of `data`; None where the system has no such memory, or none to
+        spare.
+        """
         name = f"pointsman-kv-{secrets.token_hex(16)}"
         try:
             fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -51,7 +55,7 @@ class SharedMemory:
 
 
 def map_shared(shared: Shared, size: int) -> memoryview | None:
-    """The memory, of `size` bytes; None where it is not to be had, or is another than was named."""
+    """Map the memory, of `size` bytes; None where it is missing, or another than was named."""
     path = f"/proc/{shared.pid}/fd/{shared.fd}"
     with contextlib.suppress(OSError):
         if os.readlink(path) != f"/memfd:{shared.name} (deleted)":

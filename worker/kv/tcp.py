@@ -1,28 +1,19 @@
 """KV over TCP: the connector that the engine calls, and the thread of its transfers.
 
-Theory of operation
--------------------
-The engine computes on its own threads and never waits for a socket. It exports KV (`keep`), begins
-transfers (`pull`, `ask`) and polls whether they are done. Between its steps it answers what other
-engines ask of its caches (`next_question`), for which `bell` wakes it. A transfer goes from the
-exporter's buffer into a new one here, without a copy in between; the engine writes it into its
-blocks as part of a step. So no block is touched while bytes are on their way, and the worst outcome
-of a failure is that the prompt is computed.
+The engine never waits for a socket. It exports KV (`keep`), begins transfers (`pull`, `ask`) and
+polls whether they are done. Between its steps it answers what other engines ask of its caches
+(`next_question`), for which `bell` wakes it. The engine writes what has arrived into its blocks as
+part of a step, so no block is touched while bytes are on their way, and after a failure the prompt
+is computed.
 
-Two threads: `TcpConnector` is used on the engine's, `KvServer` and `KvFetcher` run on the thread of
-an event loop. They share `TransferState` alone; calls to the loop go through its queue of
-callbacks, questions to the engine through `KvQuestions`.
+`TcpConnector` is used on the engine's thread, `KvServer` and `KvFetcher` run on the thread of an
+event loop. They share `TransferState` alone; calls to the loop go through its queue of callbacks.
 
 Between processes of one machine the bytes are put into anonymous memory instead, which the peer
-maps: as /proc/PID/fd/FD, so only under one user and in one PID namespace. Where that fails they are
-sent. Engines that both have NIXL use that instead (`worker.kv.nixl`).
-
-KV whose name is agreed on beforehand (SGLang's rooms) is asked for before it is exported: one
-connection waits for the export, the next one transfers.
-
-Everything is bounded: bytes that are exported or being sent, bytes on their way or not loaded yet
-(a transfer waits for room), connections, and the time of a wait (`kv_lease_duration`) and of a
-transfer.
+maps: as /proc/PID/fd/FD, so only under one user and in one PID namespace. Engines that both have
+NIXL use that instead (`worker.kv.nixl`). KV whose name is agreed on beforehand (SGLang's rooms) is
+asked for before it is exported: one connection waits for the export, the next one transfers. All
+bytes, connections and waits are bounded.
 """
 
 from __future__ import annotations
@@ -122,7 +113,7 @@ class TcpConnector:
 
     def pull(self, source: KvSource, digest: bytes, start: int) -> TcpPull:
         """Begin to fetch the KV of the tokens that `digest` names from token `start` on. A `start`
-        behind the last one frees the export.
+        after the last one frees the export.
         """
         pull = TcpPull(lambda closed: self._call(self._fetcher.close, closed))
         self._call(self._fetcher.begin, pull, source, digest, start)
@@ -142,11 +133,10 @@ class TcpConnector:
 
     @property
     def has_questions(self) -> bool:
-        """True if another engine waits for an answer."""
         return len(self._state.questions) > 0
 
     def next_question(self) -> KvQuestion | None:
-        """The oldest question that another engine waits on."""
+        """Return the oldest question that another engine waits on."""
         return self._state.questions.take()
 
     def leave_model(self) -> None:
@@ -171,7 +161,6 @@ class TcpConnector:
 
     @property
     def num_promised(self) -> int:
-        """Promises that are neither redeemed nor expired."""
         return self._exports.num_promised
 
     @property
@@ -180,7 +169,6 @@ class TcpConnector:
         return self._exports.num_expired
 
     def close(self) -> None:
-        """End the thread and all transfers. Idempotent."""
         self._call(self._stop.set)
         self._thread.join()
         if self._nixl is not None:

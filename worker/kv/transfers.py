@@ -16,9 +16,8 @@ _MAX_RINGS = 64
 
 
 class KvQuestions:
-    """The queue of questions from other engines: the loop puts, the engine takes, woken by `bell`.
-
-    `bell` is a file that can be read when a question has come or a promise was redeemed.
+    """The questions from other engines: the loop puts, the engine takes. `bell` is a file that can
+    be read when a question has come or a promise was redeemed.
     """
 
     def __init__(self) -> None:
@@ -30,17 +29,15 @@ class KvQuestions:
         return len(self._questions)
 
     def put(self, question: KvQuestion) -> None:
-        """Queue a question and wake the engine."""
         self._questions.append(question)
         self.ring()
 
     def ring(self) -> None:
-        """Make the bell readable, which wakes the engine."""
         with contextlib.suppress(BlockingIOError):  # then it rings already
             self._ringing.send(b"\0")
 
     def take(self) -> KvQuestion | None:
-        """The oldest question whose peer still waits."""
+        """Return the oldest question whose peer still waits."""
         with contextlib.suppress(BlockingIOError):
             self._bell.recv(_MAX_RINGS)
         while self._questions:

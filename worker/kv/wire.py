@@ -1,9 +1,6 @@
 """The protocol by which one engine takes KV from another. No sockets here.
 
-Theory of operation
--------------------
-The one that takes connects, and both prove that they have the key before either says anything of
-requests. A frame is a length (4 bytes, little-endian), a body (msgpack) and a MAC of 32 bytes:
+A frame is a length (4 bytes, little-endian), a body (msgpack) and a MAC of 32 bytes:
 
     taker                                    keeper
     Hello(version, nonce)              →
@@ -11,19 +8,16 @@ requests. A frame is a length (4 bytes, little-endian), a body (msgpack) and a M
     Fetch(which, of what, from where)  →
                                        ←     Reply(error, or size), the bytes, Tag
 
-The KV fetched was exported for the peer, or is asked of the exporter's caches. Then the question
-(`worker.kv.asked`) follows the `Fetch`, and its tag: it has the tokens, as names of blocks would
-depend on block sizes and hash seeds.
-
-Between processes of one machine the reply may name memory, which the taker maps; it says whether it
-could (`Mapped`), and bytes and tag follow if not. With NIXL the reply names memory as well, which
-the taker reads while the keeper computes its tag; `Mapped` says that it has it.
+A question to the exporter's caches (`worker.kv.asked`) follows the `Fetch`, with its tag: it has
+the tokens, as names of blocks would depend on block sizes and hash seeds. Between processes of one
+machine the reply may name memory, which the taker maps; it says whether it could (`Mapped`), and
+bytes and tag follow if not. With NIXL the taker reads the named memory while the keeper computes
+its tag; `Mapped` says that it has it.
 
 A MAC is HMAC-SHA256 under the key over the kind of frame, both nonces and the body; that of `Hello`
-is over its own nonce alone and proves nothing. So what was recorded of one connection is worth
-nothing on another, and a frame of one kind does not pass for one of another. The bytes themselves
-are encrypted by AES-256-GCM under a key of this connection, made of key and nonces; who lacks the
-key can neither read nor alter them. What NIXL reads is not encrypted, but has the same tag (GMAC).
+is over its own nonce alone. So what was recorded of one connection is worth nothing on another, and
+a frame of one kind does not pass for one of another. The bytes are encrypted by AES-256-GCM under a
+key made of key and nonces. What NIXL reads is not encrypted, but has the same tag (GMAC).
 """
 
 import hmac
@@ -46,15 +40,11 @@ MAX_BODY_BYTES = 1 << 16
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """The first frame of a connection."""
-
     version: int
     nonce: bytes
 
 
 class Challenge(msgspec.Struct, frozen=True, array_like=True, tag="challenge"):
-    """The keeper's answer to it."""
-
     nonce: bytes
 
 
@@ -64,9 +54,8 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
     machine will do. `waits`: the reply, without bytes, is to come as soon as it is exported.
     `engine_id` None: whichever engine this is. `reads`: the taker has NIXL.
 
-    With `asked`: for the cached KV of `num_tokens` tokens, from `start` on and without a gap; a
-    question of `asked` bytes follows. `transfer_id` is a promise to be redeemed then, or empty;
-    `engine_id` and `digest` are empty.
+    With `asked`: for the cached KV of `num_tokens` tokens, from `start` on; a question of `asked`
+    bytes follows. `transfer_id` is a promise to be redeemed then, or empty.
     """
 
     engine_id: str | None
@@ -133,17 +122,15 @@ class Seal:
 
     @staticmethod
     def nonce() -> bytes:
-        """Random bytes for one connection."""
         return secrets.token_bytes(NONCE_BYTES)
 
     def encode(self, frame: Sent) -> bytes:
-        """A frame as it is sent."""
         body = msgspec.msgpack.encode(frame)
         self._note(frame)
         return len(body).to_bytes(LENGTH_BYTES, "little") + body + self._mac(body)
 
     def decode(self, data: bytes, kind: type[Frame]) -> Frame:
-        """The frame in a body and its MAC. Raises `KvTransferError` for a wrong one."""
+        """Return the frame in a body and its MAC. Raises `KvTransferError` for a wrong one."""
         body, mac = data[:-MAC_BYTES], data[-MAC_BYTES:]
         try:
             frame = msgspec.msgpack.decode(body, type=kind)
@@ -155,8 +142,8 @@ class Seal:
         return frame
 
     def data_cipher(self) -> Cipher[GCM]:
-        """For the next bytes of this connection, of either end, once both ends have said Hello
-        and Challenge. Each has a nonce of its own.
+        """Return the cipher of the next bytes, once both ends have said Hello and Challenge. Each
+        has a nonce of its own.
         """
         key = hmac.digest(self._key, self._nonces + b"data", "sha256")
         nonce = self._num_ciphers.to_bytes(12, "little")
@@ -175,7 +162,7 @@ class Seal:
 
 
 def body_size(prefix: bytes) -> int:
-    """The number of bytes behind the length, the MAC included. Raises `KvTransferError`."""
+    """Return the number of bytes after the length, MAC included. Raises `KvTransferError`."""
     size = int.from_bytes(prefix, "little")
     if size > MAX_BODY_BYTES:
         raise KvTransferError("the other end speaks another protocol")

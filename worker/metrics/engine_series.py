@@ -25,7 +25,6 @@ def _zero(_: EngineStats) -> float:
 
 
 def _gauge(name: str, text: str, read: str | Read) -> EngineSeries:
-    """`read` is a field of the snapshot, or a function of it."""
     read = attrgetter(read) if isinstance(read, str) else read
     return EngineSeries(name, "gauge", text, (("", read),))
 
@@ -240,8 +239,6 @@ OWN_SERIES = (
 
 
 def position_series(num_speculative_tokens: int) -> EngineSeries:
-    """Accepted tokens by position in a run of at most `num_speculative_tokens` drafts."""
-
     def accepted(position: int) -> Read:
         # There are no counts before the first draft.
         return lambda n: sum(n.speculation.num_accepted_by_position[position : position + 1])
@@ -268,5 +265,4 @@ class EngineFamilies:
         self._reads = tuple(read for family in series for _, read in family.samples)
 
     def render(self, stats: EngineStats) -> bytes:
-        """The text of every family."""
         return (self._template % tuple([read(stats) for read in self._reads])).encode()

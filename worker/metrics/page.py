@@ -1,12 +1,8 @@
 """The whole metrics page.
 
-A picker scrapes every worker twenty times a second, so a scrape must cost next to nothing: gauges
-and counters of the engine fill one prepared template, other series keep their text until their
-numbers change, and the numbers of the process are read at most once a second. `prometheus_client`
-renders the same page in about two milliseconds; the tests use it as their oracle.
-
-Every series is declared once, here or in `engine_series`. Names, labels and buckets are those of
-vLLM 0.32; the names of series that vLLM does not have begin with `pointsman:`.
+A picker scrapes every worker twenty times a second, so a scrape must cost next to nothing:
+`prometheus_client` renders the same page in about two milliseconds. Names, labels and buckets are
+those of vLLM 0.32; the names of series that vLLM does not have begin with `pointsman:`.
 """
 
 import time
@@ -68,7 +64,7 @@ _REFRESH_SECONDS = 1.0
 
 
 def one_two_five(limit: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, 20, 50, … up to `limit`."""
+    """Return 1, 2, 5, 10, 20, 50, … up to `limit`."""
     buckets: list[float] = []
     decade = 1
     while True:
@@ -81,11 +77,9 @@ def one_two_five(limit: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One ended sequence. Times are on one monotonic clock; None: the event never happened.
-
-    `num_cached_tokens` counts prompt tokens found in the prefix cache. A request with several
-    sequences (n > 1) gives one record for each; only the record of the last one to end carries `n`
-    and `max_num_generation_tokens`, the longest of them.
+    """One ended sequence. Times are on one monotonic clock; None: the event never happened. Of a
+    request with several sequences, only the last to end carries `n` and
+    `max_num_generation_tokens`, the longest of them.
     """
 
     reason: FinishReason
@@ -116,7 +110,6 @@ class WorkerMetrics:
     ) -> None:
         """`start_unix_seconds` becomes `process_start_time_seconds`, by which scrapers recognise a
         restart. With `num_speculative_tokens` there is a series for each position of a draft.
-        `max_loras` 0: there are no adapters.
         """
         self._names = (model_name, "0")
         labels = label_text(zip(LABELS, self._names, strict=True))
@@ -191,16 +184,12 @@ class WorkerMetrics:
         self._errors = declare(errors, ("http",))
 
     def _histogram(self, name: str, text: str, buckets: Buckets) -> Histogram:
-        """Declare a histogram; returns the one of this worker's labels."""
         series = Histogram(Declaration(f"vllm:{name}", text, LABELS), buckets)
         self._series.append(series)
         return series.labels(*self._names)
 
     def _counters(self, declaration: Declaration, values: Iterable[str]) -> dict[str, Counter]:
-        """Declare a counter with a last label of these values; returns the counters by value.
-
-        They exist from the start, and no other value can be added.
-        """
+        """Declare a counter whose last label has these values, and no others, from the start."""
         series = Counter(declaration)
         self._series.append(series)
         names = self._names[: len(declaration.labels) - 1]
@@ -214,23 +203,18 @@ class WorkerMetrics:
         self._cache_info = f"{head}{name}{{{labels}}} 1\n".encode()
 
     def step_done(self, num_tokens: int) -> None:
-        """Count an engine step of `num_tokens` tokens."""
         self._iteration.observe(num_tokens)
 
     def sleep_done(self, seconds: float) -> None:
-        """Count the time that the engine took to fall asleep, or to wake up."""
         self._sleep.observe(seconds)
 
     def first_token(self, seconds: float) -> None:
-        """Count the time from a request's arrival to its first token."""
         self._ttft.observe(seconds)
 
     def next_tokens(self, seconds: float, times: int = 1) -> None:
-        """Count the time between two outputs of a request, if need be several times."""
         self._itl.observe_many(seconds, times)
 
     def refused(self, reason: str) -> None:
-        """Count a request that was refused on arrival, for one of the declared reasons."""
         self._refusals[reason].inc()
 
     def internal_error(self, where: str = "http") -> None:
@@ -298,7 +282,6 @@ class WorkerMetrics:
 
 
 def _constants(start_unix_seconds: float) -> bytes:
-    """The start time, which never changes."""
     return (
         head_text("process_start_time_seconds", "gauge", "Start of the process, unix time.")
         + f"process_start_time_seconds {start_unix_seconds!r}\n"
@@ -307,7 +290,7 @@ def _constants(start_unix_seconds: float) -> bytes:
 
 class AdapterInfo:
     """The LoRA adapters that are loaded and those that requests wait for, as labels. The value is
-    the unix time of the last change of the labels, at first that of the start.
+    the unix time of the last change of the labels.
     """
 
     def __init__(self, max_loras: int, start_unix_seconds: float) -> None:
@@ -411,7 +394,7 @@ class ProcessNumbers:
         self._text = b""
 
     def render(self, now_seconds: float) -> bytes:
-        """The text without the start time, which `_constants` writes on every platform."""
+        """Return the text without the start time, which `_constants` writes on every platform."""
         if self._read_at is None or now_seconds - self._read_at >= _REFRESH_SECONDS:
             lines = generate_latest(self._registry).splitlines(keepends=True)
             self._text = b"".join(li for li in lines if b"process_start_time_seconds" not in li)

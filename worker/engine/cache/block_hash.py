@@ -1,19 +1,12 @@
 """Names for the contents of full KV blocks: the same tokens after the same prefix, the same name.
 
 Block i's digest is H((digest of block i−1, its token ids, its extra keys)), as vLLM 0.32 computes
-it, byte for byte; the parent of block 0 is the *root*, H(seed). H first serializes its argument (by
-pickle protocol 5, or by canonical CBOR, which other languages can reproduce), then hashes the bytes
-(by SHA-256, or by the faster 128-bit XXH3, which is no defence against crafted collisions):
+it, byte for byte; the parent of block 0 is the *root*, H(seed). H serializes its argument by pickle
+protocol 5 or canonical CBOR, then hashes the bytes by SHA-256 (2.9 µs a block with pickle, 7.4 with
+CBOR, measured) or XXH3-128 (2.2 and 6.7), which is no defence against crafted collisions.
 
-    algorithm     serialization   hash       digest     µs a block of 16 (measured, all included)
-    sha256        pickle 5        SHA-256    32 bytes   2.9
-    sha256_cbor   CBOR            SHA-256    32 bytes   7.4
-    xxhash        pickle 5        XXH3-128   16 bytes   2.2
-    xxhash_cbor   CBOR            XXH3-128   16 bytes   6.7
-
-Extra keys are what makes equal tokens mean different KV, each a tagged tuple. The cache salt enters
-block 0 only and reaches the others through the chain; a LoRA adapter enters every block, in front
-of the salt, as ("lora", name, path).
+Extra keys make equal tokens mean different KV. The cache salt enters block 0 only and reaches the
+others through the chain; a LoRA adapter enters every block, before the salt.
 """
 
 import os
@@ -39,11 +32,9 @@ ExtraKeys = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class BlockHash:
-    """The name of one full block, and all that was hashed into it.
-
-    A lookup by `digest` compares the whole value, so that two blocks whose digests
-    collide are distinguished and never stand in for each other. `parent` is the digest of the block
-    before it, the root for block 0.
+    """The name of one full block, and all that was hashed into it. A lookup by `digest` compares
+    the whole value, so that colliding blocks never stand in for each other. `parent` is the digest
+    of the block before it, the root for block 0.
     """
 
     digest: bytes
@@ -54,16 +45,13 @@ class BlockHash:
 
     @property
     def short_hash(self) -> int:
-        """The last 64 bits of the digest, unsigned: how KV events name blocks by default."""
         return short_hash(self.digest)
 
 
 @dataclass(frozen=True, slots=True)
 class PartialBlock:
-    """The written tokens of a block that is not full: fewer than a block's, at least one.
-
-    It has no digest, for only full blocks have names that others could know. `index` full blocks
-    come before it.
+    """The written tokens of a block that is not full, at least one; `index` full blocks precede it.
+    It has no digest, for only full blocks have names that others could know.
     """
 
     index: int
@@ -73,14 +61,13 @@ class PartialBlock:
 
 
 def short_hash(digest: bytes) -> int:
-    """The last 64 bits of a digest as a big-endian unsigned integer."""
+    """Return the last 64 bits of a digest, unsigned: how KV events name blocks by default."""
     return int.from_bytes(digest[-_EVENT_HASH_BYTES:], "big")
 
 
 def extra_keys(
     block_index: int, cache_salt: str | None, adapter: Adapter | None = None
 ) -> ExtraKeys | None:
-    """The extra keys of block `block_index` of a sequence, full or not; None when it has none."""
     keys: list[tuple[str, ...]] = [] if adapter is None else [adapter.key]
     if block_index == 0 and cache_salt is not None:
         keys.append(("cache_salt", cache_salt))
@@ -88,17 +75,16 @@ def extra_keys(
 
 
 def key_of(extra: ExtraKeys | None, tag: str) -> str | None:
-    """The extra key of a block behind `tag`: the salt, or the adapter's name."""
+    """Return the extra key of a block with this tag: the salt, or the adapter's name."""
     return next((key[1] for key in extra or () if key[0] == tag), None)
 
 
 class BlockHasher:
     """Extends chains of block hashes. Stateless after construction.
 
-    `seed` separates caches: chains of different seeds never meet. None takes vLLM's default, the
-    fixed word `vllm-none-hash` for SHA-256 (any process with the same algorithm agrees) and 32
-    random bytes for XXH3; "random" takes random bytes with any algorithm, so that no other process
-    can compute a block's name. Raises ConfigError for an algorithm it does not know.
+    Chains of different seeds never meet. `seed` None takes vLLM's default for SHA-256, on which any
+    process agrees, and random bytes for XXH3; "random" takes random bytes with any algorithm.
+    Raises ConfigError for an unknown algorithm.
     """
 
     def __init__(self, block_size: int, algo: str = "sha256", seed: str | None = None) -> None:
@@ -121,10 +107,8 @@ class BlockHasher:
         cache_salt: str | None = None,
         adapter: Adapter | None = None,
     ) -> None:
-        """Grow `chain` in place to the first `num_blocks` blocks of `token_ids`.
-
-        `token_ids` holds at least `num_blocks` full blocks of plain ints, of which the first
-        `len(chain)` are those already hashed. A longer chain is left as it is.
+        """Grow `chain` in place to the first `num_blocks` blocks of `token_ids`, which are plain
+        ints. A longer chain is left as it is.
         """
         size, hash_of = self._block_size, self._hash
         parent = chain[-1].digest if chain else self.root

@@ -1,35 +1,22 @@
 """Paged KV blocks: the tables that hold them, and the contents that can be used again.
 
-Theory of operation
--------------------
-The KV cache is `num_blocks` blocks of `block_size` tokens. A sequence owns a *table*, the ordered
-ids of its blocks; a block may stand in several tables and counts them (`references`). A block that
-is in no table is *idle*: it is in the free queue, and only there:
+A sequence owns a *table*, the ordered ids of its blocks; a block may be in several tables and
+counts them (`references`). A block in no table is *idle*, and exactly the idle blocks are in the
+free queue. A full block whose KV is written can be *sealed*: it gets its contents' name, is a hit
+at once, and is never written again. Idle, it stays a hit until it is taken, so the free queue is
+the cache's eviction order, and the prefix cache needs no references of its own.
 
-    in the free queue  ⇔  references == 0
-
-A full block whose KV is written can be *sealed*: it gets its contents' name and is a hit at once,
-while its sequence still runs. A sealed block is never written again. Idle, it stays a hit until it
-is taken for something else, so the free queue is the cache's eviction order (see `free_queue`), and
-the prefix cache (see `prefix_cache`) needs no references of its own.
-
-- Freed blocks become idle in reverse table order: of one sequence the tail is taken before the
-  head, for a prefix is of use without its continuation, not the other way round.
-- A lookup covers at most all tokens but the last: one must be run to have something to sample from.
+- Freed blocks become idle in reverse table order: a prefix is of use without its continuation.
+- A hit covers at most all tokens but the last: one must be run to have something to sample from.
 - A hit ends inside a block where the cache knows a block with the same beginning. That block is
-  copied into the first new one, of which the tokens in common are then valid.
-- `fork` shares the blocks of a sequence with another. The one partly filled block at the end is
-  shared too, until either side is about to write into it: `allocate` then replaces it by a copy.
+  copied into the first new one.
+- `fork` shares the partly filled block at the end too; `allocate` replaces it by a copy before
+  either side writes into it.
 
-Copies are not made here but handed to the executor by `take_copies`, to be made before anything of
-the step is written, every source read before any destination is written. Why that is enough:
-
-- A source holds what it should at the end of the steps before. It may be taken, even as the
-  destination of another copy, and written in the very step of the copy: it is read before that.
-- A block that is still to be copied to holds nothing yet. So a copy of it is made from its own
-  source instead, and there is never a chain of copies.
-- A destination that no table holds any more (a preemption in the same step) is forgotten with its
-  copy, so no block is the destination of two, and it never becomes idle with contents.
+`take_copies` hands copies to the executor, which reads every source before it writes anything of
+the step. So a source may be taken and written in the very step of the copy. A block still to be
+copied to holds nothing yet: a copy of it is made from its own source, and there is never a chain. A
+destination that no table holds any more is forgotten with its copy.
 
 Every operation either does all it says or returns False and changes nothing.
 """
@@ -49,9 +36,9 @@ from worker.types import Adapter
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """The cached KV of a sequence: `blocks` to share, and the beginning of `partial_block` to copy.
-    `num_tokens` is what both cover together; or `blocks` and `num_loaded` tokens behind them, whose
-    KV comes from elsewhere: from the `slots` of the host tier, then from what has `arrived`.
+    """The cached KV of a sequence: `blocks` to share, and the beginning of `partial_block` to copy,
+    `num_tokens` in all. Or `blocks` and, after them, `num_loaded` tokens whose KV comes from the
+    `slots` of the host tier, then from what has `arrived`.
     """
 
     blocks: tuple[int, ...] = ()
@@ -64,9 +51,7 @@ class PrefixHit:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """A content that was thrown out, which is in `block` until the next step writes; it counted for
-    `tenant`.
-    """
+    """An evicted content of `tenant`, which is in `block` until the next step writes."""
 
     block: int
     content: BlockHash
@@ -78,8 +63,8 @@ NO_HIT = PrefixHit()
 
 @dataclass(slots=True)
 class _Holding:
-    """The blocks of a sequence; its first `num_sealed` blocks are sealed under its own chain.
-    `copy` is of the table as it is; None: not made yet.
+    """The blocks of a sequence, of which the first `num_sealed` are sealed. `copy` is of the
+    present table; None: not made yet.
     """
 
     table: list[int]
@@ -107,43 +92,37 @@ class BlockManager:
 
     @property
     def num_free(self) -> int:
-        """Blocks in no table; what they cache is still there until they are taken."""
         return len(self._free)
 
     @property
     def num_empty(self) -> int:
-        """The number of free blocks that cache nothing; they are taken first."""
         return self._free.num_empty
 
     @property
     def usage(self) -> float:
-        """Fraction of the blocks that stand in a table, 0 to 1. Idle cached blocks are free."""
         return 1.0 - len(self._free) / self._num_blocks
 
     @property
     def num_hash_collisions(self) -> int:
-        """The number of lookups that met other content under the same digest: each was a miss."""
         return self._cache.num_collisions
 
     def table(self, seq_id: int) -> Sequence[int]:
-        """The block ids of a sequence, in order. A live view: later operations change it.
+        """Return the block ids of a sequence, in order: a live view that later operations change.
 
-        Like everything here that names a sequence, raises UnknownSequenceError for one without.
+        Like every method that names a sequence, raises UnknownSequenceError for one without blocks.
         """
         return self._holding(seq_id).table
 
     def table_copy(self, seq_id: int) -> tuple[int, ...]:
-        """The same as it is now: one object until it changes, so that to see that it has not takes
-        no time.
-        """
+        """Return the same object until the table changes, so that a comparison takes no time."""
         holding = self._holding(seq_id)
         if holding.copy is None:
             holding.copy = tuple(holding.table)
         return holding.copy
 
     def num_shared_tokens(self, seq_id: int) -> int:
-        """Tokens in the leading sealed blocks that others hold too: still hits if this sequence
-        lost its blocks now, whatever is taken afterwards.
+        """Return the tokens in the leading sealed blocks that others hold too: they survive
+        whatever happens to this sequence.
         """
         holding = self._holding(seq_id)
         for index in range(holding.num_sealed):
@@ -152,11 +131,11 @@ class BlockManager:
         return holding.num_sealed * self._block_size
 
     def num_blocks_needed(self, seq_id: int, end: int) -> int:
-        """Blocks that a table lacks for `end` tokens; copies of shared blocks are not counted."""
+        """Return how many blocks a table lacks for `end` tokens, copies not counted."""
         return max(0, -(-end // self._block_size) - len(self._holding(seq_id).table))
 
     def find(self, chain: Sequence[BlockHash]) -> list[int]:
-        """The blocks of the longest beginning of `chain` that is cached; none of them is written
+        """Return the blocks of the longest cached beginning of `chain`; none of them is written
         before the next step is scheduled.
         """
         return self._cache.find_chain(chain)
@@ -168,10 +147,10 @@ class BlockManager:
         cache_salt: str | None = None,
         adapter: Adapter | None = None,
     ) -> PrefixHit:
-        """The longest known prefix of `token_ids`, without the last of them.
+        """Return the longest known prefix of `token_ids`, without the last of them.
 
-        `chain` covers the full blocks of `token_ids[:-1]` (more is not looked at). Pure: the blocks
-        may be gone after the next operation, so pass the hit on to `admit` at once.
+        `chain` covers the full blocks of `token_ids[:-1]`. Pass the hit on to `admit` at once: the
+        next operation may evict it.
         """
         if not self._caching:
             return NO_HIT
@@ -192,11 +171,11 @@ class BlockManager:
     def admit(
         self, seq_id: int, num_tokens: int, hit: PrefixHit, reserve: int = 0, tenant: str = ""
     ) -> bool:
-        """Give a new sequence a table for `num_tokens` tokens that starts with `hit`.
+        """Give a new sequence a table for `num_tokens` tokens that starts with `hit`, which `match`
+        found.
 
-        False, and nothing changed, unless at least `reserve` blocks stay free. `seq_id` has no
-        table yet; `hit` comes from `match` and covers fewer tokens. The new blocks count for
-        `tenant`.
+        False, and nothing changed, unless at least `reserve` blocks stay free. The new blocks count
+        for `tenant`.
         """
         num_new = -(-num_tokens // self._block_size) - len(hit.blocks)
         idle_hits = [block for block in hit.blocks if self._references[block] == 0]
@@ -218,7 +197,6 @@ class BlockManager:
 
     def allocate(self, seq_id: int, start: int, end: int) -> bool:
         """Make positions `start` … `end`−1 of a sequence writable; `start` is the first unwritten.
-
         False, and nothing changed, when too few blocks are free.
         """
         holding = self._holding(seq_id)
@@ -247,10 +225,7 @@ class BlockManager:
         return True
 
     def shrink(self, seq_id: int, end: int) -> None:
-        """Give back a sequence's blocks beyond `end` tokens: room that it has not used.
-
-        No other sequence holds them then, and nothing in them is sealed.
-        """
+        """Give back a sequence's blocks beyond `end` tokens, which it has not used."""
         holding = self._holding(seq_id)
         num_left = max(-(-end // self._block_size), holding.num_sealed)
         while len(holding.table) > num_left:
@@ -262,10 +237,7 @@ class BlockManager:
                 self._free.put_empty(block)
 
     def take_copies(self) -> tuple[tuple[int, int], ...]:
-        """The block copies (source, destination) due before the next write, once.
-
-        All sources are to be read before any destination is written.
-        """
+        """Return the block copies (source, destination) due before the next write, once."""
         if not self._copies:
             return ()
         copies = tuple((source, destination) for destination, source in self._copies.items())
@@ -273,8 +245,8 @@ class BlockManager:
         return copies
 
     def take_evicted(self) -> list[Evicted]:
-        """The contents thrown out since the last call that are in no other block, in that order;
-        empty unless the config says `record_evictions`. Due before the next write, like copies.
+        """Return the contents evicted since the last call that are in no other block, in order. Due
+        before the next write, like copies.
         """
         if not self._evicted:
             return []
@@ -284,8 +256,8 @@ class BlockManager:
     def seal(self, seq_id: int, chain: Sequence[BlockHash], num_blocks: int) -> None:
         """Let others hit the leading `num_blocks` blocks of a sequence: their KV is written.
 
-        `chain` is the sequence's, at least that long; blocks sealed before are passed over. A block
-        whose digest stands for other contents stays un-sealed, and those after it.
+        `chain` is at least that long. A block whose digest stands for other contents stays un-
+        sealed, and so do those after it.
         """
         holding = self._holding(seq_id)
         if num_blocks <= holding.num_sealed or not self._caching:
@@ -296,7 +268,6 @@ class BlockManager:
             self._free.empty(block)
 
     def fork(self, parent_id: int, child_id: int, num_tokens: int) -> None:
-        """Give `child_id` a table that shares the parent's first `num_tokens` written tokens."""
         parent = self._holding(parent_id)
         num_blocks = -(-num_tokens // self._block_size)
         table = parent.table[:num_blocks]
@@ -306,11 +277,11 @@ class BlockManager:
         self._holdings[child_id] = _Holding(table, num_sealed, parent.tenant)
 
     def free(self, seq_id: int, tail: PartialBlock | None = None, forget: bool = False) -> None:
-        """Take a sequence's table away. An unknown id has none and is passed over.
+        """Take a sequence's table away; an unknown id is ignored.
 
-        `tail` names the written tokens of the block after the full ones, which are all sealed (or
-        it is of no use, and ignored): idle, it stays a hit for a copy. With `forget` the KV that
-        this sequence alone holds is corrupt, and none of it a hit any more.
+        The written tokens of `tail` stay a hit for a copy, unless the blocks before it are not
+        sealed. With `forget` the KV that this sequence alone holds is corrupt, and none of it is a
+        hit any more.
         """
         holding = self._holdings.pop(seq_id, None)
         if holding is None:
@@ -343,22 +314,17 @@ class BlockManager:
         return True
 
     def record(self, event: CacheEvent) -> None:
-        """Report a change in a tier below by `take_events`."""
         self._cache.record(event)
 
     def take_events(self) -> list[CacheEvent]:
-        """The changes of the prefix cache since the last call, in order; empty unless the config
-        says `record_events`.
-
-        The contents that a step's allocations throw out come before those that it stores, as blocks
-        are taken before they are sealed.
+        """Return the changes of the prefix cache since the last call, in order: evictions of a step
+        come before what it stores.
         """
         return self._cache.take_events()
 
     def cached_blocks(self) -> list[CachedBlock]:
-        """Every cached full block, parents before children; equal contents as often as they exist.
-
-        A block whose parent is gone is in it too: it can be hit when its parent is back.
+        """Return every cached full block, parents before children, equal contents as often as they
+        exist.
         """
         return [
             CachedBlock(
@@ -372,11 +338,9 @@ class BlockManager:
         ]
 
     def announcement(self) -> list[CacheEvent]:
-        """Events that bring a mirror, in whatever state, to all that is cached now."""
         return announcement(self._cache.full_blocks())
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError unless every invariant above holds. For tests; O(blocks)."""
         references = [0] * self._num_blocks
         for seq_id, holding in self._holdings.items():
             if holding.copy is not None and holding.copy != tuple(holding.table):
@@ -414,7 +378,6 @@ class BlockManager:
             raise UnknownSequenceError(f"sequence {seq_id} holds no blocks") from None
 
     def _take(self, tenant: str) -> int:
-        """Hold the next idle block once; what it cached is forgotten."""
         block = self._free.take(tenant)
         content = None if self._evicted is None else self._cache.last_copy(block)
         if content is not None and self._evicted is not None:

@@ -1,8 +1,7 @@
 """Changes of the prefix cache, as values that a mirror of it can replay.
 
-Replaying them in order over an empty mirror that counts each hash gives the cached full blocks:
-contents that exist twice are stored twice and removed twice. Blocks that are only partly full have
-no name and appear nowhere.
+A mirror must count each hash: contents that exist twice are stored twice and removed twice. Blocks
+that are only partly full have no name and appear nowhere.
 """
 
 from collections.abc import Iterable
@@ -17,9 +16,8 @@ GPU, CPU, STORAGE = "GPU", "CPU", "STORAGE"
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
-    """A run of blocks of one chain became hits; each continues the one before it.
-
-    `parent` is the digest of the block before the run, None when the run begins a chain.
+    """A run of blocks of one chain became hits. `parent` is the digest of the block before the run,
+    None when the run begins a chain.
     """
 
     blocks: tuple[BlockHash, ...]
@@ -36,18 +34,15 @@ class BlockRemoved:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheCleared:
-    """Nothing is cached any more."""
+class CacheCleared: ...
 
 
 CacheEvent = BlocksStored | BlockRemoved | CacheCleared
 
 
 def announcement(blocks: Iterable[tuple[BlockHash, bool]]) -> list[CacheEvent]:
-    """Events that bring a mirror in any state up to date: clear everything, then store these
-    blocks.
-
-    Each comes with whether it begins a chain; parents come before children.
+    """Return events that bring a mirror in any state up to date: clear everything, then store these
+    blocks. Each comes with whether it begins a chain; parents come before children.
     """
     events: list[CacheEvent] = [CacheCleared()]
     run: list[BlockHash] = []

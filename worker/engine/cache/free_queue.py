@@ -1,28 +1,19 @@
 """The order in which idle blocks are used again, fair between tenants.
 
-Theory of operation
--------------------
-An idle block (one in no table) is *empty*, or *cached*: it holds contents that may be hit. Empty
-ones are used first, the last one emptied before the others; they are a stack.
+An idle block is *empty* or *cached*. Empty ones are used first, as a stack. Every held or cached
+block counts for the *tenant* that it was last taken for, not the last that hit it: a flood of
+requests that begin like another tenant's must not take over that tenant's blocks. Cached idle
+blocks wait in their tenant's queue, least recently used first.
 
-Every block that is held or cached counts for a *tenant*: the one it was last taken for. (Not the
-last who hit it: a flood of requests that begin like another tenant's must not carry that tenant's
-blocks over to the flood's account.) Cached idle blocks wait in their tenant's queue, least recently
-used first, each with a stamp that orders them across queues.
-
-When nothing is empty, some contents must go. A tenant's *share* is the number of blocks over
-the number of tenants that have any. With the block about to be taken counted for its taker, the
-oldest cached block of those above their share goes; with none above it, or with nothing idle
-there, the oldest of all. So
+A tenant's *share* is the number of blocks over the number of tenants that have any. When nothing is
+empty, the oldest cached block of the tenants above their share is taken, the taker's new block
+counted; with nothing idle there, the oldest of all. So
 
     a tenant within its share loses nothing while one above its share has an idle block,
 
-one tenant alone has plain LRU, and no idle block is ever refused: fairness orders
-evictions, it reserves nothing.
-
-Everything is O(1) but the choice between tenants, which looks at the head of each queue. There are
-at most `MAX_TENANTS` queues of a tenant's own; further tenants share one, and its share, until
-others have no blocks left.
+one tenant alone has plain LRU, and no idle block is ever refused: fairness orders evictions, it
+reserves nothing. Everything is O(1) but the choice between tenants, and at most `MAX_TENANTS`
+have a queue of their own; further ones share one.
 """
 
 from collections import OrderedDict
@@ -36,15 +27,12 @@ MAX_TENANTS = 64
 
 @dataclass(slots=True, eq=False)
 class _Account:
-    """One tenant's blocks: how many count for it, and which of them are cached and idle."""
-
     tenant: str | None  # None: all tenants beyond `MAX_TENANTS`
     num_blocks: int = 0
     idle: OrderedDict[int, int] = field(default_factory=OrderedDict)  # block → stamp, oldest first
 
     @property
     def oldest(self) -> int:
-        """The stamp at the head of the queue, which is not empty."""
         return next(iter(self.idle.values()))
 
 
@@ -66,24 +54,21 @@ class FreeQueue:
         self.last_loser = ""  # the tenant for which the cached block counted that was taken last
 
     def __len__(self) -> int:
-        """The number of idle blocks."""
         return self._num_idle
 
     @property
     def num_empty(self) -> int:
-        """The number of idle blocks that cache nothing; they are taken first."""
         return len(self._empty)
 
     def __iter__(self) -> Iterator[int]:
-        """The idle blocks: the empty ones, then the cached ones by tenant, oldest first."""
+        """The empty blocks, then the cached ones by tenant, oldest first."""
         yield from reversed(self._empty)
         for account in self._accounts.values():
             yield from account.idle
 
     def take(self, tenant: str) -> int:
-        """The idle block to use next; it counts for `tenant` now. There is one.
-
-        It may be cached: the caller forgets its contents.
+        """Return the idle block to use next, which counts for `tenant` now; there must be one. The
+        caller forgets its contents.
         """
         taker = self._account(tenant)
         taker.num_blocks += 1
@@ -99,46 +84,38 @@ class FreeQueue:
         return block
 
     def coldest(self) -> int | None:
-        """The cached idle block that is taken first when none is empty; None: there is none."""
+        """Return the cached idle block that is taken first when none is empty, if there is one."""
         return next(iter(self._victim().idle)) if self._num_idle > len(self._empty) else None
 
     def put_empty(self, block: int) -> None:
-        """A held block is idle now and worth nothing."""
         self._disown(block)
         self._empty.append(block)
         self._num_idle += 1
 
     def put_cached(self, block: int) -> None:
-        """A held block is idle now and stays a hit until it is taken."""
         self._queue_of(block)[block] = self._next_stamp()
         self._num_idle += 1
 
     def remove(self, block: int) -> None:
-        """A cached idle block is held again (a hit)."""
         del self._queue_of(block)[block]
         self._num_idle -= 1
 
     def touch(self, block: int) -> None:
-        """A cached idle block was of use where it is: it counts as the most recently used."""
+        """Count a cached idle block as the most recently used."""
         queue = self._queue_of(block)
         queue[block] = self._next_stamp()
         queue.move_to_end(block)
 
     def empty(self, block: int) -> None:
-        """A cached idle block lost its contents."""
         del self._queue_of(block)[block]
         self._disown(block)
         self._empty.append(block)
 
     def num_blocks_of(self, tenant: str) -> int:
-        """The number of held or cached blocks of a tenant that has an account of its own."""
         account = self._accounts.get(tenant if self._fair else "")
         return account.num_blocks if account is not None else 0
 
     def check_integrity(self, cached: set[int], held: set[int]) -> None:
-        """Raise IntegrityError unless exactly the idle ones of the blocks `cached` are queued,
-        the blocks neither held nor cached are empty, and the accounts add up.
-        """
         queued = [block for account in self._accounts.values() for block in account.idle]
         if sorted(queued) != sorted(cached - held):
             raise IntegrityError("the queues do not hold exactly the idle cached blocks")
@@ -165,9 +142,6 @@ class FreeQueue:
                 raise IntegrityError(f"tenant {tenant!r} queues a block not its own")
 
     def _victim(self) -> _Account:
-        """The account whose oldest idle block is evicted; the taker's new block is counted
-        already.
-        """
         candidates = [account for account in self._accounts.values() if account.idle]
         if len(candidates) > 1:
             num_tenants = len(self._accounts)

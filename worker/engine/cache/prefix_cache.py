@@ -1,26 +1,19 @@
 """The contents of blocks, found by name or by the longest common beginning.
 
-Theory of operation
--------------------
-A *full* block is cached under its digest. As a digest names the contents of the block and, through
-its parent, everything before it, a chain of digests that are all present is a prefix whose KV is
-there. That holds only as long as a digest stands for one lineage. So the cache keeps a `_Name` for
-each digest, and keeps it as long as a block has that content *or anything cached comes after it*:
+A *full* block is cached under its digest, so a chain of digests that are all present is a prefix
+whose KV is there. That holds only as long as a digest stands for one lineage. So the cache keeps a
+`_Name` for each digest, as long as a block has that content *or anything cached comes after it*:
 
     a name lives  ⇔  some block holds its content, or a name or partial block has it as parent
 
-While it lives, other contents with the same digest (a collision) are neither stored nor found;
-contents are compared, not trusted. By induction over the chain, whatever is found below a name was
-computed after exactly the tokens that the chain says, whatever the hash function is worth.
+While it lives, other contents with the same digest are neither stored nor found; contents are
+compared, not trusted. So whatever is found below a name was computed after exactly the tokens that
+the chain says, whatever the hash function is worth. Equal contents may exist twice (two sequences
+that ran side by side); the name answers with the first that is left.
 
-Equal contents may exist twice (two sequences that ran side by side). Tables are append-only, so
-one never replaces the other; the name knows both and answers with the first that is left.
-
-A *partial* block holds the beginning of a block's tokens and is idle: its sequence is gone. It has
-no digest, but like a full block it is listed under its parent and its first token, and there
-`find_beginning` looks for the longest common beginning with what a new sequence needs next. What it
-finds is good for a copy only: the rest of that block is different or garbage. A partial block that
-another block says everything of is dropped, it would only stand in the way.
+A *partial* block is idle and has no digest. Like a full block it is listed under its parent and its
+first token, where `find_beginning` looks for the longest beginning to copy. A partial block that
+another block says everything of is dropped.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,17 +31,14 @@ _BeginningKey = tuple[bytes, ExtraKeys | None, int]
 
 @dataclass(slots=True)
 class _Name:
-    """A digest in use: the one content it stands for, the blocks that hold it, what comes after."""
-
     content: BlockHash
     blocks: list[int] = field(default_factory=list)
     num_children: int = 0
 
 
 class PrefixCache:
-    """Sole owner of the contents of blocks, their names and the record of changes.
-
-    With `partial` off only whole blocks are found. With `record` off `take_events` is empty.
+    """Sole owner of the contents of blocks, their names and the record of changes. With `partial`
+    off only whole blocks are found. With `record` off `take_events` is empty.
     """
 
     def __init__(self, num_blocks: int, partial: bool, record: bool) -> None:
@@ -62,11 +52,9 @@ class PrefixCache:
         self.num_collisions = 0
 
     def holds(self, block: int) -> bool:
-        """True if a block has contents that can be hit."""
         return self._contents[block] is not None
 
     def find_chain(self, chain: Sequence[BlockHash]) -> list[int]:
-        """The blocks of the longest beginning of `chain` that is cached. Changes nothing."""
         found: list[int] = []
         for wanted in chain:
             name = self._names.get(wanted.digest)
@@ -81,8 +69,8 @@ class PrefixCache:
     def find_beginning(
         self, parent: BlockHash | None, token_ids: Sequence[int], extra: ExtraKeys | None
     ) -> tuple[int, int] | None:
-        """The block whose tokens after `parent` (None: at the start) have most of their beginning
-        in common with `token_ids`, and how many that is. None when none has any.
+        """Return the block after `parent` (None: at the start) with the longest beginning in common
+        with `token_ids`, and that length.
         """
         best: tuple[int, int] | None = None
         digest = self._root if parent is None else parent.digest
@@ -99,11 +87,12 @@ class PrefixCache:
     def store(
         self, blocks: Sequence[int], chain: Sequence[BlockHash], start: int
     ) -> tuple[int, list[int]]:
-        """Make `blocks[start:]`, whose KV is written, the hits of `chain[start:]`.
+        """Make `blocks[start:]`, whose KV is written, the hits of `chain[start:]`, up to a
+        collision.
 
-        `blocks[:start]` hold `chain[:start]` already. A block that has contents has these (the
-        other side of a fork was first) and is passed over. Ends early at a collision. Returns how
-        many of `blocks` hold their contents now, and the partial blocks that lost theirs.
+        A block that has contents already is passed over: the other side of a fork was first.
+        Returns how many of `blocks` hold their contents now, and the partial blocks that lost
+        theirs.
         """
         if start == 0 and chain:
             self._root = chain[0].parent
@@ -128,8 +117,7 @@ class PrefixCache:
     def store_partial(
         self, block: int, content: PartialBlock, after: int | None
     ) -> tuple[bool, list[int]]:
-        """Make an idle block that follows the full block `after` (None: is a first one) a hit for
-        the tokens it holds.
+        """Make an idle block that follows the full block `after` (None: is a first one) a hit.
 
         Returns whether it is, which needs that partial hits are on, that `content` really follows
         `after`, and that no other block says as much; and the partial blocks that lost theirs.
@@ -146,7 +134,7 @@ class PrefixCache:
         return True, self._list(block, content)
 
     def drop(self, block: int) -> bool:
-        """Forget a block's contents; whether it had any."""
+        """Forget a block's contents; return whether it had any."""
         content = self._contents[block]
         if content is None:
             return False
@@ -163,7 +151,7 @@ class PrefixCache:
         return True
 
     def clear(self) -> list[int]:
-        """Forget everything; returns the blocks that held something."""
+        """Forget everything; return the blocks that held something."""
         held = [block for block, content in enumerate(self._contents) if content is not None]
         self._contents = [None] * len(self._contents)
         self._names.clear()
@@ -173,25 +161,23 @@ class PrefixCache:
         return held
 
     def last_copy(self, block: int) -> BlockHash | None:
-        """The content of a full block that no other block has."""
+        """Return the content of a full block that no other block has."""
         content = self._contents[block]
         if isinstance(content, BlockHash) and len(self._names[content.digest].blocks) == 1:
             return content
         return None
 
     def record(self, event: CacheEvent) -> None:
-        """A change in a tier below."""
         if self._record:
             self._events.append(event)
 
     def take_events(self) -> list[CacheEvent]:
-        """The changes since the last call, in order."""
         events, self._events = self._events, []
         return events
 
     def full_blocks(self) -> list[tuple[BlockHash, bool]]:
-        """The content of every cached full block and whether it begins a chain; one entry for each
-        block, parents (where they are cached) before children.
+        """Return the content of every cached full block and whether it begins a chain, parents
+        first.
         """
         # A name is made after its parent's and outlived by it, so the order of making will do.
         return [
@@ -210,8 +196,8 @@ class PrefixCache:
             parent = content.digest
 
     def check_integrity(self) -> tuple[set[int], set[int]]:
-        """Raise IntegrityError unless names and lists are exactly those of the contents. Returns
-        the blocks with contents, and those of them that are partial.
+        """Check names and lists; return the blocks with contents, and those of them that are
+        partial.
         """
         full = {b: c for b, c in enumerate(self._contents) if isinstance(c, BlockHash)}
         partial = {b: c for b, c in enumerate(self._contents) if isinstance(c, PartialBlock)}
@@ -256,11 +242,11 @@ class PrefixCache:
         return content.digest if isinstance(content, BlockHash) else None
 
     def _candidates(self, parent: bytes, extra: ExtraKeys | None, first: int) -> Iterable[int]:
-        """The latest blocks listed under a beginning, latest first."""
+        """Return the latest blocks listed under a beginning, latest first."""
         return self._beginnings.get((parent, extra, first), [])[: -MAX_CANDIDATES - 1 : -1]
 
     def _name(self, block: int, content: BlockHash) -> bool:
-        """Hang a full block on its name, made if need be; False at a collision."""
+        """Attach a full block to its name, made if need be; False at a collision."""
         name = self._names.get(content.digest)
         if name is None:
             name = self._names[content.digest] = _Name(content)
@@ -273,7 +259,7 @@ class PrefixCache:
         return True
 
     def _list(self, block: int, content: BlockHash | PartialBlock) -> list[int]:
-        """List a block under its beginning; returns the partial ones that it made superfluous."""
+        """List a block under its beginning; return the partial ones that it made superfluous."""
         if not self._partial:
             return []
         key = _beginning_key(content)
@@ -312,7 +298,7 @@ class PrefixCache:
             self._release(name)
 
     def _release(self, name: _Name) -> None:
-        """Give up a name that stands for nothing any more, and those that lived for it alone."""
+        """Drop a name that stands for nothing any more, and those that lived for it alone."""
         current: _Name | None = name
         while current is not None and not current.blocks and not current.num_children:
             del self._names[current.content.digest]

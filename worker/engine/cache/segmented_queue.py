@@ -1,12 +1,9 @@
 """Eviction orders that look at how often contents were hit: LFU and segmented LRU.
 
-Theory of operation
--------------------
-A cached slot has a *level*, 0 when it is new and one more with each hit, up to the highest. The
-least recently used slot of the lowest level goes first. With many levels that is LFU, with counts
-that end at the highest level; with two it is segmented LRU: what was hit once is safe from a flood
-of contents that never are. At most `most_protected` slots are above level 0; when there are more,
-the least recently used of the lowest such level falls back to level 0, as its most recent slot.
+A cached slot has a *level*, 0 when it is new and one more with each hit, up to the highest; the
+least recently used slot of the lowest level goes first. Many levels give LFU; two give segmented
+LRU, where a flood of contents that are never hit evicts none that was. At most `most_protected`
+slots are above level 0; then the oldest of the lowest such level falls back.
 """
 
 from collections import OrderedDict
@@ -16,9 +13,7 @@ _PROTECTED_SHARE = 0.8
 
 
 class SegmentedQueue:
-    """Sole owner of the order of `num_slots` slots, which start out empty; the operations are those
-    of `FreeQueue`, to which tenants matter.
-    """
+    """Sole owner of the order of `num_slots` slots, with the operations of `FreeQueue`."""
 
     def __init__(self, num_slots: int, policy: str) -> None:
         self._levels: list[OrderedDict[int, None]] = [
@@ -31,20 +26,16 @@ class SegmentedQueue:
         self.last_loser = ""
 
     def __len__(self) -> int:
-        """The number of idle slots."""
         return len(self._empty) + sum(map(len, self._levels))
 
     @property
     def num_empty(self) -> int:
-        """The number of idle slots that hold nothing; they are taken first."""
         return len(self._empty)
 
     def coldest(self) -> int | None:
-        """The cached idle slot that is taken first when none is empty; None: there is none."""
         return next((slot for level in self._levels for slot in level), None)
 
     def take(self, tenant: str) -> int:
-        """The idle slot to use next. There is one."""
         if self._empty:
             return self._empty.pop()
         slot = next(slot for level in self._levels for slot in level)
@@ -53,12 +44,10 @@ class SegmentedQueue:
         return slot
 
     def put_empty(self, slot: int) -> None:
-        """A held slot is idle now and holds nothing."""
         self._level_of[slot] = 0
         self._empty.append(slot)
 
     def put_cached(self, slot: int) -> None:
-        """A held slot is idle now and can be hit; it has the level that it had."""
         level = self._level_of[slot]
         self._levels[level][slot] = None
         self._num_protected += level > 0
@@ -70,18 +59,15 @@ class SegmentedQueue:
             self._levels[0][demoted] = None
 
     def remove(self, slot: int) -> None:
-        """A cached idle slot is held."""
         level = self._level_of[slot]
         del self._levels[level][slot]
         self._num_protected -= level > 0
 
     def touch(self, slot: int) -> None:
-        """A cached idle slot was hit."""
         self.remove(slot)
         self._level_of[slot] = min(self._level_of[slot] + 1, len(self._levels) - 1)
         self.put_cached(slot)
 
     def empty(self, slot: int) -> None:
-        """A cached idle slot lost its contents."""
         self.remove(slot)
         self.put_empty(slot)

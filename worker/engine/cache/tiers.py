@@ -1,30 +1,18 @@
 """Tiers below the device: what the prefix cache evicts goes to host memory, and from there to disk.
 
-Theory of operation ------------------- The host tier is a number of slots, each the size of a
-block. When the block manager evicts a content, the step that takes its block copies it to a slot
-first (`save`, then `SchedulerOutput.kv_saves`). When a waiting sequence continues in the host tier
-where the prefix cache ends, the step that admits it loads those slots into its blocks, just as KV
-that has arrived from another engine. So the block manager knows no tier, no step waits, and the
-order of steps makes it safe:
+The host tier is a number of slots, each the size of a block. The step that takes an evicted block
+copies it to a slot first (`save`). A waiting sequence that continues in the host tier has those
+slots loaded by the step that admits it, like KV from another engine. So no step waits, and the
+order of steps makes it safe: within a step saves are read before loads are written, and a slot that
+a step loads is held until that step is scheduled. A slot keeps its content when it is loaded. Slots
+are evicted by a policy, to which a load or a second eviction counts as a hit.
 
-- Steps run one after the other, and within one the saves are read first, then loads are written. A
-  slot can be loaded by the step that fills it, or by any later one.
-- A slot that a step loads is held until that step is scheduled, so the saves of the same step do
-  not take it; those of later steps run later.
-
-A slot keeps its content when it is loaded: what is evicted from the device again need not be copied
-again. Slots give way by a policy (`FreeQueue`, `SegmentedQueue`), to which a load or a second
-eviction counts as a hit; of what is evicted together the tail of a chain goes first.
-
-Below that is the disk. When fewer slots are free than the most that a step has saved, or than an
-eighth, the coldest are written to disk by a thread, and free when that is done; meanwhile they are
-held, and still hits. A slot is only written when a step behind the one that fills it has ended:
-then its bytes are there, on any device. The content of a slot that must give way before that is
-lost. A sequence whose next blocks are on disk waits without blocks while a thread reads them, like
-one whose KV comes from another engine. Blocks that cannot be read in time are computed.
-
-KV of adapters stays off the disk: the files behind an adapter's name may be others at the next
-start.
+When fewer slots are free than the most that a step has saved, or than an eighth, a thread writes
+the coldest to disk; meanwhile they are held, and still hits. A slot is only written when a step
+after the one that fills it has ended: then its bytes are there, on any device. A sequence whose
+next blocks are on disk waits without blocks while a thread reads them. Blocks that cannot be read
+in time are computed. KV of adapters stays off the disk: the files behind an adapter's name may be
+others at the next start.
 """
 
 import itertools
@@ -63,29 +51,17 @@ class Disk(Protocol):
     num_failures: int
 
     @property
-    def is_stuck(self) -> bool:
-        """True if a read takes so long that others should not be begun."""
-        ...
+    def is_stuck(self) -> bool: ...
 
-    def write(self, slot: int, block: StoredBlock, data: memoryview, generation: int) -> None:
-        """Begin to write; `data` stays as it is until this is reported."""
-        ...
+    def write(self, slot: int, block: StoredBlock, data: memoryview, generation: int) -> None: ...
 
-    def read(self, blocks: Seq[StoredBlock], start: int, end: int) -> Pull:
-        """Begin to read blocks that hold the tokens `start` to `end` − 1."""
-        ...
+    def read(self, blocks: Seq[StoredBlock], start: int, end: int) -> Pull: ...
 
-    def delete(self, digests: Seq[bytes]) -> None:
-        """Delete files, after what is being written."""
-        ...
+    def delete(self, digests: Seq[bytes]) -> None: ...
 
-    def take_reports(self) -> Seq[Written | Found | Lost | Left]:
-        """The events since the last call."""
-        ...
+    def take_reports(self) -> Seq[Written | Found | Lost | Left]: ...
 
-    def close(self) -> None:
-        """End the threads. Idempotent."""
-        ...
+    def close(self) -> None: ...
 
 
 class _Tier:
@@ -112,12 +88,12 @@ class _Tier:
         self.tenants: dict[int, str] = {}
 
     def find(self, content: BlockHash) -> int | None:
-        """The slot of a content; contents are compared, digests not trusted."""
+        """Find the slot of a content; contents are compared, digests not trusted."""
         slot = self.slots.get(content.digest)
         return slot if slot is not None and self.contents[slot] == content else None
 
     def take(self, tenant: str) -> tuple[int | None, BlockHash | None]:
-        """A slot, held from now on, and the content that gave way for it. None: all are held."""
+        """Hold a slot from now on; return it and the content evicted for it. None: all are held."""
         if not len(self.order):
             return None, None
         slot = self.order.take(tenant)
@@ -126,7 +102,6 @@ class _Tier:
         return slot, loser
 
     def put(self, slot: int, content: BlockHash, is_first: bool) -> None:
-        """A held slot has this content; `is_first`: it begins a chain."""
         self.slots[content.digest] = slot
         self.contents[slot] = content
         self._record(self._event(content, is_first))
@@ -140,7 +115,6 @@ class _Tier:
         return content
 
     def check_integrity(self, held: set[int]) -> None:
-        """Raise IntegrityError unless exactly the slots `held` are not idle, and names fit."""
         if {self.slots[c.digest]: c for c in self.contents.values()} != self.contents:
             raise IntegrityError(f"names and contents of tier {self._medium} differ")
         if len(self.order) != self.num_slots - len(held):
@@ -149,7 +123,6 @@ class _Tier:
             raise IntegrityError(f"tier {self._medium} miscounts its empty slots")
 
     def events(self, root: bytes) -> dict[bytes, tuple[BlockHash, CacheEvent]]:
-        """Each content by its digest, with the event that reports it."""
         return {c.digest: (c, self._event(c, c.parent == root)) for c in self.contents.values()}
 
     def _event(self, content: BlockHash, is_first: bool) -> BlocksStored:
@@ -159,7 +132,7 @@ class _Tier:
 class Tiers:
     """Decides what is saved, loaded, written and read, and owns the host's memory: slots of
     `block_bytes` each. `root` is the parent of first blocks, `record` takes events, `num_on_disk`
-    is how many blocks there may be on `disk`. Pure: no clock, and no I/O but the disk's.
+    is the capacity of `disk` in blocks. Pure: no clock, and no I/O but the disk's.
     """
 
     def __init__(
@@ -191,7 +164,7 @@ class Tiers:
     # ---- look-ups and loads -----------------------------------------------------------------
 
     def find(self, chain: Iterable[BlockHash]) -> tuple[int, ...]:
-        """The host's slots of the longest beginning of `chain` that is there. Changes nothing."""
+        """Return the host's slots of the longest beginning of `chain` that is there."""
         slots = []
         for content in chain:
             slot = self._host.find(content)
@@ -201,7 +174,7 @@ class Tiers:
         return tuple(slots)
 
     def peek(self, chain: Iterable[BlockHash]) -> list[memoryview]:
-        """The longest beginning of `chain` in host memory, as far as its bytes are there already.
+        """Return the longest beginning of `chain` in host memory whose bytes are there already.
         Valid until the next step is scheduled.
         """
         slots = self.find(chain)
@@ -209,11 +182,10 @@ class Tiers:
         return [self._view(slot) for slot in there]
 
     def is_on_disk(self, content: BlockHash) -> bool:
-        """True if a block can be read from there."""
         return self._disk is not None and self._on_disk.find(content) is not None
 
     def load(self, slots: Seq[int]) -> list[memoryview]:
-        """Load slots in the step that is being scheduled; the memory that it reads."""
+        """Load slots in the step that is being scheduled; return the memory that it reads."""
         for slot in reversed(slots):  # the tail of the chain gives way first
             if slot not in self._loading and slot not in self._writing:
                 self._host.order.touch(slot)
@@ -223,8 +195,8 @@ class Tiers:
         return [self._view(slot) for slot in slots]
 
     def read(self, chain: Iterable[BlockHash], first: int, block_tokens: int) -> Pull | None:
-        """Begin to read the longest beginning of `chain` that is on disk; `first` blocks come
-        before it. None: there is nothing to read.
+        """Begin to read the longest beginning of `chain` that is on disk, after `first` other
+        blocks.
         """
         if self._disk is None or self._disk.is_stuck:
             return None
@@ -244,7 +216,7 @@ class Tiers:
     # ---- steps ------------------------------------------------------------------------------
 
     def save(self, evicted: Seq[Evicted], step: int) -> tuple[KvSave, ...]:
-        """The saves of step `step`, which is being scheduled: evicted contents and their slots."""
+        """Return the saves of the step being scheduled: evicted contents and their slots."""
         host = self._host
         blocks: list[int] = []
         slots: list[int] = []
@@ -272,11 +244,10 @@ class Tiers:
         return (KvSave(tuple(blocks), tuple(map(self._view, slots))),) if slots else ()
 
     def ended(self, step: int) -> None:
-        """The results of a step are there."""
         self._last_ended = step
 
     def look(self) -> None:
-        """Take in what the disk's threads have done. Between steps that are scheduled."""
+        """Take in what the disk's threads have done. Not while a step is being scheduled."""
         for report in [] if self._disk is None else self._disk.take_reports():
             if isinstance(report, Written):
                 self._written(report)
@@ -296,9 +267,7 @@ class Tiers:
         self._forget()
 
     def leave_disk(self) -> None:
-        """Forget everything, but leave the disk as it is and do without it: from now on the model
-        may be another.
-        """
+        """Forget everything, and do without the disk from now on: the model may change."""
         if self._disk is not None:
             self._disk.close()
             self.look()
@@ -306,7 +275,7 @@ class Tiers:
         self._forget()
 
     def announce(self) -> list[CacheEvent]:
-        """Events that report every content of the tiers, parents before children."""
+        """Return events that report every content of the tiers, parents before children."""
         events: dict[bytes, list[CacheEvent]] = {}
         contents: dict[bytes, BlockHash] = {}
         for tier in (self._host, self._on_disk):
@@ -317,17 +286,14 @@ class Tiers:
         return [event for content in ordered for event in events[content.digest]]
 
     def close(self) -> None:
-        """End the disk's threads. Idempotent."""
         if self._disk is not None:
             self._disk.close()
 
     @property
     def totals(self) -> tuple[int, ...]:
-        """The counts that change while the engine is idle."""
         return len(self._on_disk.contents), *self._disk_counts()
 
     def stats(self) -> TierStats:
-        """Contents of the tiers, and traffic since start."""
         written, read, failures = self._disk_counts()
         return TierStats(
             host_blocks=len(self._host.contents),
@@ -342,7 +308,6 @@ class Tiers:
         )
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError unless slots, contents and orders agree. For tests."""
         places = {place for place in self._writing.values() if place is not None}
         self._host.check_integrity({*self._loading, *self._writing})
         self._on_disk.check_integrity(places)
@@ -427,7 +392,6 @@ class Tiers:
             self._on_disk.order.empty(place)
 
     def _forget(self) -> None:
-        """Slots that are being written stay held until that is reported."""
         self._generation += 1
         self._host.clear()
         self._on_disk.clear()
@@ -437,7 +401,6 @@ class Tiers:
             self._hold_again()
 
     def _hold_again(self) -> None:
-        """Take the slots that are being written out of the new order."""
         taken = [self._host.order.take("") for _ in range(self._host.num_slots)]
         for slot in reversed(taken):
             if slot not in self._writing:
@@ -446,7 +409,6 @@ class Tiers:
 
 
 def _parents_first(contents: Iterable[BlockHash]) -> list[BlockHash]:
-    """The same, parents before children where both are there."""
     waiting: dict[bytes, list[BlockHash]] = {}
     known = {content.digest: content for content in contents}
     for content in known.values():

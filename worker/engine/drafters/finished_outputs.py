@@ -1,21 +1,14 @@
-"""Recently finished outputs, found again by their n-grams, each group's apart.
+"""Recently finished outputs, found again by their n-grams, separately for each group.
 
-Theory of operation. A group has one text: its outputs, each with an `END` behind it. A place is a
-number that keeps counting when text is dropped from the front. For each anchor length (see
-`suffix_paths`) `latest` names the last place behind each n-gram, and `before` leads from there to
-the one before it, and so on, as in an LZ77 hash chain. Of a group the oldest output is dropped
-first, so that what is dropped is always the far end of all its chains: a place that is not above
-`gone` ends a chain.
+A group has one text: its outputs, each followed by `END`. A place is a number that keeps counting
+when text is dropped from the front. For each anchor length `latest` names the last place after each
+n-gram, and `before` leads from there to the one before it, as in an LZ77 hash chain. The oldest
+output is dropped first, so a place that is not above `gone` ends a chain.
 
-Naming the n-grams of an output, and forgetting their names, takes a few microseconds a token: too
-long to be done at once for a long output, or for many that end together. So both trail behind.
-Places up to `indexed` have been named, of those up to `swept` the names have been forgotten:
+Naming n-grams takes a few microseconds a token: too long to be done at once. So naming and
+forgetting trail behind; what has no name is not found, and nothing else depends on it:
 
     start ≤ swept ≤ gone ≤ indexed ≤ the end of the text
-
-What has no name is not found, and a name that leads to a place not above `gone` leads nowhere; so
-nothing depends on how far either has come but how soon outputs are found and memory is free. The
-text is cut when all names of what is gone are forgotten and that is half of it.
 """
 
 import heapq
@@ -32,10 +25,9 @@ Name = TypeVar("Name")
 
 
 class MaxHeap(Generic[Name]):
-    """A weight for each name, and the name with the largest; both in O(log n), amortized.
-
-    Every change puts the new weight on a heap. What it makes wrong there is thrown away when it
-    comes to the top, or all at once when it is more than what is right.
+    """A weight for each name, and the name with the largest; both in O(log n), amortized. Stale
+    entries of the heap are dropped when they come to the top, or all at once when they are the
+    majority.
     """
 
     def __init__(self) -> None:
@@ -44,16 +36,13 @@ class MaxHeap(Generic[Name]):
         self._num_changes = 0
 
     def __len__(self) -> int:
-        """Names that weigh anything."""
         return len(self._entries)
 
     def of(self, name: Name) -> int:
-        """The weight of a name; 0 if it has none."""
         entry = self._entries.get(name)
         return 0 if entry is None else -entry[0]
 
     def add(self, name: Name, change: int) -> None:
-        """Change a weight; a name that weighs nothing is forgotten."""
         weight = self.of(name) + change
         if weight < 0:
             raise IntegrityError(f"{name!r} weighs {weight}")
@@ -70,9 +59,7 @@ class MaxHeap(Generic[Name]):
             heapq.heappush(self._heap, entry)
 
     def largest(self) -> Name:
-        """The name that weighs most; of equals the one whose weight changed least lately. There is
-        one.
-        """
+        """Return the name that weighs most; of equals the one changed least recently."""
         while self._entries.get(self._heap[0][2]) is not self._heap[0]:
             heapq.heappop(self._heap)
         return self._heap[0][2]
@@ -100,7 +87,6 @@ class OutputText:
         self._before = {length: array("q") for length in ANCHORS}
 
     def places(self, anchor: str) -> list[int]:
-        """Behind the latest of `anchor`, whose length is one of ANCHORS."""
         start, gone = self._start, self._gone
         before = self._before[len(anchor)]
         found: list[int] = []
@@ -111,11 +97,12 @@ class OutputText:
         return found
 
     def append(self, output: str) -> None:
-        """Keep one more output; it is found once it is indexed."""
         self._coming.append(output)
 
     def index(self, num_tokens: int) -> int:
-        """Make up to `num_tokens` more tokens known (ends count); how many. Fewer: that was all."""
+        """Index up to `num_tokens` more tokens (ends count) and return how many. Fewer: that was
+        all.
+        """
         num_done = 0
         while num_done < num_tokens:
             first = self._indexed - self._start
@@ -130,8 +117,8 @@ class OutputText:
         return num_done
 
     def _join(self, num_tokens: int) -> bool:
-        """Add outputs of this number of tokens, or all, to the text, at once, as that copies it;
-        False if there are none. The others can be dropped without a copy.
+        """Join outputs of this number of tokens, or all, to the text at once, as that copies it.
+        The others can be dropped without a copy.
         """
         num_joined, texts = 0, [self.text]
         while self._coming and num_joined < num_tokens:
@@ -141,8 +128,8 @@ class OutputText:
         return num_joined > 0
 
     def _name(self, output: int, first: int, stop: int, is_end: bool) -> None:
-        """Name the places behind characters [first, stop) of the output that begins at `output`;
-        the last is its end if `is_end`, which nothing is named by.
+        """Name the places after characters [first, stop) of the output that begins at `output`;
+        with `is_end` the last is its end, which names nothing.
         """
         text, start = self.text, self._start
         last = stop - is_end
@@ -157,7 +144,7 @@ class OutputText:
             before.extend([0] * is_end)
 
     def drop_oldest(self) -> int:
-        """Let the oldest output, which there is, be found no more; how many tokens it had."""
+        """Drop the oldest output, which must exist; return its number of tokens."""
         first = self._gone - self._start
         if first == len(self.text):
             return len(self._coming.popleft())
@@ -174,7 +161,9 @@ class OutputText:
         return end - first
 
     def sweep(self, num_tokens: int) -> int:
-        """Forget up to `num_tokens` more tokens of what is gone; how many. Fewer: that was all."""
+        """Forget up to `num_tokens` more tokens of what is gone; return how many. Fewer: that was
+        all.
+        """
         text, start = self.text, self._start
         num_done = min(num_tokens, self._gone - self._swept)
         first = self._swept - start
@@ -194,17 +183,14 @@ class OutputText:
 
     @property
     def num_stored_tokens(self) -> int:
-        """Characters in memory, those gone but not cut off yet and the ends included."""
         return len(self.text) + sum(len(output) + 1 for output in self._coming)
 
     @property
     def is_empty(self) -> bool:
-        """True if every output is gone."""
         return self._gone - self._start == len(self.text) and not self._coming
 
     @property
     def outputs(self) -> list[str]:
-        """All stored outputs, oldest first."""
         return [*self.text[self._gone - self._start :].split(END)[:-1], *self._coming]
 
     def check_integrity(self) -> None:
@@ -229,14 +215,11 @@ class OutputText:
 
 
 class FinishedOutputs:
-    """Outputs of all groups, at most `max_outputs` and `max_tokens` tokens of them together. The
-    sole owner of what is learnt from sequences that have ended.
+    """Outputs of all groups, at most `max_outputs` and `max_tokens` tokens of them together.
 
-    When there is too much, the tenant that has most gives way, of its groups the one that has most,
-    and of that the oldest output: no tenant can empty another's memory. An output weighs what
-    it takes of both limits.
-
-    An indexed token takes some 600 bytes (measured), most of that for n-grams seen nowhere else.
+    When there is too much, the tenant that has most loses the oldest output of its largest group:
+    no tenant can empty another's memory. An output weighs what it takes of both limits. An indexed
+    token takes some 600 bytes (measured), most of that for n-grams seen nowhere else.
     """
 
     def __init__(self, max_outputs: int, max_tokens: int) -> None:
@@ -257,18 +240,14 @@ class FinishedOutputs:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the stored outputs."""
         return self._num_tokens
 
     def of(self, group: Group) -> OutputText | None:
-        """The outputs of one group's sequences; None when none is left."""
         text = self._groups.get(group)
         return None if text is None or text.is_empty else text
 
     def add(self, group: Group, token_ids: Sequence[int]) -> None:
-        """Keep an output, the end of it if it is long, and drop others for it, or itself. `learn`
-        makes it known.
-        """
+        """Keep an output, only the end of a long one, and drop others for it, or itself."""
         most = min(MAX_OUTPUT_TOKENS, self._max_tokens)
         if not token_ids or not self._max_outputs or not most:
             return
@@ -321,7 +300,6 @@ class FinishedOutputs:
             del self._groups_of[tenant]
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError unless counts, weights and what can be found agree."""
         stored = {group: text.outputs for group, text in self._groups.items()}
         if self._num_outputs != sum(map(len, stored.values())):
             raise IntegrityError(f"{self._num_outputs} outputs are counted, others are stored")

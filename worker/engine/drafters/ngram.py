@@ -1,12 +1,9 @@
 """Prompt lookup: the tokens that followed the last earlier occurrence of the last few tokens.
 
-Theory of operation. The match is the longest n in [min, max] such that the last n tokens stand
-earlier in the sequence too (the two may overlap), and of all such places the earliest; the drafts
-are the tokens that follow there. These are vLLM's rules.
-
-`find_match` searches with the interpreter's own string search: the earliest place of
-the last n tokens is grown to the left as far as it matches; a longer match can only end further
-right, so that the search for n + 1 continues where that for n stopped: one pass, in C.
+The match is the longest n in [min, max] such that the last n tokens occur earlier in the sequence
+too (the two may overlap), and of all such places the earliest, as in vLLM. `find_match` uses the
+interpreter's own string search: a longer match can only end further right, so the search for n + 1
+continues where that for n stopped.
 """
 
 from dataclasses import dataclass
@@ -30,12 +27,11 @@ class NgramMatch:
 
     @property
     def end(self) -> int:
-        """The position where the following tokens begin; always before the end of the sequence."""
         return self.start + self.length
 
 
 def find_match(text: str, shortest: int, longest: int) -> NgramMatch | None:
-    """The match of between `shortest` and `longest` tokens of a spelled sequence."""
+    """Return the match of between `shortest` and `longest` tokens of a spelled sequence."""
     if len(text) <= shortest:
         return None
     end = len(text) - 1  # an earlier place ends before the last token
@@ -54,7 +50,7 @@ def find_match(text: str, shortest: int, longest: int) -> NgramMatch | None:
 
 
 def _measure(text: str, match: NgramMatch, longest: int) -> int:
-    """The number of tokens by which the match extends to the left, up to `longest` in all."""
+    """Return by how many tokens the match extends to the left, up to `longest` in all."""
     here, there = match.start - 1, len(text) - match.length - 1
     most = min(longest - match.length, match.start)
     more = 0
@@ -66,10 +62,9 @@ def _measure(text: str, match: NgramMatch, longest: int) -> int:
 class NgramDrafter:
     """Prompt lookup of the last `shortest` to `longest` tokens. Owns the text of each sequence.
 
-    Confidence. A match of L tokens (measured up to 32, however few the lookup needs) is worth L /
-    (L + 1); draft i, if those before it stand, ends a match of L + i tokens. The first draft's is
-    multiplied by the share of the places of the match, among the last 8,192 tokens, that continue
-    with this draft. So it grows with the match and with agreement, in (0, 1).
+    The confidence after a match of L tokens (measured up to 32) is L / (L + 1); draft i, if those
+    before it are accepted, ends a match of L + i tokens. The first draft's is multiplied by the
+    share of the places of the match, among the last 8,192 tokens, that continue with it.
     """
 
     def __init__(self, shortest: int, longest: int) -> None:
@@ -84,7 +79,6 @@ class NgramDrafter:
         return len(self._texts)
 
     def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
-        """Propose the tokens that followed the match; see `Drafter`."""
         text = self._texts.read(context.seq_id, context.token_ids)
         match = find_match(text, self._shortest, self._longest)
         if match is None:
@@ -98,12 +92,11 @@ class NgramDrafter:
     def end(self, context: DraftContext, learns: bool) -> None:
         self._texts.forget(context.seq_id)
 
-    def learn(self, num_tokens: int) -> None:
-        """Nothing: only the sequence itself is looked in."""
+    def learn(self, num_tokens: int) -> None: ...
 
 
 def _agreement(text: str, match: NgramMatch) -> float:
-    """The share of the recent places of the match, and itself, that continue as the match does."""
+    """Return the share of the recent places of the match that continue as the match does."""
     since = max(0, len(text) - _MAX_COUNTED_TOKENS)
     ngram = text[-match.length :]
     is_older = match.start < since

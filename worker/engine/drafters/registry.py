@@ -13,7 +13,7 @@ MAX_CACHED_TOKENS = 1 << 17
 
 
 def build_drafter(config: SpeculativeConfig) -> Drafter | None:
-    """The drafter of `config.method`; None when that one drafts on the device (or nothing does)."""
+    """Return the drafter of `config.method`; None when that one drafts on the device."""
     if config.method == "ngram":
         return NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
     if config.method == "suffix":

@@ -1,22 +1,17 @@
 """Likely continuations of a text, by what followed its last tokens elsewhere.
 
-Theory of operation (SuffixDecoding, Oliaro et al., arXiv:2411.04975, as Arctic Inference and so
-vLLM have it). The last m tokens are looked up for every m up to a depth. The places of a match are
-where its next token would stand; from there the path takes the token that follows at most places,
-and continues with those places alone. A place where the text ends counts among the places but not
-for any token. The share of the places that continue with a token, multiplied along the path, is the
-probability of the path; it begins with n / (n + 1) for n places, the one more being here, where
-something new may follow: what was seen once is believed by half. Where it falls below a bound the
-path ends; it also ends after (m * factor) tokens. The score of a path is the sum of the
-probabilities of its tokens: how many of them are expected to stand. The m with the best score wins,
-a longer one over a shorter. (Arctic counts the place here only where it looks in the sequence
-itself, so that a token seen once in one other answer is always believed there. It is accepted less
-often.)
+This is SuffixDecoding (Oliaro et al., arXiv:2411.04975). The last m tokens are looked up for every
+m up to a depth. From the places of a match the path takes the token that follows at most places,
+and continues with those places alone. The shares of the places that continue with a token,
+multiplied along the path, are the path's probability; it begins with n / (n + 1) for n places, as
+something new may follow here. A path ends where it falls below a bound, or after (m * factor)
+tokens. Its score is the sum of the probabilities of its tokens. The m with the best score wins, a
+longer one over a shorter. (Arctic starts below 1 only in the sequence itself; its drafts are
+accepted less often.)
 
 Matches are not counted in a tree, which in Python costs kilobytes a token, but at the places where
 a few of the last tokens, the anchor, occurred the last 32 times: 8 tokens for matches of 8 and
-more, 3 for those of 3 to 7, 1 below. So the work of a look-up has a bound, and counts are of recent
-text. Of tokens that follow equally often the one seen last is taken.
+more, 3 for those of 3 to 7, 1 below. So a look-up has a bound, and counts are of recent text.
 """
 
 from collections.abc import Sequence
@@ -31,7 +26,7 @@ MAX_PLACES = 32
 
 @dataclass(frozen=True, slots=True)
 class PathLimits:
-    """Limits of a match's length, of a path's length for each token of its match, and of its
+    """Limits of a match's length, of a path's length per token of its match, and of its
     probability.
     """
 
@@ -40,14 +35,13 @@ class PathLimits:
     min_probability: float
 
     def budget(self, match_tokens: int, num_tokens: int) -> int:
-        """The most tokens of a path behind a match, when `num_tokens` are asked for."""
         return min(num_tokens, int(match_tokens * self.max_spec_factor + 1e-6))
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """Tokens (spelled) that may follow a match of `match_tokens`, each with the share of the places
-    that continue with it, given those before it; `score` is the expected number of accepted tokens.
+    """Spelled tokens that may follow a match of `match_tokens`, each with the share of the places
+    that continue with it; `score` is the expected number of accepted tokens.
     """
 
     text: str = ""
@@ -57,26 +51,20 @@ class Path:
 
 
 class Corpus(Protocol):
-    """Text in which anchors are looked up; what ends a text in it is `END` or the end."""
+    """Text in which anchors are looked up; each text in it ends with `END` or at the end."""
 
     @property
-    def text(self) -> str:
-        """All of it; places are indices into it."""
-        ...
+    def text(self) -> str: ...
 
     def places(self, anchor: str) -> list[int]:
-        """The positions behind the latest MAX_PLACES occurrences of `anchor`, latest first."""
-        ...
+        """Return the places after the latest MAX_PLACES occurrences of `anchor`, latest first."""
 
 
 class SequenceCorpus:
-    """A sequence, searched from its end for earlier occurrences."""
-
     def __init__(self, text: str) -> None:
         self.text = text
 
     def places(self, anchor: str) -> list[int]:
-        """Behind the latest of `anchor`, other than the one at the end of the sequence."""
         find, text = self.text.rfind, self.text
         found: list[int] = []
         before = len(text) - 1
@@ -91,9 +79,7 @@ class SequenceCorpus:
 
 
 def best_path(corpus: Corpus, context: str, limits: PathLimits, num_tokens: int) -> Path:
-    """The path of the best score behind the last tokens of `context`; an empty one if there is
-    none.
-    """
+    """Return the path of the best score after the last tokens of `context`, which may be empty."""
     best = Path()
     longest = min(limits.max_match_tokens, len(context))
     for anchor in ANCHORS:
@@ -116,8 +102,8 @@ def best_path(corpus: Corpus, context: str, limits: PathLimits, num_tokens: int)
 
 
 def _match_tokens(text: str, place: int, context: str, known: int, longest: int) -> int:
-    """The number of tokens before `place` that are the last ones of `context`: `known` at least,
-    `longest` at most.
+    """Return how many tokens before `place` are the last ones of `context`, from `known` to
+    `longest`.
     """
     most = min(longest, place)
     length = known
@@ -129,7 +115,7 @@ def _match_tokens(text: str, place: int, context: str, known: int, longest: int)
 def likeliest_path(
     text: str, places: Sequence[int], max_tokens: int, min_probability: float
 ) -> Path:
-    """The path that begins at `places`, at least one, the latest first."""
+    """Return the path that begins at `places`, at least one, the latest first."""
     tokens: list[str] = []
     shares: list[float] = []
     probability, score = len(places) / (len(places) + 1), 0.0

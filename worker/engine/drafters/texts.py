@@ -1,7 +1,6 @@
 """Sequences of tokens as strings, a character a token.
 
-A drafter asks where some tokens stand among thousands of others, in every step of every sequence.
-Python's own string search does that at a few hundred tokens a microsecond and needs 2 to 4 bytes a
+Python's own string search finds tokens at a few hundred a microsecond and needs 2 to 4 bytes a
 token, where an index in Python would need hundreds.
 """
 
@@ -18,8 +17,8 @@ _MANY_TOKENS = 64
 
 
 def spell(token_ids: Sequence[int]) -> str:
-    """These tokens as a string of as many characters. Ids from 0x10FFFF on, more than any
-    vocabulary has, are a ValueError.
+    """Spell tokens as characters. Ids from 0x10FFFF on, more than any vocabulary has, are a
+    ValueError.
     """
     if len(token_ids) < _MANY_TOKENS:
         text = "".join(map(chr, token_ids))
@@ -32,18 +31,15 @@ def spell(token_ids: Sequence[int]) -> str:
 
 
 def tokens_of(text: Iterable[str]) -> tuple[int, ...]:
-    """The token ids that `text` spells."""
     return tuple(map(ord, text))
 
 
 class SequenceTexts:
-    """The texts of the live sequences, by sequence id; owned by one drafter."""
-
     def __init__(self) -> None:
         self._texts: dict[int, str] = {}
 
     def read(self, seq_id: int, token_ids: Sequence[int]) -> str:
-        """The text of `token_ids`, which continue those that were read for `seq_id` before."""
+        """Return the text of `token_ids`, which continue those read for `seq_id` before."""
         text = self._texts.get(seq_id, "")
         num_new = len(token_ids) - len(text)
         if num_new < 0:
@@ -54,7 +50,6 @@ class SequenceTexts:
         return text
 
     def forget(self, seq_id: int) -> None:
-        """Drop the text of a sequence, if there is one."""
         self._texts.pop(seq_id, None)
 
     def __len__(self) -> int:

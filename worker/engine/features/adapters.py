@@ -1,13 +1,9 @@
 """LoRA adapters: read from files into the host's memory, and from there into slots of the device.
 
-Theory of operation ------------------- A step runs sequences of as many adapters as there are
-slots. An adapter keeps its slot while a sequence runs with it, and longer, until the slot is wanted
-for another: the one that was used least recently gives way. A sequence whose adapter has no slot is
-passed over when others are admitted, and holds no blocks meanwhile; one that finds a slot but not
-the adapter has the adapter read first. Only as many are read as could have a slot, so that no two
-evict each other again and again.
-
-The host keeps the adapters that were used last, up to a number of its own; slots do not count.
+An adapter keeps its slot while a sequence runs with it, then until the slot is wanted for another:
+the least recently used is evicted. A sequence whose adapter has no slot is passed over at admission
+and holds no blocks. Only as many adapters are read as could have a slot, so that no two evict each
+other again and again. The host keeps a number of the last used ones, slots aside.
 """
 
 from collections import OrderedDict
@@ -25,8 +21,6 @@ from worker.types import Adapter, AdapterStats
 
 
 class Access(Enum):
-    """True if a sequence can have its adapter now."""
-
     READY = auto()  # in a slot, or there is one for it
     READING = auto()
     NO_SLOT = auto()
@@ -35,7 +29,7 @@ class Access(Enum):
 
 class AdapterSlots:
     """Sole owner of what is in the slots and in the host's memory; pure but for `read`, which
-    begins to read an adapter. `users` are always the numbers of adapters that sequences run with.
+    begins to read an adapter. `users` are the numbers of adapters that sequences run with.
     """
 
     def __init__(
@@ -51,16 +45,13 @@ class AdapterSlots:
 
     @property
     def loaded(self) -> tuple[str, ...]:
-        """The names of adapters in slots, by slot."""
         return tuple(adapter.name for _, adapter in sorted(self._slots.values(), key=_slot))
 
     def is_missing(self, adapter: Adapter) -> bool:
-        """True if it is neither in a slot nor read."""
         held = self._held.get(adapter.number)
         return adapter.number not in self._slots and (held is None or not held.done())
 
     def find(self, digest: str) -> Adapter | None:
-        """The adapter in a slot whose files have this digest; without files it has none."""
         loaded = (adapter for _, adapter in self._slots.values() if digest)
         return next((adapter for adapter in loaded if adapter.digest == digest), None)
 
@@ -74,8 +65,8 @@ class AdapterSlots:
         return held
 
     def place(self, adapter: Adapter, users: Collection[int]) -> Access:
-        """True if a sequence could run with an adapter in the next step. If it only has to be read,
-        that begins.
+        """Return whether a sequence could run with an adapter in the next step; begin to read it if
+        only that is missing.
         """
         number = adapter.number
         if number in self._slots:
@@ -91,13 +82,11 @@ class AdapterSlots:
         return Access.READY if held.exception() is None else Access.BROKEN
 
     def error(self, adapter: Adapter) -> str:
-        """Why its files cannot be used. They are read again when it is wanted next."""
+        """Return why its files cannot be used. They are read again when it is wanted next."""
         return str(self._held.pop(adapter.number).exception())
 
     def take(self, adapter: Adapter, users: Collection[int]) -> int:
-        """The slot of an adapter that is ready; it stays the adapter's while that is one of
-        `users`.
-        """
+        """Return the slot of a ready adapter, which keeps it while it is one of `users`."""
         number = adapter.number
         if number not in self._slots:
             slot = self._free.pop() if self._free else self._evict(users)
@@ -107,7 +96,7 @@ class AdapterSlots:
         return self._slots[number][0]
 
     def take_puts(self) -> tuple[tuple[int, Any], ...]:
-        """Adapters to put into slots before the next step; each is returned once."""
+        """Return the adapters to put into slots before the next step, each once."""
         puts, self._puts = tuple(self._puts.items()), {}
         return puts
 
@@ -117,7 +106,6 @@ class AdapterSlots:
 
     @property
     def has_given_up(self) -> bool:
-        """True if there may be anything to prune."""
         return bool(self._given_up)
 
     def prune(self, wanted: Collection[int]) -> None:
@@ -131,9 +119,6 @@ class AdapterSlots:
                 self._free.append(slot)
 
     def check_integrity(self, users: Collection[int]) -> None:
-        """Raise IntegrityError unless each slot is free or has one adapter, and all in use have
-        one. For tests.
-        """
         taken = [slot for slot, _ in self._slots.values()]
         if len({*taken, *self._free}) != len(taken) + len(self._free):
             raise IntegrityError("a slot has two adapters, or is free and has one")
@@ -145,7 +130,6 @@ class AdapterSlots:
         return self._slots.pop(number)[0]
 
     def _make_room(self) -> None:
-        """Adapters that are being read stay, and may be more than there should be."""
         done = [number for number, held in self._held.items() if held.done()]
         for number in done[: max(0, len(self._held) + 1 - self._num_held)]:
             del self._held[number]
@@ -156,8 +140,6 @@ def _slot(entry: tuple[int, Adapter]) -> int:
 
 
 class Adapters(Feature):
-    """Runs sequences with the adapters in `slots`; decides which of them get a slot."""
-
     name = "adapters"
 
     def __init__(self, slots: AdapterSlots) -> None:
@@ -170,12 +152,10 @@ class Adapters(Feature):
         self._max_bypasses = state.limits.max_bypasses
 
     def waits(self, sequence: Sequence) -> bool:
-        """True if the adapter is still to be read."""
         adapter = sequence.request.adapter
         return adapter is not None and self.slots.is_missing(adapter)
 
     def begin_admission(self) -> None:
-        """Free the slots of adapters that were given up."""
         self._without_slot = []
         if self.slots.has_given_up:
             self._prune()
@@ -200,7 +180,6 @@ class Adapters(Feature):
         return place is Access.READY
 
     def admitted(self, sequence: Sequence) -> None:
-        """Take the slot. Sequences without one have been passed."""
         adapter = sequence.request.adapter
         if adapter is not None:
             sequence.adapter_slot = self.slots.take(adapter, self._live.running_adapters())
@@ -212,7 +191,6 @@ class Adapters(Feature):
         return broken
 
     def adapter_puts(self) -> tuple[tuple[int, Any], ...]:
-        """Adapters that were given a slot since the last step."""
         return self.slots.take_puts()
 
     def give_up(self, adapter: Adapter) -> None:

@@ -6,23 +6,18 @@ from worker.engine.sequences.sequence import Sequence
 
 
 class ConstrainedOutputs(Feature):
-    """Gives each sequence the matcher of its grammar when it is admitted."""
-
     name = "grammars"
 
     def __init__(self, grammars: Grammars) -> None:
         self.grammars = grammars
 
     def add(self, sequence: Sequence) -> None:
-        """Begin to compile the grammar."""
         if sequence.request.params.grammar is not None:
             sequence.grammar = self.grammars.compile(sequence.request.params.grammar)
 
     def waits(self, sequence: Sequence) -> bool:
-        """True if the grammar is still being compiled."""
         return sequence.grammar is not None and not sequence.grammar.done()
 
     def admitted(self, sequence: Sequence) -> None:
-        """Follow the grammar from here on."""
         if sequence.grammar is not None:
             sequence.matcher, sequence.grammar = sequence.grammar.result().fork(), None

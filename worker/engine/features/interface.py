@@ -1,8 +1,8 @@
 """The interface between the scheduler and its features.
 
-A feature is what a request may ask for beyond tokens: an adapter, KV of another engine, a grammar;
-or what makes steps cheaper: drafts, tiers below the cache. The scheduler calls the hooks below and
-knows none of the features by name. It asks the one that was attached last first.
+A feature is what a request may ask for beyond tokens (an adapter, a grammar), or what makes steps
+cheaper (drafts, tiers). The scheduler calls the hooks below and knows no feature by name. It asks
+the one that was attached last first.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,8 +22,6 @@ from worker.types import KvOffer, ModelOutput, SchedulerCounters
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """The scheduler's state, as features see and change it."""
-
     limits: SchedulerConfig
     live: LiveSequences
     kv: SequenceKv
@@ -32,8 +30,7 @@ class EngineState:
 
 class Feature:
     """A part that attaches to the scheduler. Every hook does nothing unless it is overridden.
-
-    `name` is unique among the features of a scheduler; `needs` lists the names that requests need.
+    `name` is unique among the features of a scheduler.
     """
 
     name: str
@@ -54,7 +51,9 @@ class Feature:
         """An answer is about to be aborted because another engine continues it."""
 
     def offer(self, sequence: Sequence) -> KvOffer | None:
-        """A running sequence has its whole answer: the offer of its KV, if that is exported."""
+        """Return the offer of a running sequence's KV, if that is exported; it has its whole
+        answer.
+        """
         return None
 
     def ended(self, sequence: Sequence, is_sound: bool) -> None:
@@ -68,9 +67,8 @@ class Feature:
         """The line is about to be walked."""
 
     def may_join(self, sequence: Sequence) -> bool:
-        """True if a waiting sequence can take part in the next step, as far as this feature is
-        concerned. May begin to load what the sequence needs. Not called if an earlier feature said
-        no.
+        """True if a waiting sequence can join the next step as far as this feature is concerned.
+        May begin to load what the sequence needs. Not called if an earlier feature said no.
         """
         return not self.waits(sequence)
 
@@ -78,7 +76,7 @@ class Feature:
         """A sequence has its blocks and is about to run."""
 
     def take_failed(self) -> Seq[tuple[Sequence, str]]:
-        """Waiting sequences that can never run, and why; each is reported once."""
+        """Return the waiting sequences that can never run, and why, each once."""
         return ()
 
     # ---- steps ------------------------------------------------------------------------------
@@ -94,7 +92,7 @@ class Feature:
         """Add to a plan that has all its sequences; no step is in flight."""
 
     def adapter_puts(self) -> tuple[tuple[int, Any], ...]:
-        """Adapters for the executor to put into slots before the step that is being built."""
+        """Return adapters to put into slots before the step that is being built."""
         return ()
 
     def verified(self, sequence: Sequence, guess: Guess, num_accepted: int) -> None:
@@ -114,7 +112,7 @@ class Feature:
         """The weights may be others from now on. No step is in flight."""
 
     def stats(self) -> dict[str, Any]:
-        """The parts of `EngineStats` that the feature owns, by field."""
+        """Return the parts of `EngineStats` that the feature owns, by field."""
         return {}
 
     def check_integrity(self, in_flight: Iterable[StepInFlight]) -> None:
@@ -143,7 +141,7 @@ class BackgroundFeature(Feature):
         return ()
 
     def announce(self) -> Seq[CacheEvent]:
-        """Events that report all that the feature caches, parents before children."""
+        """Return events that report all that the feature caches, parents before children."""
         return ()
 
     def close(self) -> None:

@@ -23,13 +23,9 @@ class KvConnector(Protocol):
     counts: TransferCounts
 
     @property
-    def num_expired(self) -> int:
-        """The number of exports and promises that were not fetched."""
-        ...
+    def num_expired(self) -> int: ...
 
-    def has_room(self, num_tokens: int) -> bool:
-        """True if KV of `num_tokens` tokens can be exported."""
-        ...
+    def has_room(self, num_tokens: int) -> bool: ...
 
     def keep(
         self,
@@ -38,58 +34,36 @@ class KvConnector(Protocol):
         data: memoryview,
         blocks: tuple[int, ...],
         name: str | None = None,
-    ) -> KvOffer | None:
-        """Export KV for another engine, as `name` if that is given. None: there is no room."""
-        ...
+    ) -> KvOffer | None: ...
 
-    def pull(self, source: KvSource, digest: bytes, start: int) -> Pull:
-        """Begin to fetch exported KV from token `start` on."""
-        ...
+    def pull(self, source: KvSource, digest: bytes, start: int) -> Pull: ...
 
-    def ask(self, peer: KvPeer, wanted: WantedKv) -> Pull:
-        """Begin to fetch cached KV of another engine."""
-        ...
+    def ask(self, peer: KvPeer, wanted: WantedKv) -> Pull: ...
 
     @property
-    def has_questions(self) -> bool:
-        """True if another engine asks."""
-        ...
+    def has_questions(self) -> bool: ...
 
-    def next_question(self) -> KvQuestion | None:
-        """The oldest question that another engine waits on."""
-        ...
+    def next_question(self) -> KvQuestion | None: ...
 
-    def lend(self, question: KvQuestion, num_tokens: int) -> bool:
-        """True if there is room for `num_tokens` tokens of an answer."""
-        ...
+    def lend(self, question: KvQuestion, num_tokens: int) -> bool: ...
 
-    def promise(self, name: str) -> None:
-        """Reserve: a peer will fetch this sequence's cached KV."""
-        ...
+    def promise(self, name: str) -> None: ...
 
     @property
-    def num_promised(self) -> int:
-        """The number of open promises."""
-        ...
+    def num_promised(self) -> int: ...
 
-    def leave_model(self) -> None:
-        """Give and take nothing: the weights may be others from now on."""
-        ...
+    def leave_model(self) -> None: ...
 
     @property
-    def bell(self) -> int:
-        """A file that can be read when one of these has changed."""
-        ...
+    def bell(self) -> int: ...
 
-    def close(self) -> None:
-        """End all transfers. Idempotent."""
-        ...
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
 class _Reading:
-    """An answer so far: `num_tokens` in `parts`, from token `start` on. `pull` brings the rest from
-    a disk.
+    """An answer so far: `num_tokens` in `parts`, from token `start` on. `pull` reads the rest from
+    disk.
     """
 
     question: KvQuestion
@@ -99,7 +73,7 @@ class _Reading:
     pull: Pull | None
 
     def data(self) -> memoryview | None:
-        """The KV from the first token that was asked for; None: there is none."""
+        """Return the KV from the first token that was asked for, if there is any."""
         if not self.num_tokens:
             return None
         is_whole = self.pull is None and len(self.parts) == 1
@@ -108,17 +82,15 @@ class _Reading:
         return data[num_before * (data.nbytes // self.num_tokens) :]
 
     def close(self) -> None:
-        """Drop the blocks that a disk is reading."""
         if self.pull is not None:
             self.pull.close()
 
 
 class RemoteKv(BackgroundFeature):
-    """Takes KV from other engines, exports KV for them, and answers what they ask of the caches.
+    """Takes KV from other engines, exports KV for them, and answers questions about the caches.
 
     `read` returns the KV of the first tokens in some blocks: [tokens, layers, 2, kv_heads,
-    head_dim], as bytes. `adapters` are those whose KV can be asked for. Owns the answers that wait
-    for a disk.
+    head_dim], as bytes. Owns the answers that wait for a disk.
     """
 
     name = "remote KV"
@@ -161,26 +133,21 @@ class RemoteKv(BackgroundFeature):
         self._connector.close()
 
     def hand_over(self, request_id: str) -> None:
-        """Reserve: a peer will fetch the cached KV of this answer."""
         self._connector.promise(request_id)
 
     def waits(self, sequence: Sequence) -> bool:
-        """True if KV is on its way to the sequence."""
         return sequence.is_awaiting_kv
 
     @property
     def is_asked(self) -> bool:
-        """True if another engine asks, or waits for a disk."""
         return self._connector.has_questions or self.is_reading
 
     @property
     def is_reading(self) -> bool:
-        """True if an answer waits for a disk."""
         return bool(self._reading)
 
     @property
     def has_promised(self) -> bool:
-        """True if another engine will ask for what is here."""
         return self._connector.num_promised > 0
 
     def add(self, sequence: Sequence) -> None:
@@ -198,7 +165,7 @@ class RemoteKv(BackgroundFeature):
                 self._counters.external_cache_queries += asked
 
     def _ask(self, sequence: Sequence, peer: KvPeer, num_local: int, is_on_disk: bool) -> int:
-        """Ask for all that is not here, outputs too. Returns how many prompt tokens that is."""
+        """Ask for all that is not here, outputs too. Return how many prompt tokens that is."""
         request, token_ids = sequence.request, tuple(sequence.token_ids)
         adapter = None if request.adapter is None else request.adapter.digest
         start = num_local // self._block_size * self._block_size
@@ -214,7 +181,7 @@ class RemoteKv(BackgroundFeature):
         return max(0, min(len(token_ids) - 1, sequence.num_prompt) - start)
 
     def _pull(self, sequence: Sequence, source: KvSource, num_local: int) -> int:
-        """Pull the KV exported for the sequence. Returns the number of prompt tokens pulled."""
+        """Pull the KV exported for the sequence. Return the number of prompt tokens pulled."""
         end = min(source.num_tokens, sequence.num_prompt - 1)
         # A prompt whose log probabilities are wanted, or that is pooled, is run anyway.
         is_read = sequence.num_readable >= sequence.num_prompt >= source.num_tokens
@@ -228,7 +195,6 @@ class RemoteKv(BackgroundFeature):
         return end - start
 
     def offer(self, sequence: Sequence) -> KvOffer | None:
-        """Export the prompt's KV if the request asks for that and there is room."""
         if not sequence.request.keeps_kv or sequence.index:
             return None
         num_tokens = min(sequence.num_written, sequence.num_prompt)
@@ -290,7 +256,6 @@ class RemoteKv(BackgroundFeature):
             self._reading.append(reading)
 
     def _take_in(self, reading: _Reading) -> None:
-        """Answer a question whose disk was read, or whose peer has disconnected."""
         pull = reading.pull
         part = None if pull is None else pull.part
         if part is not None and self._connector.lend(reading.question, part.end - part.start):

@@ -1,46 +1,26 @@
 """Speculation: the source of drafts, how many are verified, and the count of both.
 
-Theory of operation ------------------- Drafts come from one of two places. A *drafter* that guesses
-from tokens alone is asked when a step is planned. The executor's own (a draft model, a trained
-head) gets the number of drafts to make with a step, and returns them with its result; they are
-stored here until the sequence is planned again, and are used only if its last token is still the
-same.
+A *drafter* that guesses from tokens alone is asked when a step is planned. The executor's own (a
+draft model, a trained head) returns drafts with a step's result; they are used only if the
+sequence's last token is still the same. What a grammar forces comes before a drafter's proposals,
+of which the grammar keeps those that may follow. Without any drafter only that is drafted
+(`JUMP_FORWARD`).
 
-What a grammar forces comes before what a drafter that guesses from tokens proposes, and of its
-proposals the grammar keeps those that may follow. Without any drafter there is what grammars force
-(`JUMP_FORWARD`): a name of thirty characters takes one step. Other sequences are scheduled ahead as
-ever, and nothing is lost for constrained ones, whose masks wait for each step's tokens anyway.
+The executor verifies every draft against what it would have drawn anyway, so no drafter changes an
+answer. One that raises is not asked again for that sequence; its proposals are cut at the first
+invalid token. Drafts that were drawn from a distribution are verified against it, which is exact
+only if whether a draft is verified does not depend on which token it is: their confidences must be
+constant (see `ops.draft`).
 
-Nothing that a drafter does changes an answer: the executor verifies every draft against what it
-would have drawn anyway. So a drafter is not trusted either. One that raises is not asked again for
-that sequence; its proposals are cut at the first invalid token. One that raises while learning is
-not asked to learn again.
+Drafting never delays a running or admissible sequence. Drafts get the rest of the token budget, and
+a block only while one stays free for each running sequence; room that they did not need is given
+back with the step's results. Beyond a sequence's next block they use only blocks that cache
+nothing. That one block they may take from the cache's far end, a few tokens before the sequence
+would: a cache in use has no empty blocks, and stopping at each block's end costs a tenth to a third
+of the tokens a step (measured, blocks of 16).
 
-A drafter learns from outputs a few tokens a step, so that no step waits for all that ended with the
-one before it. The more sequences decode, the more comes, and the longer steps are: so it grows.
-
-Drafts that were themselves drawn from a distribution are verified against that distribution, which
-is exact only if whether a draft is verified does not depend on which token it is. How many are
-verified depends on their number, on what was accepted before, and on their confidences: so those
-of drawn drafts must be constant (see `ops.draft`). Other drafters may report any confidence.
-
-Drafting never delays a running or admissible sequence. Drafts come after all shares, out of the
-rest of the token budget. They take a block only while one block stays free for each sequence that
-runs; else they are cut to what fits in the blocks that are there. No sequence is preempted for
-them. Room that they took and did not need is given back when the step's results are there, so
-between steps no sequence holds more than without drafts. No drafts are made that the step after has
-no room to verify.
-
-From the prefix cache they take next to nothing. Beyond the block that a sequence comes to next they
-use only blocks that cache nothing. That one block they may take from the cache's far end, a few
-tokens before the sequence would: a cache in use has no empty blocks, and drafts that stop at each
-block's end are a tenth to a third fewer tokens a step (measured, blocks of 16). It comes back empty
-and is taken first by the next that needs one. So drafts have never emptied more blocks than one for
-each sequence that can run at a time, and a sequence that continues takes its own anyway.
-
-How many tokens a sequence has after a step with drafts is known only with its results; so is what a
-device drafter made. Nothing is scheduled before that. While drafts may be worth it in the next
-step, nothing is scheduled ahead at all: a sequence whose last token is unknown has no drafts.
+Nothing is scheduled before the results of a step with drafts. While drafts may be worth it in the
+next step, nothing is scheduled ahead: a sequence whose last token is unknown has no drafts.
 """
 
 import logging
@@ -77,10 +57,9 @@ JUMP_FORWARD = SpeculativeConfig("grammar", 16, enable_adaptive_verification=Fal
 class Speculation(Feature):
     """Sole owner of the drafter, of unused drafts, and of the counts of all drafts.
 
-    `drafter` None, with `has_device_drafter`: the executor makes the drafts; without: the only
-    drafts are those that grammars force. Drafts of ids that are not below `vocab_size` are refused;
-    None: every id that is not negative is a token. `costs` are step times measured at start; None:
-    they are learned from the first steps on.
+    Without `drafter` the executor makes the drafts (`has_device_drafter`), or grammars force them.
+    Drafts of ids not below `vocab_size` are refused (None: all ids are tokens). `costs` are step
+    times measured at start; None: they are learned.
     """
 
     name = "speculation"
@@ -114,14 +93,12 @@ class Speculation(Feature):
     # ---- planning ---------------------------------------------------------------------------
 
     def must_wait(self, step: StepInFlight) -> bool:
-        """True if the results of the step in flight are needed to schedule the next one."""
         if step.looks_ahead:
             return True
         decoding = [s for s in self._live.running if _will_decode(s)]
         return len(decoding) < self._max_tokens and self.may_draft(decoding)
 
     def plan(self, plan: StepPlan) -> None:
-        """Add drafts to what is planned already."""
         ends = [(s, n) for s, n in plan.planned if s.num_computed + n == len(s.token_ids)]
         ends = [(s, n) for s, n in ends if s.search is None]
         drawing = [s for s, _ in ends if not s.branches]
@@ -152,10 +129,11 @@ class Speculation(Feature):
         reach: Callable[[Sequence], float] = lambda _: math.inf,
         is_crowded: bool = False,
     ) -> dict[int, Guess]:
-        """The drafts to verify in a step that runs the last token of each of these sequences, and
-        `num_other_tokens` of prompts; by sequence id. No answer gets longer than it may. The step
-        has `room` for that many drafts (None: for all), and for each sequence up to position
-        `reach`. `is_crowded`: other sequences wait for admission.
+        """Return the drafts to verify, by sequence id, in a step that runs the last token of each
+        of these sequences and `num_other_tokens` of prompts.
+
+        The step has `room` for that many drafts (None: for all), and for each sequence up to
+        position `reach`. `is_crowded`: other sequences wait for admission.
         """
         if room == 0 or not self.may_draft(decoding):
             return {}
@@ -175,9 +153,8 @@ class Speculation(Feature):
     def to_draft(
         self, drawing: Seq[Sequence], num_other_tokens: int, room: int | None = None
     ) -> dict[int, int]:
-        """The numbers of drafts that the executor should make after a step that draws a token for
-        each of these sequences; by sequence id. The next step has `room` for that many (None: for
-        all).
+        """Return the numbers of drafts that the executor should make after a step that draws a
+        token for each of these sequences, by sequence id. The next step has `room` for that many.
         """
         if room == 0 or not self._has_device_drafter or not self.may_draft(drawing):
             return {}
@@ -188,7 +165,6 @@ class Speculation(Feature):
     # ---- results ----------------------------------------------------------------------------
 
     def verified(self, sequence: Sequence, guess: Guess, num_accepted: int) -> None:
-        """Count accepted drafts, and learn from them."""
         num_drafts = len(guess.token_ids)
         if sequence.draft_tally is None:
             sequence.draft_tally = DraftTally.up_to(self._most)
@@ -197,7 +173,6 @@ class Speculation(Feature):
         self._lengths.observe(guess.offer, num_drafts, num_accepted)
 
     def after_step(self, step: StepInFlight, result: ModelOutput, now: float) -> None:
-        """Take in the executor's drafts; learn what the step ran and how long it took."""
         if result.drafts:
             for share in step.shares:
                 drafts = result.drafts.get(share.sequence.seq_id)
@@ -231,7 +206,6 @@ class Speculation(Feature):
         self._learn(_LEARNT_TOKENS + num_decoding * _LEARNT_TOKENS_PER_SEQUENCE)
 
     def ended(self, sequence: Sequence, is_sound: bool) -> None:
-        """Forget the sequence; the drafter learns from a sound one."""
         seq_id = sequence.seq_id
         self._lengths.forget(seq_id)
         self._unused.pop(seq_id, None)
@@ -252,9 +226,6 @@ class Speculation(Feature):
         return {"speculation": stats}
 
     def check_integrity(self, in_flight: Iterable[StepInFlight]) -> None:
-        """Raise IntegrityError when drafts hold blocks that they should not, or are remembered for
-        a sequence that has ended.
-        """
         remembered = {*self._unused, *self._given_up, *self._faulted}
         if remembered - {sequence.seq_id for sequence in self._live}:
             raise IntegrityError("drafts are remembered for a sequence that has ended")
@@ -269,8 +240,8 @@ class Speculation(Feature):
                 raise IntegrityError(f"sequence {sequence.seq_id} holds room for drafts")
 
     def _room_ahead(self, plan: StepPlan) -> int:
-        """The number of drafts that the step after `plan` has room for: its other tokens are known.
-        Waiting sequences take part in it if only this step's budget was too small for them.
+        """Return how many drafts the step after `plan` has room for: its other tokens are known.
+        Waiting sequences take part in it only if this step's budget was too small for them.
         """
         planned = {sequence.seq_id: num_tokens for sequence, num_tokens in plan.planned}
         known = 0
@@ -289,8 +260,8 @@ class Speculation(Feature):
             plan.verify(sequence, fitting)
 
     def _draft(self, plan: StepPlan, sequence: Sequence, num_tokens: int) -> None:
-        """Reserve room for the case that all verified drafts are accepted; one token is drawn
-        behind them, and one more would follow the new drafts.
+        """Reserve room for the case that all verified drafts are accepted; one token is drawn after
+        them, and one more would follow the new drafts.
         """
         end = len(sequence.token_ids) + plan.num_drafts(sequence) + 1
         most = min(num_tokens, sequence.max_tokens_total - end - 1, self._reach(sequence) - end)
@@ -308,7 +279,7 @@ class Speculation(Feature):
         return sequence.seq_id not in self._given_up
 
     def _room(self, sequence: Sequence) -> int:
-        """The most drafts that can be accepted: one more token always follows them."""
+        """Return the most drafts that can be accepted: one more token always follows them."""
         return min(self._most, sequence.max_tokens_total - sequence.num_tokens - 1)
 
     def _drafts_of(self, sequence: Sequence, reach: float) -> Drafts:
@@ -358,7 +329,7 @@ class Speculation(Feature):
                 logger.exception("the drafter failed at %s; from now on that only counts", task)
 
     def _checked(self, sequence: Sequence, drafts: Drafts, limit: int) -> Drafts:
-        """The drafts up to the first invalid one, `limit` at most."""
+        """Return the drafts up to the first invalid one, `limit` at most."""
         num_sound = 0
         for token, confidence in zip(drafts.token_ids, drafts.confidences, strict=False):
             if type(token) is not int or not 0 <= token < self._vocab_size:
@@ -385,9 +356,7 @@ def _context(sequence: Sequence) -> DraftContext:
 
 
 def _forced(sequence: Sequence, limit: int) -> Drafts | None:
-    """The tokens that the sequence's grammar forces; None if it leaves a choice. They are always
-    accepted.
-    """
+    """Return the tokens that the grammar forces, if any; they are always accepted."""
     if sequence.matcher is None:
         return None
     tokens = tuple(sequence.matcher.forced(sequence.token_ids[sequence.num_prompt :])[:limit])
@@ -395,8 +364,8 @@ def _forced(sequence: Sequence, limit: int) -> Drafts | None:
 
 
 def _allowed(sequence: Sequence, drafts: Drafts) -> Drafts:
-    """The drafts up to the first that the sequence's grammar forbids. Not for drafts that were
-    drawn from a distribution: whether one is verified must not depend on which token it is.
+    """Return the drafts up to the first that the grammar forbids. Not for drafts that were drawn
+    from a distribution: whether one is verified must not depend on which token it is.
     """
     if sequence.matcher is None or not drafts.token_ids:
         return drafts

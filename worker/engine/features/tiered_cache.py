@@ -13,10 +13,8 @@ from worker.types import ModelOutput
 
 
 class TieredCache(BackgroundFeature):
-    """Puts `tiers` below the device's cache, where `SequenceKv` looks them up.
-
-    `make` builds them from the parent of first blocks and the recorder of cache events. The cache's
-    configuration says `record_evictions`.
+    """Puts `tiers` below the device's cache, where `SequenceKv` looks them up. `make` builds them
+    from the parent of first blocks and the recorder of cache events.
     """
 
     name = "tiers"
@@ -30,15 +28,12 @@ class TieredCache(BackgroundFeature):
         self.tiers = state.kv.tiers = self._make(state.kv.root, state.kv.blocks.record)
 
     def waits(self, sequence: Sequence) -> bool:
-        """True if a disk is being read for the sequence."""
         return sequence.is_awaiting_kv
 
     def before_step(self) -> None:
-        """Take in what the disk's threads have done."""
         self.tiers.look()
 
     def after_step(self, step: StepInFlight, result: ModelOutput, now: float) -> None:
-        """Slots that the step filled may be written to disk."""
         self.tiers.ended(step.step)
 
     def leave_model(self) -> None:

@@ -1,4 +1,1 @@
-"""The number of drafts that a step verifies and makes: goodput, acceptance, costs and worths.
-
-Drafters and the running of steps are elsewhere.
-"""
+"""The number of drafts that a step verifies and makes: goodput, acceptance, costs and worths."""

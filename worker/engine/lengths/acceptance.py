@@ -1,10 +1,7 @@
-"""Acceptance rates: how likely a draft is to stand, by its drafter's confidence and its place.
+"""Acceptance rates: how likely a draft is accepted, by its drafter's confidence and its place.
 
-A rate forgets: older verdicts count less with each new one. A sequence's own rates begin at the
-rates of all sequences and move away from them as its own drafts are judged.
-
-`DeviceRuns` are what a device's drafter is asked by, before its drafts and their confidences exist:
-the survivals that a sequence's drafts had lately, by place.
+A sequence's own rates begin at those of all sequences. A device's drafter is asked before its
+drafts and their confidences exist, so `DeviceRuns` keeps the survivals of recent drafts by place.
 """
 
 from bisect import bisect_left
@@ -26,8 +23,6 @@ _OWN_MEMORY, _POOL_WEIGHT = 0.93, 1.5
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The drafts at hand for one decoding sequence (maybe none), by their confidences."""
-
     seq_id: int
     confidences: tuple[float, ...]
 
@@ -45,14 +40,13 @@ class _Rate:
         self.at = 0
 
     def add(self, stood: bool, now: int) -> None:
-        """One more draft was judged."""
         memory = self._memory * self._faded(now)
         self._stood = self._stood * memory + stood
         self._judged = self._judged * memory + 1.0
         self.at = now
 
     def mean(self, prior: float, weight: float, now: int) -> float:
-        """The rate, with a `prior` that counts as `weight` verdicts."""
+        """Return the rate, with a `prior` that counts as `weight` verdicts."""
         faded = self._faded(now)
         return (self._stood * faded + prior * weight) / (self._judged * faded + weight)
 
@@ -70,11 +64,10 @@ class Acceptance:
         self._now = 0  # steps
 
     def pass_step(self) -> None:
-        """A step was run."""
         self._now += 1
 
     def survivals(self, seq_id: int, confidences: Sequence[float]) -> list[float]:
-        """For each draft the chance that it and all before it stand; never rising."""
+        """Return for each draft the chance that it and all before it are accepted; never rising."""
         own = self._own.get(seq_id, {})
         chances = (
             self._chance(own, _cell(confidence, place))
@@ -83,8 +76,8 @@ class Acceptance:
         return list(accumulate(chances, mul))
 
     def observe(self, offer: Offer, num_verified: int, num_accepted: int) -> None:
-        """Learn that of an offer's drafts the first `num_verified` were verified and `num_accepted`
-        accepted. A draft behind the first that fell says nothing.
+        """Learn that the first `num_verified` drafts of an offer were verified and `num_accepted`
+        accepted. Drafts after the first rejected one say nothing.
         """
         own = self._own.setdefault(offer.seq_id, {})
         for place in range(min(num_accepted + 1, num_verified)):
@@ -94,7 +87,6 @@ class Acceptance:
             self._any[place > 0].add(stood, self._now)
 
     def forget(self, seq_id: int) -> None:
-        """The sequence has ended; unknown ones are ignored."""
         self._own.pop(seq_id, None)
 
     def _chance(self, own: dict[int, _Rate], cell: int) -> float:
@@ -116,12 +108,11 @@ class DeviceRuns:
         self._now = 0  # steps
 
     def pass_step(self) -> None:
-        """A step was run."""
         self._now += 1
 
     def recall(self, seq_id: int) -> list[float]:
-        """Survivals of a sequence's next drafts: as they were, nearer to the typical ones the
-        longer ago that was.
+        """Return the survivals of a sequence's next drafts: as they were, nearer to the typical
+        ones the longer ago that was.
         """
         seen_at, run = self._own.get(seq_id, (0, self._typical))
         fading = 1.0 - _RUN_MEMORY ** (self._now - seen_at)
@@ -131,7 +122,7 @@ class DeviceRuns:
         return recalled
 
     def observe(self, seq_id: int, survivals: Sequence[float]) -> None:
-        """The expected acceptance of a sequence's latest drafts; empty if there are none."""
+        """Take in the expected acceptance of a sequence's latest drafts, if there are any."""
         if not survivals:
             return
         _follow(self.recall(seq_id), survivals, _OWN_RATE, self._typical)
@@ -140,7 +131,6 @@ class DeviceRuns:
         _follow(self._typical, survivals, rate, None)
 
     def forget(self, seq_id: int) -> None:
-        """The sequence has ended; unknown ones are ignored."""
         self._own.pop(seq_id, None)
 
 
@@ -148,8 +138,8 @@ def _follow(
     run: list[float], survivals: Sequence[float], rate: float, shape: Sequence[float] | None
 ) -> None:
     """Move average survivals towards the latest ones. Places beyond these follow the place before
-    them, as they do in `shape` (None: by the same chance again), lest one short run of bad drafts
-    end all long ones.
+    them, as in `shape` (None: by the same chance again), lest one short run of bad drafts end all
+    long ones.
     """
     for place in range(len(run)):
         if place < len(survivals):
@@ -162,5 +152,5 @@ def _follow(
 
 
 def _cell(confidence: float, place: int) -> int:
-    """The rate of a draft: the class of its confidence, separately for first drafts."""
+    """Return the class of a draft's confidence, separate for first drafts."""
     return 2 * bisect_left(_CLASS_ENDS, confidence) + (place > 0)

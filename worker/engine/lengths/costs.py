@@ -1,12 +1,9 @@
 """Step costs: seconds by the number of tokens, profiled at start and refined by every step.
 
-Theory of operation
--------------------
-Only ratios of step times matter: how much longer a step takes with n more tokens. On a shared
-machine all step times change together from one second to the next, so single times say little. Two
-steps in a row that ran different numbers of tokens say how these two sizes compare: half of what
-differs from the table corrects it at the one size, half at the other. The more pairs a point of the
-table has seen, the less another one moves it. A late step is clipped.
+Only ratios of step times matter, and on a shared machine all times change together. So two steps in
+a row with different numbers of tokens say how these two sizes compare: half of the difference from
+the table corrects it at each size. The more pairs a point has seen, the less another one moves it.
+A late step is clipped.
 """
 
 from __future__ import annotations
@@ -43,15 +40,12 @@ class _Curve:
 
     @classmethod
     def through(cls, points: Points) -> _Curve:
-        """The curve through measured points (size, seconds)."""
         return cls([size for size, _ in points], [seconds for _, seconds in points])
 
     def rebuild(self) -> None:
-        """Take in a change of `measured`."""
         self.rising = list(accumulate(self.measured, max))
 
     def at(self, size: float) -> float:
-        """Seconds of this size."""
         sizes, seconds = self.sizes, self.rising
         right = min(max(bisect_right(sizes, size), 1), len(sizes) - 1)
         left = right - 1
@@ -89,15 +83,13 @@ class StepCosts:
         return math.exp(self._speed)
 
     def step(self, num_tokens: float) -> float:
-        """Seconds of a step of `num_tokens` tokens."""
         return self._steps.at(num_tokens)
 
     def extra(self, num_known: int, num_more: int) -> float:
-        """Seconds that `num_more` tokens add to a step of `num_known`."""
+        """Return the seconds that `num_more` tokens add to a step of `num_known`."""
         return self._steps.at(num_known + num_more) - self._steps.at(num_known)
 
     def drafting(self, num_sequences: int, num_drafts: int) -> float:
-        """Seconds that the device's drafter takes for this number of drafts of each sequence."""
         more = self._next_draft.at(num_sequences) * (num_drafts - 1)
         return self._first_draft.at(num_sequences) + more
 

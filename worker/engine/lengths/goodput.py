@@ -1,24 +1,15 @@
 """Draft lengths: the number of drafts with the best goodput, in tokens a second.
 
-Theory of operation
--------------------
 A step of R sequences and B drafts gives R + S(B) tokens in t(R + B) seconds, where S sums the
 survivals of the B likeliest drafts (`acceptance`) and t is the table of step times (`costs`). The B
-with the best rate is verified if it beats none at all by a margin. A survival counts by what a
-token of its sequence is worth (`worth`). Tokens of prompts run anyway, so their seconds count on
-neither side of the comparison; a draft beside them costs what it adds to a step of that size.
-
-A drafter on the device is asked before its drafts are known: the same rule, with the survivals that
-each sequence's drafts had lately, and with the seconds of drafting. Before its first drafts of a
-sequence it has to read that sequence, which must pay off over the steps that follow.
+with the best rate is verified if it beats none at all by a margin, as in SmartSpec (arXiv
+2406.14066). A survival counts by what a token of its sequence is worth (`worth`). Tokens of prompts
+run anyway, so their seconds count on neither side; a draft beside them costs what it adds to a step
+of that size. A drafter on the device is asked by the survivals of earlier drafts and the seconds of
+drafting; reading a new sequence must pay off over the steps that follow.
 
 What does not pay is tried again, a draft of a few sequences at once, so seldom that tries take less
-than a hundredth of the time. In between, no drafter is asked, so that steps are scheduled ahead.
-
-With a schedule by batch size, or without adaptive verification, the configured length is what is
-verified and drafted.
-
-Source: the goodput rule of SmartSpec (arXiv 2406.14066).
+than a hundredth of the time. In between no drafter is asked, so that steps are scheduled ahead.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -83,8 +74,8 @@ class DraftLengths:
         return len(self._tracks)
 
     def may_pay(self, seq_ids: Sequence[int]) -> bool:
-        """True if drafts may be verified, made or tried in the next step, were these sequences
-        (all that decode) in it. False: that step can be scheduled ahead.
+        """True if drafts may be worth it in the next step, were these sequences (all that decode)
+        in it. False: that step can be scheduled ahead.
         """
         if not seq_ids or not self._limit(len(seq_ids)):
             return False
@@ -99,10 +90,11 @@ class DraftLengths:
         room: int | None = None,
         is_crowded: bool = False,
     ) -> list[int]:
-        """The numbers of drafts to verify, by offer; one offer for each sequence that decodes.
+        """Return the numbers of drafts to verify, by offer; one offer for each sequence that
+        decodes.
 
-        The step runs a known token of each, and `num_other_tokens` of prompts besides; it has
-        `room` for this number of drafts (None: for all). `is_crowded`: requests wait for admission.
+        The step also runs `num_other_tokens` of prompts; it has `room` for this number of drafts
+        (None: for all). `is_crowded`: requests wait for admission.
         """
         num, limit = len(offers), self._limit(len(offers))
         if not self._is_adaptive or not limit or not num:
@@ -128,8 +120,8 @@ class DraftLengths:
     def to_draft(
         self, seq_ids: Sequence[int], num_other_tokens: int, room: int | None = None
     ) -> list[int]:
-        """The numbers of drafts that the device makes after this step, by sequence (all that will
-        decode in the next one, which has `room` for this number of drafts; None: for all).
+        """Return the numbers of drafts that the device makes after this step, by sequence (all that
+        will decode in the next one, which has `room` for this number of drafts; None: for all).
         """
         num, limit = len(seq_ids), self._limit(len(seq_ids))
         if not self._is_adaptive or not limit or not num or self._runs is None:
@@ -153,8 +145,8 @@ class DraftLengths:
         return counts
 
     def observe_step(self, num_tokens: int, seconds: float, num_other_tokens: int = 0) -> None:
-        """A step ran `num_tokens`, drafts and `num_other_tokens` of prompts included, in `seconds`,
-        without those that the device's drafter took.
+        """Learn that a step ran `num_tokens`, with drafts and `num_other_tokens` of prompts, in
+        `seconds`, without those that the device's drafter took.
         """
         self._now += 1
         self._acceptance.pass_step()
@@ -164,9 +156,9 @@ class DraftLengths:
             self._costs.observe_step(num_tokens, seconds)
 
     def observe_catch_up(self, seconds: float, drafted: Collection[int]) -> None:
-        """In the step that `observe_step` reports next, the device's drafter read sequences for so
-        long; `drafted` have drafts now. A sequence asked in vain, without any reading, counts as if
-        its first draft fell.
+        """Learn that the device's drafter reads sequences for so long in the step that
+        `observe_step` reports next; `drafted` have drafts now. A sequence asked in vain, without
+        any reading, counts as if its first draft was rejected.
         """
         self._unread_seconds += seconds / self._costs.speed
         tracks = [self._tracks[seq_id] for seq_id in drafted if seq_id in self._tracks]
@@ -182,9 +174,6 @@ class DraftLengths:
         self._asked.clear()
 
     def observe(self, offer: Offer, num_verified: int, num_accepted: int) -> None:
-        """Learn that the first `num_verified` drafts of an offer were verified and `num_accepted`
-        accepted.
-        """
         if not num_verified or not self._is_adaptive:
             return
         (expected,) = self._acceptance.survivals(offer.seq_id, offer.confidences[:1])
@@ -193,7 +182,6 @@ class DraftLengths:
             self._try_at, self._try_distance = self._now + 1, 1
 
     def forget(self, seq_id: int) -> None:
-        """The sequence has ended; unknown ones are ignored."""
         if self._tracks.pop(seq_id, None) is not None:
             self._newcomers.ended(self._now, len(self._tracks))
         self._acceptance.forget(seq_id)
@@ -202,11 +190,10 @@ class DraftLengths:
 
     @property
     def _to_read_seconds(self) -> float:
-        """The expected time to read a sequence before its first drafts."""
         return max(self._reading_seconds, self._unread_seconds)
 
     def _limit(self, num_sequences: int) -> int:
-        """The most drafts of one sequence, when this number decodes."""
+        """Return the most drafts of one sequence, when this number decodes."""
         limit = self._most
         for first, _, most in self._schedule:
             if first <= num_sequences:
@@ -222,7 +209,7 @@ class DraftLengths:
     def _weighed(
         self, seq_ids: Sequence[int], survivals: Sequence[Sequence[float]], is_crowded: bool
     ) -> list[list[float]]:
-        """Survivals times what a token of their sequence is worth."""
+        """Return survivals times what a token of their sequence is worth."""
         tracks = [self._track(seq_id) for seq_id in seq_ids]
         self._newcomers.pass_to(self._now)
         for track, chances in zip(tracks, survivals, strict=True):
@@ -235,7 +222,7 @@ class DraftLengths:
         return [[share * survival for survival in chances] for share, chances in pairs]
 
     def _best(self, num: int, num_other: int, ranked: Sequence[float]) -> int:
-        """The number of drafts with the best rate, if it beats none by the margin; else 0."""
+        """Return the number of drafts with the best rate; 0 if none wins by the margin."""
         plain = self._costs.step(num)
         best_rate, best, tokens = (1.0 + _MARGIN) * num / plain, 0, float(num)
         for number, survival in enumerate(ranked, 1):
@@ -248,8 +235,8 @@ class DraftLengths:
     def _best_drafted(
         self, ranked: Sequence[tuple[_Track, Sequence[float]]], num_other: int, limit: int
     ) -> tuple[int, int]:
-        """(sequences, drafts of each) with the best rate, of the first ones of `ranked`; (0, 0)
-        where none beats plain decoding by the margin.
+        """Return (sequences, drafts of each) with the best rate, of the first ones of `ranked`; (0,
+        0) where none beats plain decoding by the margin.
         """
         costs, num = self._costs, len(ranked)
         plain = costs.step(num)
@@ -267,7 +254,6 @@ class DraftLengths:
         return best
 
     def _note(self, pays: bool) -> None:
-        """True if drafts pay in this step."""
         self._pays = pays
         if pays:
             self._try_at, self._try_distance = min(self._try_at, self._now + 4), 1
@@ -286,8 +272,8 @@ class DraftLengths:
             self._try_at = self._now + 1 + int(_ASKING / _TRY_COST)
 
     def _schedule_try(self, price: float) -> None:
-        """The next try comes when this one, of a number of plain steps, is a small part of the
-        time, and later from try to try as long as no unlikely draft is accepted.
+        """Schedule the next try such that this one, of a number of plain steps, is a small part of
+        the time, and later from try to try as long as no unlikely draft is accepted.
         """
         shortest = 1 + int(min((price + _ASKING) / _TRY_COST, _MAX_BETWEEN))
         self._try_distance = max(shortest, min(2 * self._try_distance, _MAX_DOUBLED))
@@ -295,13 +281,13 @@ class DraftLengths:
 
 
 def _heads(survivals: Sequence[Sequence[float]], ranked: Sequence[float], total: int) -> list[int]:
-    """The first drafts of each sequence that are among the `total` likeliest of all."""
+    """Return how many drafts of each sequence are among the `total` likeliest of all."""
     lowest = ranked[total - 1] if total else float("inf")
     return _cut((sum(chance >= lowest for chance in chances) for chances in survivals), total)
 
 
 def _cut(counts: Iterable[int], room: int | None) -> list[int]:
-    """The same, with no more than `room` in all: the first ones keep theirs."""
+    """Return counts of no more than `room` in all: the first ones keep theirs."""
     if room is None:
         return list(counts)
     cut, left = [], room

@@ -1,19 +1,15 @@
 """The worth of a drafted token, by sequence.
 
-Theory of operation
--------------------
-A step of n sequences gives n tokens. Where new requests take the places of finished ones, all
-tokens are alike: each is worth 1/n of a step. Where none come (a closed batch), a sequence that
-gets ahead of the others saves, in the end, one row of one later step: t(m) - t(m - 1) seconds if m
-sequences are left then. Only the last sequence to finish saves a whole step. Sequences that advance
-equally fast finish together and share what their rows save: if all do, that is 1/n again. But where
-a few copy and the others do not, drafts of those few hardly bring the end nearer, and every
-sequence pays for them.
+A step of n sequences gives n tokens. Where new requests take the places of finished ones, each
+token is worth 1/n of a step. In a closed batch, a sequence that gets ahead of the others saves one
+row of one later step: t(m) - t(m - 1) seconds if m sequences are left then. Only the last sequence
+to finish saves a whole step. Sequences that advance about as fast finish together and share what
+their rows save; where a few copy and the others do not, drafts of those few hardly bring the end
+nearer.
 
-Sequences that advance about as fast finish together only on the average. Of m sequences that gain g
-tokens each, with the spread of g chance events, the last is expected to gain g - s·√g, where s is
-how far the least of m normal numbers is below their mean (Blom's approximation). Only what the last
-one gains brings the end nearer.
+Of m sequences that gain g tokens each, with the spread of g chance events, the last is expected to
+gain g - s·√g, where s is how far the least of m normal numbers is below their mean (Blom's
+approximation). Only what the last one gains brings the end nearer.
 """
 
 import math
@@ -31,8 +27,6 @@ _FIRST_CHANCE, _MIN_CHANCE = 0.75, 0.25
 
 
 class Newcomers:
-    """Owns how likely it is that a new request takes the place of a finished one."""
-
     def __init__(self) -> None:
         self.chance = _FIRST_CHANCE
         self._free_since: deque[int] = deque()
@@ -46,14 +40,13 @@ class Newcomers:
             self.pass_to(now + _PATIENCE_STEPS + 1)
 
     def came(self, now: int) -> None:
-        """A new sequence decodes."""
         self.pass_to(now)
         if self._free_since:
             self._free_since.popleft()
             self.chance += (1.0 - self.chance) / _MEMORY_PLACES
 
     def pass_to(self, now: int) -> None:
-        """Steps have gone by: places that stayed free count as not taken."""
+        """Count places that stayed free for long as not taken."""
         while self._free_since and now - self._free_since[0] > _PATIENCE_STEPS:
             self._free_since.popleft()
             self.chance += (_MIN_CHANCE - self.chance) / _MEMORY_PLACES
@@ -62,10 +55,10 @@ class Newcomers:
 def worths(
     paces: Sequence[float], plain: Callable[[int], float], chance_of_newcomer: float
 ) -> list[float]:
-    """The worth of a token of each sequence, as a multiple of 1/n of a plain step.
+    """Return the worth of a token of each sequence, as a multiple of 1/n of a plain step.
 
-    `paces` are the tokens a step that sequences make, or could make, at least 1; `plain` gives the
-    seconds of a plain step of 1, …, n sequences.
+    `paces` are the tokens a step that sequences could make, at least 1; `plain` gives the seconds
+    of a plain step of 1, …, n sequences.
     """
     num = len(paces)
     if num < 2 or chance_of_newcomer >= 1.0:
@@ -84,12 +77,14 @@ def worths(
 
 
 def _gain_of_the_last(gained: float, num: int) -> float:
-    """The smallest of several gains, each `gained` tokens on the average, as a part of that."""
+    """Return the smallest of several gains of `gained` tokens on average, as a part of that."""
     below = _least_of(num)
     return max(0.0, 1.0 - below / math.sqrt(gained)) if gained > below * below else 0.0
 
 
 @lru_cache(maxsize=1024)
 def _least_of(num: int) -> float:
-    """The standard deviations that the smallest of several normal numbers is below the mean."""
+    """Return by how many standard deviations the smallest of several normal numbers is below the
+    mean.
+    """
     return NormalDist().inv_cdf((num - 0.375) / (num + 0.25))

@@ -1,9 +1,8 @@
 """The engine process: `python -m worker.engine.process SOCKET BEATS`, spawned by `engine.child`.
 
-Standard input carries the `EngineConfig` (msgpack behind a 4-byte little-endian length) and then
-stays open as a life line: when it ends, the parent is gone and this process exits at once; while it
-serves, the kernel ends it, in case it is stuck or stopped. Signals that reach a whole process group
-or service (SIGINT, SIGTERM) are left to the parent, which drains and then says `Shutdown`.
+Standard input carries the `EngineConfig` (msgpack after a 4-byte little-endian length) and stays
+open: when it ends, the parent is gone and this process exits at once. SIGINT and SIGTERM may reach
+a whole process group, so they are left to the parent, which drains and then says `Shutdown`.
 """
 
 import gc
@@ -40,7 +39,6 @@ FAILURE_SECONDS = 2.0
 
 
 def run(config: EngineConfig, channel: EngineSocket, budget: StepBudget, pulse: Pulse) -> int:
-    """Run the engine until `Shutdown` or a failure; returns the exit status."""
     started = time.monotonic()
     core: EngineCore | None = None
     publisher: KvEventPublisher | None = None
@@ -81,7 +79,6 @@ def _report_failure(channel: EngineSocket, reason: str) -> None:
 
 
 def main() -> int:
-    """Read the config, watch the parent, serve."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(
@@ -122,7 +119,6 @@ def _exit_with_parent(*addresses: str) -> None:
 
 
 def _has_gpu(config: EngineConfig) -> bool:
-    """Called when torch is loaded, if it is to be."""
     return config.engine == "torch" and bool(importlib.import_module("torch").cuda.is_available())
 
 

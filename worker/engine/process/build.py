@@ -55,9 +55,7 @@ def build_core(
     make_pipeline: Callable[[Executor], Pipeline] | None = None,
 ) -> tuple[EngineCore, EngineReady]:
     """Load the model or the simulator and size the cache. `EngineReady` has no start-up time yet.
-
-    `make_pipeline` builds another pipeline than the usual one. Raises WorkerError with a message
-    for the user.
+    `make_pipeline` builds another pipeline than the usual one. Raises WorkerError for the user.
     """
     _check_before_loading(config)
     executor, num_blocks = _build_executor(config)
@@ -139,9 +137,6 @@ def _keep_more_products() -> None:
 def _build_speculation(
     config: EngineConfig, speculative: SpeculativeConfig, executor: Executor, num_blocks: int
 ) -> Speculation:
-    """Drafts come from tokens alone, or else from the executor. Step times are profiled where a
-    model runs: a simulator's faults count steps.
-    """
     drafter = build_drafter(speculative)
     profiled = None
     if config.engine == "torch" and speculative.enable_adaptive_verification:
@@ -158,7 +153,6 @@ def _build_remote(
     executor: KvMemory,
     adapters: AdapterSlots | None,
 ) -> tuple[RemoteKv, int]:
-    """The feature, and the port at which other engines reach this one from now on."""
     shape = _kv_shape(config, executor)
     token_bytes = executor.read_kv((0,), 1).nbytes
     key = read_key(transfer, os.environ)
@@ -188,7 +182,6 @@ def _build_tiers(
     root: bytes,
     record: Callable[[CacheEvent], None],
 ) -> Tiers:
-    """Build host memory and disk; blocks on disk are found while the engine begins to serve."""
     block_bytes = config.block_size * executor.read_kv((0,), 1).nbytes
     num_slots = int(offloading.kv_offloading_size * GIB) // block_bytes
     num_on_disk = int(offloading.kv_offloading_disk_size * GIB) // block_bytes

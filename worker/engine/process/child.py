@@ -1,9 +1,8 @@
 """One life of the engine process: its sockets, its signs of life, its end.
 
-The process is reached over ZMQ pairs on unix sockets in a private directory, one for requests and
-outputs and one for heartbeats. The raw sockets' file descriptors are watched by the event loop:
-half the CPU of `zmq.asyncio`, at the price of their edge-triggered readiness, so code that touches
-a socket must drain it (`_Inbox.drain`).
+The process is reached over ZMQ pairs on unix sockets in a private directory, one of them for
+heartbeats. The event loop watches the raw file descriptors: half the CPU of `zmq.asyncio`, but
+edge-triggered, so code that touches a socket must drain it (`_Inbox.drain`).
 """
 
 import asyncio
@@ -46,9 +45,8 @@ _NEWS_SECONDS = 1.0  # a heartbeat is sent five times a second
 class EngineChild:
     """Owns one engine process from `spawn` to `close`. Lives on one event loop.
 
-    `receive` is called with every message but heartbeats. `ready` and `lost` are futures: the
-    engine can serve; it cannot any more, and why. `lost` comes with the process's end, its own last
-    words, its silence, or a step far beyond its budget, whichever is first.
+    `receive` is called with every message but heartbeats. `ready` and `lost` are futures; `lost`
+    comes with the process's end, its own last words, its silence, or a step far beyond its budget.
     """
 
     def __init__(
@@ -76,13 +74,10 @@ class EngineChild:
 
     @property
     def pid(self) -> int | None:
-        """The process id, while there is such a process."""
         return None if self._process is None else self._process.pid
 
     async def spawn(self) -> None:
-        """Start the process. Its standard input carries the config, then stays open: its end
-        reports the process that we are gone, however we went.
-
+        """Start the process. Its standard input carries the config, then stays open as a life line.
         Raises WorkerError when there can be no such process, which `lost` reports as well.
         """
         try:
@@ -101,15 +96,15 @@ class EngineChild:
             await stdin.drain()
 
     def send(self, message: ToEngine) -> None:
-        """Hand a message over, which never blocks: the queue has no limit of its own, and what it
-        can hold is bounded by the open requests. Dropped when the process is gone.
+        """Queue a message, which never blocks: the open requests bound the queue. Dropped when the
+        process is gone.
         """
         if self._main is not None:
             self._main.send(self._encoder.encode(message))
 
     def kill(self, reason: str) -> None:
-        """End the process now, whatever state it is in; `lost` reports `reason`, after `receive`
-        got what the process had sent.
+        """End the process now; `lost` reports `reason`, after `receive` got what the process had
+        sent.
         """
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
@@ -119,7 +114,7 @@ class EngineChild:
 
     async def close(self, timeout_seconds: float = EXIT_SECONDS) -> None:
         """End the process: ask, wait up to `timeout_seconds`, then kill; one that has not come up
-        has nothing to say and is killed at once. Idempotent.
+        is killed at once. Idempotent.
         """
         self._lose("the engine was shut down")
         process, self._process = self._process, None
@@ -182,7 +177,6 @@ class EngineChild:
             self._receive(payload)
 
     def _take_rest(self) -> None:
-        """Take what a dead process has left, all of it; there is none after `lost`."""
         if self._main is not None and not self.lost.done():
             self._main.drain(at_once=None)
 
@@ -194,8 +188,8 @@ class EngineChild:
 
     def _tick(self) -> None:
         """Add up the silence, of each tick no more than a tick's length: when this process was
-        stopped or starved itself, the time that passed says nothing about the engine.
-        Neither does the time in which the engine waited for a core.
+        stopped or starved itself, the time that passed says nothing about the engine. Neither does
+        the time in which the engine waited for a core.
         """
         if self._ticker is not None:
             self._ticker.cancel()
@@ -260,8 +254,8 @@ class EngineChild:
 
 
 class _Inbox:
-    """Our end of one ZMQ pair, drained by the event loop. Raises ZMQError when there can be none,
-    and leaves nothing open then.
+    """Our end of one ZMQ pair, drained by the event loop. Leaves nothing open when it raises
+    ZMQError.
     """
 
     def __init__(
@@ -286,7 +280,6 @@ class _Inbox:
         self._socket: zmq.Socket[bytes] | None = socket
 
     def send(self, payload: bytes) -> None:
-        """Queue a message; without a peer it is dropped."""
         if self._socket is None:
             return
         with suppress(zmq.Again):
@@ -298,8 +291,8 @@ class _Inbox:
     def drain(self, at_once: int | None = MESSAGES_AT_ONCE) -> None:
         """Take every message there is: the descriptor signals changes, not the state.
 
-        After `at_once` other callbacks get their turn, however fast the engine is. None: take all
-        of them now, which only a dead engine's messages are safe for.
+        After `at_once` other callbacks get their turn. None: take all of them now, which only a
+        dead engine's messages are safe for.
         """
         num_taken = 0
         while (payload := self._next()) is not None:
@@ -328,7 +321,6 @@ class _NewestInbox(_Inbox):
     """For messages of which the newest says everything: the others are dropped."""
 
     def drain(self, at_once: int | None = None) -> None:
-        """Take the newest message; what came before it is old news."""
         newest = None
         while (payload := self._next()) is not None:
             newest = payload

@@ -1,7 +1,7 @@
 """The engine's client in the HTTP process: it turns requests into token streams.
 
-It runs in a child process (`engine.child`). When that dies, hangs or stalls, every open stream ends
-with an error at once, and a new one is started in its place, as `Supervision` says.
+When the child process dies, hangs or stalls, every open stream ends with an error at once, and a
+new one is started in its place, as `Supervision` says.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from worker.types import EngineStats, FinishReason
 
 
 def merge(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
-    """One output that says what two consecutive ones say: tokens and log probabilities in order,
-    the rest from `later`, which repeats every other fact of `earlier` (they are running values).
+    """Merge two consecutive outputs: tokens and log probabilities in order, the rest from `later`,
+    whose other fields are running values.
     """
     steps = (one.num_steps for one in (earlier, later) if one.token_ids)
     return msgspec.structs.replace(
@@ -59,9 +59,9 @@ def merge(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
 class RequestStream:
     """Hands one sequence's outputs from the engine's socket to the task that awaits them.
 
-    At most one output is queued: a consumer that lags gets the outputs it missed as one, so a slow
-    reader costs no more memory than its own tokens. One consumer at a time. `on_close` is called
-    when the consumer closes the stream before its last output has come.
+    At most one output is queued: a consumer that lags gets the outputs it missed as one. One
+    consumer at a time. `on_close` is called when the consumer closes the stream before its last
+    output has come.
     """
 
     request_id: str
@@ -73,7 +73,6 @@ class RequestStream:
     _waiter: asyncio.Future[None] | None = field(default=None, repr=False)
 
     def push(self, output: RequestOutput) -> None:
-        """Take an output from the engine; the one with a `finish_reason` is the last."""
         self._pending = output if self._pending is None else merge(self._pending, output)
         self.finished = output.finish_reason is not None
         self._wake()
@@ -98,7 +97,6 @@ class RequestStream:
                 self._waiter = None
 
     def close(self) -> None:
-        """Abort the sequence, unless it has ended. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -121,11 +119,9 @@ class EngineClient:
     """Owns the engine, every open stream and the counters of engines that died. Lives on one event
     loop; `worker.api.generate.engine.Engine` is what the API sees of it.
 
-    `start` once, then `open` and `run` any number of times, `shutdown` once. `on_step` is called on
-    the event loop with every message of the engine's steps, `on_sleep` with the seconds that each
-    sleep or wake-up took; they must be quick. What they raise is logged and otherwise ignored.
-
-    An engine that is started again pauses and sleeps as the one before it did.
+    `on_step` is called on the event loop with every message of the engine's steps, `on_sleep` with
+    the seconds that each sleep or wake-up took; they must be quick. What they raise is logged and
+    otherwise ignored. An engine that is started again pauses and sleeps as the one before it did.
     """
 
     def __init__(
@@ -159,22 +155,18 @@ class EngineClient:
 
     @property
     def is_alive(self) -> bool:
-        """The engine is up and can take requests."""
         return self._why_down is None
 
     @property
     def is_progressing(self) -> bool:
-        """Alive, and the engine's current step is within its budget; an idle engine progresses."""
         return self.is_alive and self.stalled_seconds == 0.0
 
     @property
     def stalled_seconds(self) -> float:
-        """Seconds that the current step has run beyond its budget."""
         return 0.0 if self._child is None else self._child.stalled_seconds
 
     @property
     def pid(self) -> int | None:
-        """The engine's process id, while there is such a process."""
         return None if self._child is None else self._child.pid
 
     @property
@@ -184,11 +176,10 @@ class EngineClient:
 
     @property
     def stats(self) -> EngineStats:
-        """The engine's latest counters, those of its dead predecessors included, with the queue as
-        it is now.
+        """The latest counters, dead engines' included, with the queue as it is now.
 
-        The engine reports after each step; requests sent since then wait, and requests that ended
-        run no more, so running + waiting is always `num_unfinished`.
+        Requests sent since the engine's report wait, and requests that ended run no more, so
+        running + waiting is always `num_unfinished`.
         """
         running = min(self._stats.num_running, len(self._streams))
         waiting = len(self._streams) - running
@@ -230,9 +221,8 @@ class EngineClient:
         await self._gone.wait()
 
     async def shutdown(self, timeout_seconds: float = 5.0) -> None:
-        """End the engine: ask, wait up to `timeout_seconds`, then kill. Idempotent.
-
-        Streams still open raise EngineDeadError.
+        """End the engine: ask, wait up to `timeout_seconds`, then kill. Idempotent. Streams still
+        open raise EngineDeadError.
         """
         if self._supervisor is not None:
             self._supervisor.cancel()
@@ -243,9 +233,7 @@ class EngineClient:
             await child.close(timeout_seconds)
 
     def describe(self, vocabulary: Vocabulary) -> None:
-        """Send the vocabulary to this engine and those that follow it: requests may have a grammar
-        from now on. Once, after `start`.
-        """
+        """Send the vocabulary to this engine and those that follow it, once, after `start`."""
         self._vocabulary = vocabulary
         if self._child is not None:
             self._child.send(vocabulary)
@@ -253,10 +241,10 @@ class EngineClient:
     # ---- requests ---------------------------------------------------------------------------
 
     def open(self, request: AddRequest) -> tuple[RequestStream, ...]:
-        """Send a request; one stream for it and one for each of its branches, in order.
+        """Send a request; return one stream for it and one for each of its branches, in order.
 
-        The caller closes every stream. Raises `EngineDeadError`, and `WorkerError` when an id is
-        in use; nothing is left open when it raises.
+        The caller closes every stream. Raises `EngineDeadError`, and `WorkerError` when an id is in
+        use; nothing is left open when it raises.
         """
         child = self._living()
         ids = [request.request_id, *request.branch_ids]
@@ -292,16 +280,14 @@ class EngineClient:
             self._child.send(AbortRequests([request_id]))
 
     def hand_over(self, request_id: str) -> None:
-        """Stop a sequence that continues elsewhere, where its KV will be asked for. Its stream
-        gives nothing any more.
+        """Stop a sequence that continues elsewhere, where its KV will be asked for; its stream
+        falls silent.
         """
         if self._streams.pop(request_id, None) is not None and self._child is not None:
             self._child.send(AbortRequests([request_id], hands_over=True))
 
     def abort_all(self, reason: str) -> None:
-        """Stop every sequence, as `abort` does, for a reason other than a client's: from now
-        on `RequestOutput.error` gives `reason` for those that are aborted.
-        """
+        """Stop every sequence; `RequestOutput.error` gives `reason` from now on."""
         self._why_aborted = reason
         if self._streams and self._child is not None:
             self._child.send(AbortRequests(list(self._streams)))
@@ -358,7 +344,6 @@ class EngineClient:
             del self._streams[output.request_id]
 
     async def _supervise(self, child: EngineChild, ready: EngineReady) -> None:
-        """Watch one engine after the other, until one is the last."""
         # The front end has published how long a sequence may be: the next engine keeps to it.
         config = dataclasses.replace(self._config, num_blocks_override=ready.num_blocks)
         try:
@@ -387,7 +372,6 @@ class EngineClient:
             self._gone.set()
 
     def _lose(self, reason: str) -> None:
-        """The engine is down: fail what waits for it, and keep its counters."""
         self._why_down = reason
         self._past = counters_of(add_counters(self._past, self._stats))
         self._stats = EngineStats(
@@ -413,8 +397,6 @@ async def _bring_up(child: EngineChild) -> EngineReady:
 
 
 class Halts:
-    """Owns the commands about pausing and sleeping that still hold."""
-
     def __init__(self) -> None:
         self._is_paused = False
         self._sleep_level: int | None = None
@@ -426,11 +408,9 @@ class Halts:
 
     @property
     def is_halted(self) -> bool:
-        """True while a pause or a sleep holds."""
         return self._is_paused or self._sleep_level is not None
 
     def note(self, command: Command) -> None:
-        """The engine has carried `command` out."""
         match command:
             case Pause():
                 self._is_paused = True
@@ -446,8 +426,8 @@ class Halts:
                     self._sleep_level, self._woken = None, frozenset()
 
     def commands(self) -> list[Command]:
-        """The commands that bring a new engine, which has nothing in flight, to the state of the
-        last one; every `command_id` is 0.
+        """Return the commands that bring a new engine, which has nothing in flight, to the state of
+        the last one; every `command_id` is 0.
         """
         commands: list[Command] = []
         if self._is_paused:

@@ -1,40 +1,27 @@
 """Signs of life of the engine process, from a thread of its own.
 
-A step may take long for good reasons (a prefill of thousands of tokens), or never end (a device
-that hangs). They are distinguished by a budget: a multiple of what steps of that many tokens have
-taken so far. The serving thread says what it is at (`Pulse`); the heartbeat thread compares that
-with the budget several times a second and notifies the client, whatever the step does.
+A step may take long for good reasons, or never end. They are distinguished by a budget: a multiple
+of what steps of that many tokens have taken so far. The serving thread says what it is doing
+(`Pulse`); the heartbeat thread compares that with the budget and notifies the client, whatever the
+step does.
 
-Time in which this process could not run is not held against a step, and not learned either. The
-heartbeat thread notices that the process was stopped as a whole when its own beats are late, and
-reads how long threads waited for a core (`starvation`). It reads that of a step which it meets for
-the second time, and not of the many short ones.
-
-The time in which a process waited for a core: it was ready, and the cores were taken.
-
-Theory of operation
--------------------
-By the wall clock a starved process looks like a hung one. The kernel keeps two sums for each
-thread: the time it ran, and the time it was ready to run and waited for a core. In all other time
-it slept: until a lock, a device or another thread released it. Over an interval
+Time in which this process could not run is not held against a step: the heartbeat thread notices
+late beats of its own, and reads how long threads waited for a core. The kernel keeps two sums for
+each thread: the time it ran, and the time it was ready and waited. Over an interval
 
     counted = max(CPU time of the busiest thread, interval - waits of all threads)
     starved = interval - counted
 
-The waits are those of all threads because a step needs several of them: while one that it needs
-waits for a core, the others sleep at a barrier, and seem to be stuck. The busiest thread's CPU time
-counts in any case: an endless loop on a busy machine waits most of the time as well, and is found
-when its own CPU time is beyond the budget. It is the busiest one's and not the sum, because threads
-that share a step take, on a quiet machine, as long as the one with the largest share.
+The waits are those of all threads because a step needs several of them: while one waits for a core,
+the others sleep at a barrier, and seem to be stuck. The busiest thread's CPU time counts in any
+case: an endless loop on a busy machine waits most of the time as well. It is the busiest one's and
+not the sum, because threads that share a step take, on a quiet machine, as long as the one with the
+largest share.
 
-So on a quiet machine everything counts: a thread that hangs sleeps, one in an endless loop runs,
-and one that was stopped by a signal does neither. A thread that is throttled by the CPU quota of
-its cgroup is ready, thus waits.
-
-The kernel adds a wait to its sum when the wait ends, which may be seconds later. A thread that is
-ready at both ends of an interval therefore counts as having waited whenever it did not run. The
-sum of a later interval then contains that wait again; a thread's waits are bounded by what its CPU
-time leaves of the interval, so that less than one interval is wrongly taken for starved.
+The kernel adds a wait to its sum when the wait ends. A thread that is ready at both ends of an
+interval therefore counts as having waited whenever it did not run. A later sum contains that wait
+again, but a thread's waits are bounded by what its CPU time leaves of the interval, so less than
+one interval is wrongly taken for starved.
 """
 
 import faulthandler
@@ -56,9 +43,7 @@ _NANOSECOND = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class ThreadTimes:
-    """The times that one thread has run and waited for a core since it began, and whether it runs
-    or waits now.
-    """
+    """The times that one thread has run and waited for a core, and whether it runs or waits now."""
 
     cpu_seconds: float = 0.0
     waited_seconds: float = 0.0
@@ -75,7 +60,7 @@ def starved_seconds(
     after: Threads | None,
     stopped_seconds: float = 0.0,
 ) -> float:
-    """The part of the interval between two readings in which a process waited for a core. Pure.
+    """Return the part of the interval between two readings in which a process waited for a core.
 
     `stopped_seconds` of it are known to be lost for another reason. Without both readings that is
     all there is to know.
@@ -94,9 +79,8 @@ def starved_seconds(
 
 
 def read_threads(tasks: str, but: int | None = None) -> Threads | None:
-    """The times of all threads of a process, `but` one; `tasks` is its directory `/proc/PID/task`.
-    None where the kernel does not say: on another system than Linux, without scheduler statistics,
-    and when there is no such process.
+    """Return the times of all threads of a process, `but` one; `tasks` is its `/proc/PID/task`.
+    None where the kernel does not say: without scheduler statistics, or such a process.
     """
     threads: dict[int, ThreadTimes] = {}
     try:
@@ -131,8 +115,7 @@ _SIZES = 32  # steps are classed by the number of binary digits of their token c
 class StepBudget:
     """Learns how long steps take, by size, and says when one takes too long. In seconds.
 
-    Steps are grouped by the power of two of their token count: the time for a token is much longer
-    in a decode step of one than in a prefill of thousands. A size never seen is judged by its
+    Steps are grouped by the power of two of their token count. A size never seen is judged by its
     neighbours. The very first step may take `warm_up_seconds`, and so may the first one of every
     size while `compiles_kernels`, which a device may do at their first use.
     """
@@ -146,14 +129,13 @@ class StepBudget:
         self._per_token: list[float | None] = [None] * (_SIZES + 1)
 
     def observe(self, num_tokens: int, seconds: float) -> None:
-        """A step of `num_tokens` (at least one) took `seconds`."""
         size = _size(num_tokens)
         mean, new = self._per_token[size], seconds / num_tokens
         self._per_token[size] = new if mean is None else mean + _WEIGHT * (new - mean)
 
     def seconds(self, num_tokens: int, modelled_seconds: float = 0.0) -> float:
-        """The time that a step of `num_tokens` may take before it counts as stalled;
-        `modelled_seconds` is its duration if the executor knows it, else 0.
+        """Return how long a step may take before it counts as stalled; `modelled_seconds` is its
+        duration if the executor knows it, else 0.
         """
         return max(self._usual(num_tokens), self._factor * modelled_seconds)
 
@@ -169,8 +151,8 @@ class StepBudget:
         return max(least, self._factor * guess)
 
     def _guess(self, num_tokens: int, size: int) -> float | None:
-        """A token costs no more in a larger step, and a step no more than a larger one. None
-        without any step to go by.
+        """Judge by neighbours: a token costs no more in a larger step, and a step no more than a
+        larger one.
         """
         for smaller in reversed(self._per_token[:size]):
             if smaller is not None:
@@ -186,14 +168,13 @@ def _size(num_tokens: int) -> int:
 
 
 def _other_threads() -> Threads | None:
-    """The threads of this process without the caller's, which no step needs."""
+    """Read the threads of this process without the caller's, which no step needs."""
     return read_threads("/proc/self/task", but=threading.get_native_id())
 
 
 class Pulse:
     """The state of the serving thread, which writes it while the heartbeat thread reads, and back;
-    each fact is one attribute, so that no lock is needed. `threads` is called from the heartbeat
-    thread.
+    each fact is one attribute, so that no lock is needed.
     """
 
     def __init__(
@@ -222,19 +203,18 @@ class Pulse:
         running_step: Callable[[], tuple[float, int] | None],
         modelled_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """Set the sources about the oldest step in flight: its start, its tokens, and its duration
+        """Set the sources about the oldest step in flight: its start and tokens, and its duration
         if the executor knows it (else 0). They are called from the heartbeat thread.
         """
         self._running_step = running_step
         self._modelled_seconds = modelled_seconds
 
     def idle(self) -> None:
-        """Nothing to do: the thread waits for a message."""
         self._busy = None
 
     def working(self, *, commanded: bool = False) -> None:
-        """A turn of the loop begins; called at each one while there is work. With `commanded` it
-        may carry out a command, which takes as long as it takes.
+        """Begin a turn of the loop; called at each one while there is work. With `commanded` it may
+        carry out a command, which takes as long as it takes.
         """
         now = self._clock()
         if self._busy is None:
@@ -242,7 +222,6 @@ class Pulse:
         self._busy = (now, COMMAND_SECONDS if commanded else self._budget.least_seconds)
 
     def stepped(self, num_tokens: int) -> None:
-        """The outputs of a step of `num_tokens` are there."""
         (since, starved_then), self._progress = self._progress, (self._clock(), self._all_starved)
         now, starved_now = self._progress
         if num_tokens > 0:
@@ -250,9 +229,9 @@ class Pulse:
             self._budget.observe(num_tokens, max(0.0, lasted))
 
     def beat(self, stopped_seconds: float = 0.0) -> Heartbeat:
-        """Build the next heartbeat. A step counts from its start, anything else from the turn's
-        beginning or from the last step that ran in it. Called from the heartbeat thread, as are all
-        methods below; the process was stopped for `stopped_seconds` since the last call.
+        """Build the next heartbeat; for the heartbeat thread. A step counts from its start,
+        anything else from the turn's beginning or from the last step that ran in it. The process
+        was stopped for `stopped_seconds` since the last call.
         """
         now = self._clock()
         elapsed, self._beaten = now - self._beaten, now
@@ -278,17 +257,15 @@ class Pulse:
 
 
 def frozen_seconds(previous: float, now: float) -> float:
-    """For how long a process did not run that was to beat every `HEARTBEAT_SECONDS` and did so at
-    `previous` and `now`: stopped by a signal, frozen with its container or its machine. 0 when the
-    beat is as good as on time.
+    """Return how long a process that beats every `HEARTBEAT_SECONDS` did not run between two beats:
+    stopped by a signal, frozen with its container or its machine. 0 when the beat is as good as on
+    time.
     """
     late = now - previous - HEARTBEAT_SECONDS
     return late if late > HEARTBEAT_SECONDS else 0.0
 
 
 class HeartbeatThread:
-    """Sends `Pulse.beat()` on a socket of its own, until `stop`."""
-
     def __init__(self, address: str, pulse: Pulse) -> None:
         self._address = address
         self._pulse = pulse
@@ -299,7 +276,6 @@ class HeartbeatThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """End; the last beat may get lost."""
         self._stopping.set()
         self._thread.join()
 

@@ -1,29 +1,21 @@
 """Publishes what the prefix cache holds over ZMQ, as vLLM 0.32 does, without ever holding it up.
 
-Theory of operation
--------------------
-The engine's thread hands over one batch per step (`publish`) and numbers it; a thread of the
-publisher's own encodes and sends. Between them is a bounded queue. When it is full its batches are
-dropped, oldest first and then all of them, for what is left would not make sense to a subscriber
-that missed the first; in their place goes one batch that says `AllBlocksCleared` and then
-everything that is cached at that moment. It is made by the engine's thread, which owns the cache,
-within the call that found the queue full: the events of that call are in what it reports, and no
-later one can be missing from it or be reported twice. The numbers of dropped batches are never
-sent, so a subscriber sees the gap too. The first batch of a publisher, number 0, is
-`AllBlocksCleared`.
+The engine's thread numbers one batch per step and hands it over by a bounded queue; a thread of the
+publisher's own encodes and sends. When the queue is full, all its batches are dropped, for what is
+left would not make sense to a subscriber; in their place goes one batch that says
+`AllBlocksCleared` and then everything that is cached at that moment. The engine's thread, which
+owns the cache, makes it within the call that found the queue full: so no event is missing or
+reported twice. The numbers of dropped batches are never sent, so a subscriber sees the gap. Batch 0
+is `AllBlocksCleared`.
 
-On the wire a batch has three frames: the topic, the number (8 bytes, big-endian), the payload
-(below). A PUB socket drops what a slow subscriber does not take; a gap in the numbers
-shows that, and it can ask for them again at the replay socket (ROUTER): the request is an empty
-frame and the first number wanted; every batch from there on that is still buffered comes back
-behind an empty frame, then an end marker whose number is −1 and whose other frames are empty.
-Requests of any other shape are ignored.
+A batch has three frames: the topic, the number (8 bytes, big-endian), the payload. A subscriber can
+ask for batches again at the replay socket (ROUTER): the request is an empty frame and the first
+number wanted; every batch from there on that is still buffered comes back after an empty frame,
+then an end marker whose number is −1 and whose other frames are empty.
 
-Payloads. Cache events as vLLM 0.32 sends them: msgpack, as maps or in the older positional form.
-
-A batch is the array `[ts, events, data_parallel_rank]`, ts in seconds since the epoch. An event is
-a map whose first key is `type` (`format` "map"), or an array that begins with its type ("array",
-what older vLLM and SGLang send):
+The payload is msgpack, the array `[ts, events, data_parallel_rank]`, ts in seconds since the epoch.
+An event is a map whose first key is `type` (`format` "map"), or an array that begins with its type
+("array", what older vLLM and SGLang send):
 
     BlockStored       block_hashes, parent_block_hash, token_ids, block_size, lora_id, medium,
                       lora_name, and extra_keys: if no block has any, a map omits it and an
@@ -61,17 +53,15 @@ _Batch = tuple[int, float, Sequence[CacheEvent]]  # number, wall-clock seconds, 
 
 
 def publishes(config: KvEventsConfig) -> bool:
-    """True if a configuration asks for a publisher at all."""
     return config.enable_kv_cache_events and config.publisher != "null"
 
 
 class KvEventPublisher:
-    """Sole owner of the event sockets and their thread. `publish`, and the properties, belong to
-    the thread that owns the cache.
+    """Sole owner of the event sockets and their thread. Its methods belong to the thread that owns
+    the cache.
 
-    `announce` gives the events that report everything cached now (`BlockManager.announcement`); it
-    is called within `publish`. `clock` is the wall clock, in seconds since the epoch. Raises
-    ConfigError when an endpoint cannot be bound or connected to.
+    `announce` gives the events that report everything cached now; it is called within `publish`.
+    `clock` is the wall clock. Raises ConfigError when an endpoint cannot be bound or connected to.
     """
 
     def __init__(
@@ -107,7 +97,6 @@ class KvEventPublisher:
 
     @property
     def replay_endpoint(self) -> str | None:
-        """The address at which batches are sent again; None without one."""
         return self._sender.replay_endpoint
 
     @property
@@ -117,14 +106,10 @@ class KvEventPublisher:
 
     @property
     def num_dropped(self) -> int:
-        """Batches that were dropped because the queue was full."""
         return self._num_dropped
 
     def publish(self, events: Sequence[CacheEvent]) -> None:
-        """Queue one step's events, which the cache has already gone through, as a batch.
-
-        Never blocks. The module describes what a full queue costs.
-        """
+        """Queue one step's events, which the cache has already gone through. Never blocks."""
         if not self._thread.is_alive():  # it failed, or was closed: this is never sent
             self._num_dropped += 1
             return
@@ -161,8 +146,6 @@ class KvEventPublisher:
 
 
 class _Sender:
-    """The part on the thread: encodes, sends, buffers and sends again."""
-
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
@@ -201,7 +184,6 @@ class _Sender:
             self.replay_endpoint = endpoint.decode()
 
     def run(self) -> None:
-        """Send what is queued and answer replay requests, until closed."""
         try:
             self._serve()
         except Exception:
@@ -296,10 +278,7 @@ class _ClearedArray(_ClearedMap, tag="AllBlocksCleared", array_like=True, frozen
 
 
 class EventEncoder:
-    """Turns cache events into the payload of a batch. Pure, but for the buffers of its encoder.
-
-    `form` is "map" or "array". With `int_hashes` off blocks are named by their whole digest.
-    """
+    """Turns cache events into the payload of a batch. `form` is "map" or "array"."""
 
     def __init__(
         self, block_size: int, form: str = "map", int_hashes: bool = True, rank: int = 0
@@ -313,7 +292,6 @@ class EventEncoder:
         self._encoder = msgspec.msgpack.Encoder()
 
     def encode(self, events: Sequence[CacheEvent], seconds: float) -> bytes:
-        """One batch with the time `seconds`."""
         return self._encoder.encode([seconds, [self._event(e) for e in events], self._rank])
 
     def _event(self, event: CacheEvent) -> msgspec.Struct:
@@ -334,7 +312,6 @@ class EventEncoder:
 
 
 def _extra_keys(blocks: Sequence[BlockHash]) -> list[list[str] | None] | None:
-    """The keys of each block without their tags; None when no block has any."""
     if all(block.extra is None for block in blocks):
         return None
     return [None if block.extra is None else [key[1] for key in block.extra] for block in blocks]

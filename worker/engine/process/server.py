@@ -28,8 +28,6 @@ _COMPILING_SECONDS = 0.002  # between two checks whether a grammar is compiled
 
 
 class EngineSocket:
-    """The engine's end of the socket."""
-
     def __init__(self, address: str) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)
@@ -39,19 +37,16 @@ class EngineSocket:
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
 
     def send(self, message: FromEngine) -> None:
-        """Queue a message; never blocks."""
         self._socket.send(self._encoder.encode(message))
 
     def receive(self) -> ToEngine | None:
-        """The next message that has arrived already, or None."""
+        """Return the next message that has arrived already, or None."""
         if not cast(int, self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
             return None
         return cast(ToEngine, self._decoder.decode(self._socket.recv(zmq.DONTWAIT)))
 
     def wait(self, timeout_seconds: float | None = None, bell: int | None = None) -> None:
-        """Sleep until a message arrives, the file `bell` can be read, or the time is up; None:
-        however long it takes.
-        """
+        """Sleep until a message arrives, the file `bell` can be read, or the time is up."""
         poller = zmq.Poller()
         for one in (self._socket, bell):
             if one is not None:
@@ -65,8 +60,6 @@ class EngineSocket:
 
 
 class Server:
-    """The serving loop: messages in, steps, outputs out. Owns only its progress."""
-
     def __init__(
         self,
         core: EngineCore,
@@ -134,8 +127,8 @@ class Server:
         return msgspec.structs.replace(outputs, stats=stats)
 
     def _publish(self) -> None:
-        """Publish what changed in the prefix cache, one batch per step, before any reply: a client
-        that gets the answer to a reset or a dump has the events that led there.
+        """Publish what changed in the prefix cache before any reply: a client that gets the answer
+        to a reset or a dump has the events that led there.
         """
         if self._publisher is not None:
             events = self._core.take_events()

@@ -6,8 +6,8 @@ INTERVAL_SECONDS = 10.0
 
 
 class SpeculationLog:
-    """Writes one line for each `interval_seconds` of work in which anything was drafted, in vLLM's
-    words and numbers. Owns the figures last logged, and the time that the engine has worked since.
+    """Writes one line for each `interval_seconds` of work in which anything was drafted. Owns the
+    figures last logged, and the time that the engine has worked since.
     """
 
     def __init__(self, interval_seconds: float = INTERVAL_SECONDS) -> None:
@@ -21,9 +21,8 @@ class SpeculationLog:
         self._seen_seconds = now_seconds
 
     def line(self, stats: SpeculationStats, now_seconds: float) -> str | None:
-        """The line to log after a step, from the counters since the engine's start; mostly None.
-        Rates are over the time worked since the last line, or since an interval of work in which
-        nothing was drafted.
+        """Return the line to log after a step, from the counters since the engine's start; mostly
+        None. Rates are over the time worked since the last line.
         """
         if self._seen_seconds is not None:
             self._worked_seconds += now_seconds - self._seen_seconds

@@ -41,8 +41,8 @@ class Supervision:
     """The policy about an engine process that dies, hangs or stalls.
 
     After `heartbeat_timeout_seconds` without a sign of life it is killed (`startup_silence_seconds`
-    while it starts); time in which it waited for a core does not count. Without `restart` that is
-    the end; with it a new one is started, at most `max_restarts` times in ten minutes.
+    while it starts). Without `restart` that is the end; with it a new one is started, at most
+    `max_restarts` times in ten minutes.
     """
 
     restart: bool = True
@@ -52,15 +52,13 @@ class Supervision:
 
 
 class RestartBudget:
-    """Owns the times of the last restarts."""
-
     def __init__(self, supervision: Supervision) -> None:
         self._allowed = supervision.max_restarts if supervision.restart else 0
         self._restarts: deque[float] = deque()
 
     def take(self, now_seconds: float) -> float | None:
-        """Use one restart up. How long to wait before it: nothing at first, then longer and longer
-        while they keep coming. None when the budget is spent.
+        """Use one restart up and return how long to wait before it: nothing at first, then longer
+        and longer while they keep coming. None when the budget is spent.
         """
         while self._restarts and self._restarts[0] <= now_seconds - WINDOW_SECONDS:
             self._restarts.popleft()
@@ -74,7 +72,7 @@ class RestartBudget:
 
 
 def add_counters(total: S, more: S) -> S:
-    """`more` with its counters raised by those of `total`; the gauges are those of `more`."""
+    """Return `more` with its counters, but not its gauges, raised by those of `total`."""
     sums = {
         name: _sum(getattr(total, name), getattr(more, name))
         for name in more.__struct_fields__
@@ -91,5 +89,4 @@ def _sum(one: Any, other: Any) -> Any:
 
 
 def counters_of(stats: EngineStats) -> EngineStats:
-    """The counters alone; every gauge is back at its default."""
     return add_counters(stats, EngineStats())

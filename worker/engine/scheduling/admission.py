@@ -1,26 +1,18 @@
 """Admission: which of the waiting sequences join the next step.
 
-Theory of operation
--------------------
 The line is walked in order (of arrival within a priority, or of the longest cached prefix) until
 the step's budget or the seats are used up. A sequence that does not fit is passed over: later ones
-may be admitted before it, `max_bypasses` times in its life, then no sequence is until it fits. Only
-sequences of the same priority pass each other this way. A step passes over `max_bypasses` at most,
-since each costs a look-up of its whole prompt.
+of the same priority may be admitted before it, `max_bypasses` times in its life, then no sequence
+is until it fits. A step passes over `max_bypasses` at most, since each costs a look-up of its whole
+prompt.
 
 A sequence that shares a long beginning with one whose prompt is being run right now is deferred:
-when the other's blocks are sealed it finds them in the cache instead of computing them again. The
-decision is taken anew in every step from the running sequences, so an end, an abort or a preemption
-of the other sets it free; and the sequence that it waits for runs, so it makes progress.
+when the other's blocks are sealed it finds them in the cache. The decision is taken anew in every
+step from the running sequences, so the end of the other sets it free.
 
-A sequence that waits for a feature is passed over and holds up no other: its grammar is being
-compiled, its adapter is being read, its KV is on its way from another engine or a disk. KV that has
-arrived counts like a hit of the cache. So is a sequence whose adapter has no slot, but those with
-other adapters pass it only `max_bypasses` times. A disk is read when a sequence that continues
-there could be admitted.
-
-A sequence that was preempted comes back only when some room for growth is left besides, and after
-`policies.MAX_PREEMPTIONS` times only when it can be guaranteed (see `policies`).
+A sequence that waits for a feature is passed over and holds up no other. KV that has arrived counts
+like a hit of the cache. One that was preempted comes back only when some room for growth is left,
+and after `policies.MAX_PREEMPTIONS` times only when it can be guaranteed.
 """
 
 from collections.abc import Iterable, Iterator
@@ -55,8 +47,6 @@ class _Outcome(Enum):
 
 @dataclass(slots=True)
 class _Walk:
-    """One walk along the line."""
-
     now: float
     prefilling: list[Sequence]
     blocked: list[Sequence] = field(default_factory=list)
@@ -78,9 +68,7 @@ class Admitter:
         self.num_deferred = 0
 
     def admit(self, plan: StepPlan, now: float, only_begun: bool) -> None:
-        """Add to `plan` the sequences that can join; with `only_begun` only those that ran
-        before.
-        """
+        """Add the sequences that can join; with `only_begun` only those that ran before."""
         live, limits = self._live, self._limits
         self.num_deferred = 0
         for feature in self._features:
@@ -115,7 +103,6 @@ class Admitter:
         return policies.may_pass(held, sequence.priority, self._limits.max_bypasses)
 
     def _in_order(self) -> Iterable[Sequence]:
-        """The waiting sequences in the order of admission."""
         waiting = self._live.waiting
         if self._limits.waiting_order == "fcfs" or not self._kv.caching:
             return _as_of_now(waiting)
@@ -206,9 +193,7 @@ class Admitter:
         return sequence.num_preemptions >= policies.MAX_PREEMPTIONS
 
     def _reserve(self, sequence: Sequence) -> int:
-        """The number of blocks that must stay free when the sequence is admitted; 0 if no other
-        runs.
-        """
+        """Return how many blocks must stay free when the sequence is admitted."""
         running = self._live.running
         if not running:
             return 0
@@ -231,9 +216,8 @@ class Admitter:
 
 
 def _as_of_now(waiting: list[Sequence]) -> Iterator[Sequence]:
-    """The members one by one; one that is admitted meanwhile leaves the list at the place reached.
-
-    Lines may be long and walks are mostly short, so no copy is made.
+    """Yield the members one by one; one that is admitted meanwhile leaves the list at the place
+    reached. Lines may be long and walks are mostly short, so no copy is made.
     """
     index = 0
     while index < len(waiting):

@@ -1,16 +1,11 @@
 """Beam searches: each step moves live beams among the sequences of a search.
 
-Theory of operation ------------------- A search has as many sequences as it may have live beams,
-from the step that ends its prompt to its end. In each step of the search some beams continue in
+A search has as many sequences as it may have live beams. In each step some beams continue in
 several, others end. A beam's sequence continues with the likeliest of the beams that follow from
-it. The sequences of beams that ended give up their blocks and take over the others by a fork: the
-blocks are shared, and the partial one at the end is copied when one of them is about to write to
-it. So sequences keep their ids, their places in line and their seats.
-
-A beam may have lost its blocks while it was held. What follows from it waits then, and finds in the
-prefix cache what is left; a sequence that runs and takes over such a beam gives up its place.
-
-The answers are reported at the end, all at once: until then any beam may become one.
+it. The sequences of beams that ended take over the others by a fork, so they keep their ids, their
+places in line and their seats. A beam may have lost its blocks while it was held; what follows from
+it waits and finds in the prefix cache what is left. The answers are reported at the end: until then
+any beam may become one.
 """
 
 from collections.abc import Callable
@@ -27,7 +22,7 @@ from worker.types import Draw, FinishReason, TokenLogprobs
 
 class BeamSequences:
     """Moves beams among the sequences of their searches; keeps no state. `end` frees the blocks of
-    a sequence and forgets it, and with its second argument its KV is worth nothing.
+    a sequence and forgets it; with its second argument its KV is worth nothing.
     """
 
     def __init__(
@@ -40,7 +35,7 @@ class BeamSequences:
     def take(
         self, search: BeamSearch, sequence: Sequence, draw: Draw, now: float
     ) -> list[RequestOutput]:
-        """Take in what was found for one beam; the answers, when that ends the search."""
+        """Take in what was found for one beam; return the answers, when that ends the search."""
         if draw.logprobs is None:
             raise IntegrityError(f"no candidates were found for beam {sequence.seq_id}")
         search.found[sequence.seq_id] = draw.logprobs
@@ -66,7 +61,7 @@ class BeamSequences:
         error: str | None = None,
         request_id: str | None = None,
     ) -> RequestOutput:
-        """An output of a search; without `request_id` that of its first answer."""
+        """Return an output of a search; without `request_id` that of its first answer."""
         name = next(iter(search.wanted.values())) if request_id is None else request_id
         first = self._live.of(search.slots)[0]
         return first.output(
@@ -89,7 +84,6 @@ class BeamSequences:
         return output
 
     def fail(self, search: BeamSearch, error: str) -> list[RequestOutput]:
-        """End a search whose answers cannot be had; nothing where it has ended."""
         outputs = [
             self.report(search, reason=FinishReason.ERROR, error=error, request_id=name)
             for name in search.wanted.values()
@@ -99,7 +93,6 @@ class BeamSequences:
         return outputs
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError unless searches and their sequences agree."""
         for search in {id(s.search): s.search for s in self._live if s.search is not None}.values():
             sequences = {s.seq_id: s for s in self._live.of(search.slots)}
             if not search.wanted or not set(search.members) <= sequences.keys():
@@ -165,7 +158,6 @@ class BeamSequences:
             self._kv.fork(parent, member)
 
     def _leave(self, sequence: Sequence) -> None:
-        """Move a sequence without blocks back to the waiting line."""
         if sequence.state is SequenceState.RUNNING:
             self._live.preempt(sequence)
 

@@ -16,12 +16,9 @@ from worker.types import Draw, FinishReason, KvOffer, ModelOutput, TokenLogprobs
 class Results:
     """Applies results to the sequences of a step, whatever happened to these since it was planned.
 
-    - A sequence that has ended meanwhile gets nothing: its token is discarded, and the step wrote
-      to blocks that only later steps use.
-    - A sequence that was preempted meanwhile gets its token; it has lost the KV.
-
-    A share with drafts has a run of draws: the accepted drafts and one token more. The KV of
-    accepted drafts is written already and counts from then on.
+    A sequence that has ended meanwhile gets nothing, and the step wrote to blocks that only later
+    steps use. One that was preempted gets its token; it has lost the KV. A share with drafts has a
+    run of draws: the accepted drafts, whose KV is written already, and one token more.
     """
 
     def __init__(self, state: EngineState, features: Seq[Feature]) -> None:
@@ -32,7 +29,6 @@ class Results:
         self.beams = BeamSequences(state.live, state.kv, self.end)
 
     def apply(self, step: StepInFlight, result: ModelOutput, now: float) -> list[RequestOutput]:
-        """Take in the results of one step; the outputs for clients."""
         outputs: list[RequestOutput] = []
         for share in step.shares:
             sequence = share.sequence
@@ -100,9 +96,8 @@ class Results:
     def _take_pooled(
         self, share: StepShare, sums: list[float] | None, now: float
     ) -> list[RequestOutput]:
-        """Add the hidden states that a step has summed, also for a sequence that has lost its
-        blocks since: it does not run those positions again. The step that ends the prompt ends the
-        sequence.
+        """Add the summed hidden states, also for a sequence that has lost its blocks since: it does
+        not run those positions again. The step that ends the prompt ends the sequence.
         """
         sequence = share.sequence
         if sums is not None:
@@ -142,7 +137,7 @@ class Results:
     def _new_prompt_logprobs(
         share: StepShare, logprobs: tuple[TokenLogprobs, ...]
     ) -> tuple[TokenLogprobs, ...]:
-        """The prompt's log probabilities that were not reported yet: a preemption re-runs
+        """Return the prompt's log probabilities that were not reported yet: a preemption re-runs
         positions.
         """
         sequence = share.sequence
@@ -205,7 +200,7 @@ class Results:
         return sequence.output((draw,), reason, stop_token, logprobs, kv_offer=offer)
 
     def _end_well(self, sequence: Sequence) -> KvOffer | None:
-        """End a sequence that has its answer; the offer of its KV, if it was exported."""
+        """End a sequence that has its answer; return the offer of its KV, if it was exported."""
         offer = None
         if sequence.state is SequenceState.RUNNING:
             for feature in self._features:
@@ -236,7 +231,6 @@ class Results:
     def _append(
         self, sequence: Sequence, draw: Draw, now: float
     ) -> tuple[FinishReason | None, int | None]:
-        """Append a token; the reason why that ends the sequence, and the stop token, if any."""
         self._counters.generation_tokens += 1
         sequence.append(draw.token_id, now)
         return policies.check_stop(
@@ -249,8 +243,8 @@ class Results:
 
 
 def _num_accepted(guess: Guess, draws: tuple[Draw, ...]) -> int:
-    """The number of accepted drafts. Raises IntegrityError if the draws do not follow them: the KV
-    that was written would be that of other tokens.
+    """Return the number of accepted drafts. Raises IntegrityError if the draws do not follow them:
+    the KV that was written would be that of other tokens.
     """
     num_accepted = len(draws) - 1
     accepted = tuple(draw.token_id for draw in draws[:-1])

@@ -1,52 +1,43 @@
 """The scheduler: which tokens run in the next step, by continuous batching under a token budget.
 
-Theory of operation ------------------- There is no prefill or decode phase. Every sequence has
-tokens and a count of those given to steps already; a step raises that count for as many sequences
-as `max_num_batched_tokens` allows. A sequence that reaches its last token draws the next one.
-Running sequences come first, in order of *rank*: priority value, then arrival; then waiting ones
-are admitted (`admission`). A prompt longer than the rest of the budget runs in chunks.
+There is no prefill or decode phase. Every sequence has tokens and a count of those given to steps
+already; a step raises that count for as many sequences as `max_num_batched_tokens` allows. A
+sequence that reaches its last token draws the next one. Running sequences come first, in order of
+*rank*: priority value, then arrival; then waiting ones are admitted (`admission`). A prompt longer
+than the rest of the budget runs in chunks.
 
 Admission reserves blocks for all tokens known so far, so that two half-run prompts cannot starve
-each other; only outputs need blocks later. When no block is free, a running sequence is preempted
-(`policies` chooses it, and proves that this ends): its blocks are freed, it waits again in its old
-place in line, and re-runs its tokens when it is back (its contents stay hits until the blocks are
-re-used, which makes that cheap). No sequence is admitted in a step that preempted.
+each other. When no block is free, a running sequence is preempted (`policies` chooses it, and
+proves that this ends): it waits again in its old place in line and re-runs its tokens. No sequence
+is admitted in a step that preempted.
 
 A request with n answers is one sequence until its prompt has been run. That step draws n first
 tokens; then the sequence forks, sharing the prompt's blocks.
 
-*Overlap.* A step may be scheduled while the one before it still runs (not more than one):
-`schedule`, `schedule`, `update`, `schedule`, `update`, … Tokens count as computed when they are
-scheduled, as written when the step's results are there. A sequence whose token is being drawn by
-the step in flight takes part in the next step nevertheless: that step `takes_pending`, that is, the
-pipeline puts the token in. Steps run strictly one after the other, from which follows:
+*Overlap.* One step may be scheduled while the one before it still runs. Tokens count as computed
+when they are scheduled, as written when the step's results are there. A sequence whose token is
+being drawn takes part in the next step, which `takes_pending`. As steps run strictly one after the
+other:
 
-- A sequence that turns out to have ended in step N may be part of step N+1. Its token from there is
-  discarded. N+1 writes its KV after its last written token, to a block that is already free; the
-  next owner writes to that block in step N+2 at the earliest, which runs after N+1, and a slot is
-  only read after its new owner has written it. Sealed blocks are full, and a partial block is a hit
-  only as far as it was written, so the stray write is never read.
-- The same holds for an abort, and for a preemption at the time when N+1 is scheduled: blocks that
-  step N still writes may be given away in N+1, which runs later.
-- Blocks that step N fills are sealed when its results are there, not before. A sequence that was
-  preempted in between has lost those blocks: it only takes the token.
+- A sequence that turns out to have ended in step N may be part of step N+1, which writes its KV to
+  a block that is already free. The next owner writes to that block in step N+2 at the earliest, and
+  a slot is only read after its new owner has written it. Sealed blocks are full, and a partial
+  block is a hit only as far as it was written, so the stray write is never read.
+- The same holds for an abort or a preemption: blocks that step N still writes may be given away in
+  N+1, which runs later.
+- Blocks that step N fills are sealed when its results are there. A sequence that was preempted in
+  between has lost those blocks: it only takes the token.
 
-*Grammars.* The tokens that a constrained sequence may draw depend on its last token, so nothing is
-scheduled while a step in flight draws one: if other sequences were scheduled without it, it would
-run in every other step only.
+*Grammars and beams.* Their next tokens depend on the last token, or on all beams of a search, so
+nothing is scheduled while a step in flight draws one: other sequences scheduled without it would
+let it run in every other step only. A beam whose candidates are known is held until those of all
+are; where nothing else can run, held sequences give way.
 
-*Beam search.* The same holds for beams (see `beams`): their next tokens depend on all beams of the
-search. The sequences of a search take part in steps like others, possibly in different ones: a
-sequence whose candidates are known is held until those of all are, with its blocks or without
-(`beam_sequences`). Held sequences may own the blocks that the others wait for: where nothing else
-can run, they give way.
-
-*Speculation.* A sequence that runs only its last token may have drafts run behind it, to be
-verified in the same step; see `lookahead`. They do not count as computed: the accepted ones are
+*Speculation.* Drafts after a sequence's last token do not count as computed: the accepted ones are
 added with the step's results, the KV of the others is overwritten. Such a step is not overlapped.
 
-*Memory.* A step that the device has too little memory for is taken back, with those behind it. Its
-writes are behind `num_written`, and are repeated before they are read; block copies are made.
+*Memory.* A step that the device has too little memory for is taken back, with those after it. Its
+writes are after `num_written`, and are repeated before they are read; block copies are made.
 """
 
 from collections import deque
@@ -81,8 +72,8 @@ F = TypeVar("F", bound=Feature)
 class Scheduler:
     """Sole owner of the sequences and, through its block manager, of the KV blocks. Pure: no clock.
 
-    `schedule` and `update` alternate, or one step is ahead (see above); every other method may be
-    called in between. `features` attach in this order; None stands for one that is off.
+    `schedule` and `update` alternate, or one step is ahead; every other method may be called in
+    between. `features` attach in this order; None stands for one that is off.
     """
 
     def __init__(
@@ -120,7 +111,6 @@ class Scheduler:
         self.features.insert(0, feature)
 
     def find(self, kind: type[F]) -> F | None:
-        """The attached feature of this class."""
         return next((f for f in self.features if isinstance(f, kind)), None)
 
     @property
@@ -128,8 +118,8 @@ class Scheduler:
         return self._kv.blocks
 
     def reset_prefix_cache(self, forget_tiers: bool = True) -> bool:
-        """Forget every cached content; see `SequenceKv.reset`. KV on its way to waiting sequences
-        is dropped too.
+        """Forget every cached content, see `SequenceKv.reset`, and KV on its way to waiting
+        sequences.
         """
         if not self._kv.reset(forget_tiers):
             return False
@@ -139,7 +129,6 @@ class Scheduler:
 
     @property
     def has_unfinished(self) -> bool:
-        """True if any request has not ended."""
         return len(self._live) > 0
 
     @property
@@ -149,7 +138,6 @@ class Scheduler:
 
     @property
     def has_promised(self) -> bool:
-        """True if another engine will ask for what is in the caches."""
         return any(feature.has_promised for feature in self.features)
 
     @property
@@ -161,9 +149,7 @@ class Scheduler:
 
     @property
     def is_compiling(self) -> bool:
-        """True if every sequence waits for a feature: a grammar to be compiled, an adapter to be
-        read, KV to arrive.
-        """
+        """True if every sequence waits for a feature: a grammar, an adapter, KV."""
         waiting = self._live.waiting
         return (
             bool(waiting)
@@ -183,11 +169,9 @@ class Scheduler:
 
     @property
     def num_in_flight(self) -> int:
-        """Steps handed out whose results have not been taken in."""
         return len(self._in_flight)
 
     def stats(self) -> EngineStats:
-        """Gauges and counters of this moment."""
         blocks = self.blocks
         of_features: dict[str, Any] = {}
         for feature in self.features:
@@ -206,11 +190,8 @@ class Scheduler:
     # ---- requests come and go ---------------------------------------------------------------
 
     def add(self, request: AddRequest) -> list[RequestOutput]:
-        """Queue a request; or refuse it, with one error output for each answer.
-
-        An empty prompt is refused, and so are a prompt with no room for an output, more answers
-        than may run together, and ids in use. Outputs end at `max_model_len` tokens (of the whole
-        sequence) if that comes first.
+        """Queue a request; or refuse it, with one error output for each answer. Outputs end at
+        `max_model_len` tokens of the whole sequence.
         """
         sequence = new_sequence(
             request,
@@ -231,10 +212,9 @@ class Scheduler:
         ]
 
     def abort(self, request_id: str, hands_over: bool = False) -> RequestOutput | None:
-        """End an answer now and free its blocks; with `hands_over` another engine will ask for its
-        cached KV. None when it is unknown or has ended.
-
-        The other answers of its request continue.
+        """End an answer now and free its blocks; the other answers of its request continue. With
+        `hands_over` another engine will ask for its cached KV. None when it is unknown or has
+        ended.
         """
         sequence = self._live.find(request_id)
         if sequence is None:
@@ -252,7 +232,6 @@ class Scheduler:
         return output
 
     def abort_all(self) -> list[RequestOutput]:
-        """End everything, in order of rank."""
         names = [
             name
             for sequence in sorted(self._live, key=lambda s: s.rank)
@@ -261,10 +240,7 @@ class Scheduler:
         return [output for name in names if (output := self.abort(name)) is not None]
 
     def preempt_all(self) -> None:
-        """Preempt all running sequences, the last first; they continue later, with the same output.
-
-        Only while no step is in flight.
-        """
+        """Preempt all running sequences, the last first. Only while no step is in flight."""
         for sequence in reversed(self._live.running[:]):
             self._preempt(sequence)
 
@@ -280,11 +256,11 @@ class Scheduler:
     # ---- steps ------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> SchedulerOutput | None:
-        """The next step, or None when nothing can run now: the results of the step in flight may be
-        needed first.
+        """Return the next step, or None when nothing can run before the results of the step in
+        flight.
 
-        Token budget, `max_num_seqs` and the pool are never exceeded. The result shares nothing
-        with the scheduler. At most one step may be in flight already.
+        Token budget, `max_num_seqs` and the pool are never exceeded. The result shares nothing with
+        the scheduler. At most one step may be in flight already.
         """
         for feature in self.features:
             feature.before_step()
@@ -308,14 +284,13 @@ class Scheduler:
         return SchedulerOutput(step, sequences, copies, puts, loads, self._kv.take_saves(step))
 
     def take_failed(self) -> list[RequestOutput]:
-        """The ends of waiting requests that features cannot serve, since the last call."""
+        """Return the ends of waiting requests that features cannot serve, since the last call."""
         failed = [one for feature in self.features for one in feature.take_failed()]
         return [output for sequence, why in failed for output in self._results.fail(sequence, why)]
 
     def update(self, step: SchedulerOutput, result: ModelOutput, now: float) -> list[RequestOutput]:
-        """Take in what a step produced: new tokens, newly full blocks, branches, ended sequences.
-
-        `step` is the oldest in flight. Raises IntegrityError when it is not.
+        """Take in the results of `step`, the oldest in flight. Raises IntegrityError when it is
+        not.
         """
         if not self._in_flight or self._in_flight[0].step != step.step:
             raise IntegrityError(f"step {step.step} is not the oldest in flight")
@@ -327,8 +302,9 @@ class Scheduler:
         return outputs
 
     def take_back(self) -> list[RequestOutput]:
-        """The oldest step in flight failed for lack of memory; those behind it are void too.
-        Some sequences are preempted; one that fails twice alone ends. The outputs for clients.
+        """Take back the oldest step in flight, which failed for lack of memory, and those after it.
+        Some sequences are preempted; one that fails twice alone ends. Return the outputs for
+        clients.
         """
         shares = self._in_flight[0].shares
         self._counters.num_out_of_memory += 1
@@ -345,9 +321,6 @@ class Scheduler:
         return []
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError when sequences, steps and blocks contradict each other. For tests;
-        O(everything).
-        """
         self.blocks.check_integrity()
         self._live.check_integrity()
         if self.num_running > self._limits.max_num_seqs:
@@ -376,7 +349,6 @@ class Scheduler:
         return any(feature.must_wait(step) for feature in self.features)
 
     def _plan_running(self, plan: StepPlan) -> None:
-        """Give every running sequence its share, until the budget is used up."""
         for sequence in self._live.running[:]:
             if plan.budget <= 0:
                 return
@@ -427,9 +399,7 @@ class Scheduler:
         self._counters.num_preemptions += 1
 
     def _give_way_held(self) -> bool:
-        """Preempt a held beam when nothing can run before another beam of its search has room;
-        False if there is none.
-        """
+        """Preempt a held beam when nothing can run before another beam of its search has room."""
         held = [s for s in self._live.running if s.is_held] if not self._in_flight else []
         if not held or all(s.is_held for s in self._live.waiting):
             return False
@@ -474,7 +444,6 @@ class Scheduler:
 
 
 def _check(limits: SchedulerConfig) -> None:
-    """Raise ConfigError for a policy that does not exist."""
     for flag, given, known in (
         ("--scheduling-policy", limits.policy, policies.POLICIES),
         ("--waiting-order", limits.waiting_order, policies.WAITING_ORDERS),

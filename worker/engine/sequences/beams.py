@@ -1,19 +1,15 @@
 """Beam search, one step at a time: log probabilities in, beams that live and answers out. Pure.
 
-Theory of operation
--------------------
-A beam is a continuation of the prompt and the sum of its tokens' log probabilities. A step extends
-every live beam by each of its likeliest next tokens (`num_candidates`, enough for `width` beams to
-live on if all end tokens are among them), sets aside those that end, and keeps the `width`
-likeliest of the others. Candidates are ranked by their sums before any is spelled out.
-
-There are two rules for what ends, how answers are compared, and when the search is over.
+A step extends every live beam by its likeliest next tokens (`num_candidates`, enough for `width`
+beams to live on if all end tokens are among them), sets aside those that end, and keeps the `width`
+likeliest of the others. There are two rules for what ends, how answers are compared, and when the
+search is over.
 
 *vLLM's* (`early_stopping` None). Every end token among a beam's candidates ends a beam. The score
 is the sum over length ** `length_penalty`, where the length counts the prompt but no end token. At
 the last token the live beams are answers too. vLLM runs every search to its last token. This one
 stops as soon as no live beam can still beat the `width` answers found, which changes no answer: a
-sum of log probabilities only falls, so `_is_decided` knows the best score that a beam may come to.
+sum of log probabilities only falls.
 
 *Transformers'* (`early_stopping` False, True or "never"), as `generate` has it. A beam ends only if
 it is one of the `width` likeliest of the step. The length counts the tokens of the answer, its end
@@ -52,11 +48,10 @@ class BeamRules:
 
     @property
     def num_candidates(self) -> int:
-        """The number of next tokens to look at for each beam."""
         return max(2, 1 + len(self.end_ids)) * self.params.width
 
     def score(self, logprob: float, num_outputs: int, ends: bool) -> float:
-        """The rank of an answer among answers: higher is better."""
+        """Return the rank of an answer among answers: higher is better."""
         length = num_outputs
         if self.params.early_stopping is None:
             length = max(1, self.num_prompt + num_outputs - ends)
@@ -79,8 +74,6 @@ class Beams:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """The live beam at `parent`, and the token at `place` of what was found for it."""
-
     parent: int
     place: int
     token_id: int
@@ -88,8 +81,8 @@ class _Candidate:
 
 
 def advance(beams: Beams, found: Sequence[TokenLogprobs], rules: BeamRules) -> Beams:
-    """Take one step. `found` has, for each live beam, the token that was drawn (which is not looked
-    at) and the likeliest next tokens, at least `num_candidates` or the whole vocabulary.
+    """Take one step. `found` has, for each live beam, the token that was drawn (which is ignored)
+    and the likeliest next tokens, at least `num_candidates` or the whole vocabulary.
     """
     width, length = rules.params.width, len(beams.live[0].token_ids) + 1
     is_last = length >= rules.max_outputs
@@ -144,8 +137,8 @@ def _extended(
 
 
 def _is_decided(ended: Sequence[Beam], likeliest: float, length: int, rules: BeamRules) -> bool:
-    """True if there are `width` answers and no better ones are to be searched; the likeliest
-    live beam, of `length` tokens, has the sum `likeliest`.
+    """True if there are `width` answers and no better ones are to be searched; the likeliest live
+    beam, of `length` tokens, has the sum `likeliest`.
     """
     params = rules.params
     if len(ended) < params.width:
@@ -161,10 +154,9 @@ def _is_decided(ended: Sequence[Beam], likeliest: float, length: int, rules: Bea
 class BeamSearch:
     """The mutable record of one search in the engine; sequences are named by their ids.
 
-    `wanted` are the answers that have not been given up: index → request id. The sequences `slots`
-    take part in it, as long as it lasts; `members` are those that the live beams are in now, in
-    order, the others are spare. `found` is known of a member whose next tokens have been found: it
-    is held until they are known of all.
+    `wanted` are the answers that have not been given up: index → request id. `slots` are the
+    sequences of the search; `members` are those that the live beams are in now, in order. A member
+    with `found` candidates is held until they are known of all.
     """
 
     rules: BeamRules
@@ -188,7 +180,7 @@ class BeamSearch:
         self.found = {}
 
     def best(self) -> list[Beam]:
-        """The answers so far, best first: those that ended, and the live beams as they are."""
+        """Return the answers so far, best first: those that ended, and the live beams."""
         rules = self.rules
         live = [
             Beam(b.token_ids, b.logprob, b.entries, rules.score(b.logprob, len(b.token_ids), False))

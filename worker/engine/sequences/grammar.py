@@ -1,17 +1,12 @@
 """Grammars that outputs must match: compiled from text, followed token by token.
 
-Theory of operation ------------------- A grammar is a text of llguidance: Lark, or JSON with
-schemas in it. `GrammarCompiler` compiles it on threads of its own and keeps what was used last. A
-`Matcher` is the state of one sequence. It is a function of the sequence's outputs and catches up
-when it is used, so preemption, prefix hits and rejected drafts need nothing here.
-
-What the grammar allows next is a mask: bit t % 8 of byte t // 8 stands for token t. Once the
-grammar may end, the model's end tokens and the request's stop tokens are allowed too; when it
-cannot continue, they alone are. Where the grammar forces a text, the library allows only the tokens
-of one spelling: the longest that fits, then the longest again.
-
-Compiling and masking are bounded by `LLParserLimits` in work and memory, not by time: a grammar
-that is too large fails the same way on every machine.
+A grammar is a text of llguidance: Lark, or JSON with schemas in it. A `Matcher` is a function of
+its sequence's outputs and catches up when it is used, so preemption, prefix hits and rejected
+drafts need nothing here. What the grammar allows next is a mask: bit t % 8 of byte t // 8 is
+that of token t. Once the grammar may end, end tokens and stop tokens are allowed too; when it cannot
+continue, they alone are. Where the grammar forces a text, only the tokens of one spelling are
+allowed: the longest that fits, then the longest again. `LLParserLimits` bound work and memory, not
+time: a grammar that is too large fails the same way on every machine.
 """
 
 from __future__ import annotations
@@ -34,13 +29,10 @@ _MESSAGE_CHARS = 500
 
 
 class Grammars(Protocol):
-    """The source of the scheduler's matchers."""
-
     def compile(self, grammar: str) -> Future[Matcher]:
-        """The state before the first token, to be forked. A grammar that fails gives a matcher too,
-        one that allows no token, so that its sequence fails at the first draw.
+        """Return the state before the first token, to be forked. A grammar that fails gives a
+        matcher that allows no token, so that its sequence fails at the first draw.
         """
-        ...
 
 
 class GrammarCompiler:
@@ -55,7 +47,6 @@ class GrammarCompiler:
         self._compiled_grammars: OrderedDict[str, Future[Matcher]] = OrderedDict()
 
     def compile(self, grammar: str) -> Future[Matcher]:
-        """See `Grammars`. `Matcher.error` says why a grammar failed."""
         found = self._compiled_grammars.get(grammar)
         if found is None:
             found = self._compiled_grammars[grammar] = self._pool.submit(
@@ -67,11 +58,10 @@ class GrammarCompiler:
         return found
 
     def shutdown(self) -> None:
-        """Stop the threads, without waiting. Idempotent."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _words(self) -> Future[LLTokenizer]:
-        """The library's tokenizer: it takes a third of a second to build for 152k tokens."""
+        """Build the library's tokenizer on a thread: 152k tokens take a third of a second."""
         if self._tokenizer is None:
             vocabulary, self._vocabulary = self._vocabulary, None
             assert vocabulary is not None  # noqa: S101 (given up only here)
@@ -98,8 +88,6 @@ def _cut(message: str) -> str:
 
 @dataclass(slots=True)
 class _Words:
-    """The vocabulary as `TokenizerWrapper` wants it; a call returns the tokens of a text."""
-
     tokens: list[bytes]
     special_token_ids: list[int]
     eos_token_id: int
@@ -127,18 +115,15 @@ class Matcher:
         self._num_taken = num_taken
 
     def fork(self) -> Matcher:
-        """Copy the state, for another sequence."""
         return Matcher(self._matcher.deep_copy(), self.error, self._num_taken)
 
     def num_allowed(self, outputs: Sequence[int], drafts: Sequence[int]) -> int:
-        """The number of `drafts` that may follow `outputs` one after the other."""
+        """Return how many of `drafts` may follow `outputs` one after the other."""
         self._follow(outputs)
         return 0 if self._matcher.is_error() else self._matcher.validate_tokens(list(drafts))
 
     def forced(self, outputs: Sequence[int]) -> list[int]:
-        """The tokens that must follow `outputs`: each is the only one its mask allows. Not the end
-        of the output.
-        """
+        """Return the tokens that must follow `outputs`, the end of the output excepted."""
         self._follow(outputs)
         return [] if self._matcher.is_error() else self._matcher.compute_ff_tokens()
 
@@ -149,9 +134,8 @@ class Matcher:
         params: SamplingParams,
         end_ids: Sequence[int] = (),
     ) -> Masks:
-        """The mask of the token after `outputs`, then of the token after the first draft, and so
-        on; up to the first draft that the grammar forbids. Computed when first read, which must be
-        before any other call.
+        """Return the masks of the token after `outputs` and after each draft, up to the first draft
+        that the grammar forbids. Computed when first read, which must be before any other call.
 
         `end_ids`, which would end the sequence, are left out until `params.min_tokens` outputs are
         there, unless nothing else is allowed.
@@ -202,9 +186,7 @@ class Matcher:
 
 
 class Masks(Sequence[bytes]):
-    """Masks that are computed when the first one is read, while the device already runs the model.
-    At least one.
-    """
+    """Masks, at least one, computed when the first is read, while the device runs the model."""
 
     def __init__(self, fill: Callable[[], tuple[bytes, ...]]) -> None:
         self._fill = fill
@@ -228,7 +210,6 @@ class Masks(Sequence[bytes]):
 
 
 def allows(mask: bytes, token: int) -> bool:
-    """True if the mask has the token's bit."""
     return token >> 3 < len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)
 
 

@@ -50,19 +50,16 @@ class LiveSequences:
         return PullStats(pulls.count(False), pulls.count(True))
 
     def running_adapters(self) -> set[int]:
-        """The numbers of the adapters that sequences run with."""
         return {s.request.adapter.number for s in self.running if s.request.adapter is not None}
 
     def find(self, request_id: str) -> Sequence | None:
-        """The sequence that runs for a request id; None when it has ended or never was."""
         return self._by_request_id.get(request_id)
 
     def of(self, seq_ids: Iterable[int]) -> list[Sequence]:
-        """The live ones of some sequences, in this order."""
         return [self._by_seq_id[seq_id] for seq_id in seq_ids if seq_id in self._by_seq_id]
 
     def first_in_use(self, request_ids: Iterable[str]) -> str | None:
-        """The first of the ids that is taken, by a live sequence or by one of these before it."""
+        """Return the first id that a live sequence has, or that is repeated."""
         seen: set[str] = set()
         for request_id in request_ids:
             if request_id in self._by_request_id or request_id in seen:
@@ -71,7 +68,6 @@ class LiveSequences:
         return None
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a new sequence, made with `next_seq_id`, with its branches."""
         self._next_seq_id += sequence.num_answers
         self._by_seq_id[sequence.seq_id] = sequence
         for request_id in (sequence.request_id, *(b.request_id for b in sequence.branches)):
@@ -81,11 +77,9 @@ class LiveSequences:
 
     @property
     def next_seq_id(self) -> int:
-        """The id of the next sequence to be added."""
         return self._next_seq_id
 
     def start(self, sequence: Sequence) -> None:
-        """Move a sequence from the waiting to the running."""
         self._remove(self.waiting, sequence)
         self._num_waiting -= sequence.num_answers
         sequence.state = SequenceState.RUNNING
@@ -130,7 +124,6 @@ class LiveSequences:
             self._num_waiting -= 1
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a sequence that has ended, with its branches."""
         if sequence.state is SequenceState.RUNNING:
             self._remove(self.running, sequence)
             self._num_running -= sequence.num_answers
@@ -143,7 +136,6 @@ class LiveSequences:
             del self._by_request_id[request_id]
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError unless lines, states, ids and counts agree. O(n log n)."""
         for line, state, count in (
             (self.waiting, SequenceState.WAITING, self._num_waiting),
             (self.running, SequenceState.RUNNING, self._num_running),
@@ -178,7 +170,6 @@ def new_sequence(
     max_model_len: int,
     eos_token_ids: frozenset[int],
 ) -> Sequence:
-    """The record of a new request, at most `max_model_len` tokens long."""
     wanted = len(request.prompt_token_ids) + request.params.max_tokens
     branches = [Branch(name, index) for index, name in enumerate(request.branch_ids, 1)]
     sequence = Sequence(

@@ -21,7 +21,7 @@ class Guess:
     offer: Offer
 
     def cut(self, num_tokens: int) -> Guess | None:
-        """At most the first `num_tokens` of them; None when that leaves nothing."""
+        """Return at most the first `num_tokens` of them; None when that leaves nothing."""
         return Guess(self.token_ids[:num_tokens], self.offer) if num_tokens > 0 else None
 
 
@@ -31,10 +31,8 @@ class StepShare:
 
     `end` is the position after its last token. `answers` are the indices of the request's answers
     that get a token, in the order of the draws. `num_preemptions` is the sequence's count at
-    planning: it is higher once the sequence has lost the blocks that the step writes.
-
-    `guess` are drafts that are verified after the last token; `end` does not count them. For
-    `num_to_draft` and `num_pooled` see `ScheduledSequence`.
+    planning: it is higher once the sequence has lost the blocks that the step writes. `guess` are
+    drafts verified after `end`. For `num_to_draft` and `num_pooled` see `ScheduledSequence`.
     """
 
     sequence: Sequence
@@ -48,7 +46,6 @@ class StepShare:
 
     @property
     def num_drafts(self) -> int:
-        """Drafts that the step verifies."""
         return 0 if self.guess is None else len(self.guess.token_ids)
 
     @property
@@ -58,23 +55,20 @@ class StepShare:
 
     @property
     def looks_ahead(self) -> bool:
-        """True if it has room beyond what its sequence knows, and nothing can be scheduled before
-        its results are there.
+        """True if it has room beyond what its sequence knows: nothing can be scheduled before its
+        results.
         """
         return self.guess is not None or self.num_to_draft > 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepInFlight:
-    """A step that was handed out and whose results are not there yet."""
-
     step: int
     shares: tuple[StepShare, ...]
     scheduled_seconds: float
 
     @property
     def looks_ahead(self) -> bool:
-        """True if any share does."""
         return any(share.looks_ahead for share in self.shares)
 
 
@@ -96,7 +90,6 @@ class StepCeiling:
         self.lift()
 
     def lift(self) -> None:
-        """Allow steps as large as the limits say."""
         self.num_tokens = self._limits.max_num_batched_tokens
         self.num_seqs = self._limits.max_num_seqs
         self._num_passed = 0
@@ -113,7 +106,6 @@ class StepCeiling:
         return self._num_stuck < 2
 
     def passed(self) -> None:
-        """Count a step that succeeded; the limits grow again after some of them."""
         self._num_stuck = 0
         self._num_passed += 1
         if self._num_passed % _STEPS_TO_GROWTH == 0:
@@ -123,8 +115,7 @@ class StepCeiling:
 
 
 class StepPlan:
-    """The sequences of the next step and the number of tokens of each, under one budget; for one
-    `schedule`.
+    """The sequences of the next step and the number of tokens of each, under one budget.
 
     No sequence changes until `commit`, so that one that is preempted can be dropped again.
     """
@@ -146,16 +137,14 @@ class StepPlan:
 
     @property
     def planned(self) -> list[tuple[Sequence, int]]:
-        """The sequences with a share, and of how many known tokens."""
         return [(sequence, self._num_tokens[sequence.seq_id]) for sequence in self._sequences]
 
     def affordable(self, num_tokens: int) -> int:
-        """The number of a sequence's `num_tokens` tokens that can run in this step."""
+        """Return how many of a sequence's `num_tokens` tokens can run in this step."""
         most = min(num_tokens, self._cap, self.budget)
         return most if self._chunked or most == num_tokens else 0
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:
-        """Give a sequence its share; it has the blocks for it."""
         self._num_tokens[sequence.seq_id] = num_tokens
         self._sequences.append(sequence)
         self.budget -= num_tokens
@@ -169,27 +158,24 @@ class StepPlan:
             self.budget += num_tokens
 
     def num_drafts(self, sequence: Sequence) -> int:
-        """Drafts of a sequence that the step verifies."""
         guess = self._guesses.get(sequence.seq_id)
         return 0 if guess is None else len(guess.token_ids)
 
     def verify(self, sequence: Sequence, guess: Guess) -> None:
-        """Verify drafts behind a share that ends with the sequence's last token; it has the blocks
+        """Verify drafts after a share that ends with the sequence's last token; it has the blocks
         for it. No sequence may be dropped after this.
         """
         self._guesses[sequence.seq_id] = guess
         self.budget -= len(guess.token_ids)
 
     def draft(self, sequence: Sequence, num_tokens: int) -> None:
-        """Have the executor make drafts of what follows such a share; likewise."""
         self._num_to_draft[sequence.seq_id] = num_tokens
 
     def commit(
         self, table_of: Callable[[int], tuple[int, ...]]
     ) -> tuple[tuple[ScheduledSequence, ...], tuple[StepShare, ...]]:
-        """The step for the executor and for the scheduler; from now on it counts as computed.
-
-        Everything mutable is copied: the step may run while sequences and tables change.
+        """Return the step for the executor and for the scheduler; from now on it counts as
+        computed. Everything mutable is copied: the step may run while sequences and tables change.
         """
         scheduled: list[ScheduledSequence] = []
         shares: list[StepShare] = []

@@ -26,8 +26,6 @@ from worker.types import (
 
 
 class SequenceState(Enum):
-    """The state of a sequence. A preempted one waits again."""
-
     WAITING = auto()
     RUNNING = auto()
     FINISHED = auto()
@@ -35,9 +33,8 @@ class SequenceState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A further answer to the same prompt (n > 1) that is not a sequence of its own yet.
-
-    `index` is its number among the request's answers; the first has 0.
+    """A further answer to the same prompt (n > 1) that is not a sequence of its own yet. `index` is
+    its number among the request's answers; the first has 0.
     """
 
     request_id: str
@@ -48,25 +45,20 @@ class Branch:
 class Sequence:
     """The mutable record of one answer. The scheduler is its only owner.
 
-    `token_ids` is the prompt and, appended, the outputs, `max_tokens_total` of them at most. Of
-    these the first `num_computed` were given to steps, the KV of the first `num_written` is there
-    (the steps that wrote it have ended), and `num_pending` more tokens are being drawn by steps in
-    flight. `block_hashes` names the leading full blocks of `token_ids`, as far as they were needed.
-    Times are on the engine's clock.
+    `token_ids` is the prompt and the outputs, `max_tokens_total` at most. The first `num_computed`
+    were given to steps, the KV of the first `num_written` is there, and `num_pending` more tokens
+    are being drawn by steps in flight. `block_hashes` names the leading full blocks, as far as they
+    were needed. Times are on the engine's clock.
 
     `branches` are the request's other answers until the prompt has been run: the step that ends it
-    draws for all of them, then each becomes a sequence that shares the prompt's blocks. Whichever
-    answer leads (the first, until it is aborted) runs the prompt; it is `index` and `request_id`.
+    draws for all of them, then each becomes a sequence. Whichever answer leads (the first, until it
+    is aborted) runs the prompt; it is `index` and `request_id`.
 
-    `grammar` is being compiled while the sequence waits; `matcher` follows its outputs from then on
-    (both None: nothing constrains them). `kv_pull` brings KV from another engine or a disk while
-    the sequence waits, without blocks: the step that admits it loads them.
-
-    The sequences of one beam `search` hold its live beams, and trade contents with every step of it
-    (None: the answer is drawn). Their request ids are those of its answers, then ids of our own.
-
-    `pooled` sums the hidden states that count for the embedding of the prompt; those of positions
-    below `num_pooled` do not count, or are summed by it and by steps in flight.
+    `grammar` is being compiled while the sequence waits; `matcher` follows its outputs from then
+    on. `kv_pull` brings KV while the sequence waits, without blocks: the step that admits it loads
+    them. The sequences of one beam `search` hold its live beams, and trade contents with every step
+    of it. `pooled` sums the hidden states that count for the embedding of the prompt; those of
+    positions below `num_pooled` do not count, or are summed by it and by steps in flight.
     """
 
     seq_id: int
@@ -143,12 +135,12 @@ class Sequence:
         self.params = self.params_of(branch.index)
 
     def params_of(self, index: int) -> SamplingParams:
-        """The sampling parameters of the request's answer `index`: each has a seed of its own."""
+        """Return the sampling parameters of answer `index`: each has a seed of its own."""
         params = self.request.params
         return replace(params, seed=params.seed + index) if index else params
 
     def child(self, branch: Branch, seq_id: int) -> Sequence:
-        """The sequence of a branch, now that the prompt has been run; it has no blocks yet."""
+        """Make the sequence of a branch, now that the prompt has been run; it has no blocks yet."""
         child = Sequence(
             seq_id, self.request, self.priority, self.max_tokens_total, self.eos_token_ids
         )
@@ -185,9 +177,8 @@ class Sequence:
     def num_unscheduled(self) -> int:
         """Tokens that the next step could run.
 
-        0 while the step in flight is drawing the last token that fits, or those that make branches
-        of this sequence: nothing may be written into the shared blocks before that, and the next
-        token depends on which answers are still wanted then. 0 for a beam until its search has
+        0 while the step in flight is drawing the last token that fits, or those that make branches:
+        nothing may be written into the shared blocks before that. 0 for a beam until its search has
         taken its next step.
         """
         if self.is_branching or (self.num_pending and self.num_tokens >= self.max_tokens_total):
@@ -198,8 +189,8 @@ class Sequence:
     def num_readable(self) -> int:
         """Leading tokens that may come from the prefix cache, were they all there.
 
-        A prompt's log probabilities come only with running it, so tokens whose successors' are
-        still to be reported are run; and so are those whose hidden states are still to be summed.
+        Tokens whose successors' log probabilities are still to be reported are run, and so are
+        those whose hidden states are still to be summed.
         """
         if self.request.pooling is not None:
             return self.num_pooled + 1
@@ -211,7 +202,6 @@ class Sequence:
 
     @property
     def is_awaiting_kv(self) -> bool:
-        """True if KV for it is on its way."""
         return self.kv_pull is not None and not self.kv_pull.done
 
     @property
@@ -225,7 +215,6 @@ class Sequence:
         return self.matcher is not None or self.search is not None
 
     def drop_pull(self) -> None:
-        """Close the pull: its KV was loaded, or is not needed any more."""
         if self.kv_pull is not None:
             self.kv_pull.close()
             self.kv_pull = None
@@ -240,8 +229,8 @@ class Sequence:
     # ---- drawing ----------------------------------------------------------------------------
 
     def sample_specs(self, position: int, drafts: Seq[int] = ()) -> tuple[SampleSpec, ...]:
-        """The specs to draw the token at `position`, which is the next, and those after each of
-        `drafts`; one for each answer.
+        """Return the specs to draw the token at `position`, which is the next, and those after each
+        of `drafts`; one for each answer.
         """
         masks: Seq[bytes] = ()
         if self.matcher is not None:
@@ -266,8 +255,8 @@ class Sequence:
         return (*ends, *params.stop_token_ids)
 
     def prompt_targets(self, start: int, end: int) -> list[int]:
-        """The prompt tokens that follow positions `start` … `end`−1, if their log probabilities are
-        wanted and one of them was not reported yet.
+        """Return the prompt tokens that follow positions `start` … `end`−1, if their log
+        probabilities are wanted and one of them was not reported yet.
         """
         if self.params.prompt_logprobs is None:
             return []
@@ -276,8 +265,8 @@ class Sequence:
         return self.token_ids[start + 1 : min(end + 1, self.num_prompt)]
 
     def pool_rows(self, start: int, end: int) -> int:
-        """The number of the last positions of `start` … `end`−1 that the step has to sum.
-        A position counts once, however often it is run after preemptions.
+        """Return how many of the last positions of `start` … `end`−1 the step has to sum. A
+        position counts once, however often it is run after preemptions.
         """
         if self.request.pooling is None:
             return 0
@@ -286,16 +275,14 @@ class Sequence:
         return count
 
     def pool(self, sums: list[float]) -> None:
-        """Add the hidden states that a step has summed."""
         self.pooled = list(map(add, self.pooled, sums)) if self.pooled else sums
 
     def embedding(self) -> list[float]:
-        """The mean of the hidden states that count."""
+        """Return the mean of the hidden states that count."""
         count = self.num_prompt if self.request.pooling is Pooling.MEAN else 1
         return [value / count for value in self.pooled]
 
     def append(self, token: int, now: float) -> None:
-        """Append a token that was drawn."""
         self.token_ids.append(token)
         if self.first_token_seconds is None:
             self.first_token_seconds = now
@@ -315,9 +302,8 @@ class Sequence:
         pooled: Seq[float] = (),
         kv_offer: KvOffer | None = None,
     ) -> RequestOutput:
-        """The output with new `draws`, and with everything else as it is now.
-
-        `request_id` names a branch; without it the output is this sequence's own.
+        """Return the output with new `draws`, and with everything else as it is now. `request_id`
+        names a branch; without it the output is this sequence's own.
         """
         return RequestOutput(
             self.request_id if request_id is None else request_id,
@@ -338,7 +324,7 @@ class Sequence:
         )
 
     def _speculation_figures(self, request_id: str | None) -> SpeculationFigures | None:
-        """A branch that ends before it is a sequence of its own has none."""
+        """Return None for a branch that ends before it is a sequence of its own."""
         if self.draft_tally is None or request_id not in (None, self.request_id):
             return None
         return self.draft_tally.figures()

@@ -32,9 +32,7 @@ class HeldKv:
 
 class SequenceKv:
     """Translates between sequences and the block manager, which it owns, and the `tiers` below it.
-
-    Only KV that ended steps have written (`num_written`) is ever offered to others: sealed as full
-    blocks, or, when a sequence releases its blocks, as a partial one.
+    Only KV that ended steps have written (`num_written`) is ever offered to others.
     """
 
     def __init__(self, config: CacheConfig) -> None:
@@ -47,17 +45,15 @@ class SequenceKv:
         self._hasher = BlockHasher(config.block_size, config.hash_algo, config.hash_seed)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     @property
     def root(self) -> bytes:
-        """The parent of first blocks."""
         return self._hasher.root
 
     def lookup(self, sequence: Sequence) -> PrefixHit:
-        """The usable KV of a waiting sequence: from the prefix cache; behind its whole blocks, from
-        the host tier; and behind those, KV that has arrived from elsewhere.
+        """Return the usable KV of a waiting sequence: from the prefix cache; after its whole
+        blocks, from the host tier; after those, KV that has arrived from elsewhere.
         """
         hit = self._cached(sequence) if self.caching else PrefixHit()
         first = len(hit.blocks)
@@ -78,7 +74,7 @@ class SequenceKv:
         return PrefixHit(hit.blocks, end, None, end - first * self.block_size, hit.slots, arrived)
 
     def read(self, sequence: Sequence, hit: PrefixHit) -> bool:
-        """Begin to read the KV of a waiting sequence that is on disk behind the whole blocks of
+        """Begin to read the KV of a waiting sequence that is on disk after the whole blocks of
         `hit`; False if there is none, or KV is on its way or has arrived.
         """
         if self.tiers is None or sequence.kv_pull is not None:
@@ -89,13 +85,12 @@ class SequenceKv:
         return sequence.kv_pull is not None
 
     def is_on_disk(self, sequence: Sequence, hit: PrefixHit) -> bool:
-        """True if `read` would begin something behind `hit`."""
         first = len(hit.blocks) + len(hit.slots)
         chain = sequence.block_hashes[first : self._num_usable(sequence)]
         return self.tiers is not None and any(map(self.tiers.is_on_disk, chain[:1]))
 
     def held(self, wanted: WantedKv, adapter: Adapter | None) -> HeldKv:
-        """The KV here of the tokens that another engine wants; see `HeldKv`."""
+        """Return the KV here of the tokens that another engine wants."""
         size, chain = self.block_size, list[BlockHash]()
         num_blocks = (len(wanted.token_ids) - 1) // size if self.caching else 0
         self._hasher.extend(chain, wanted.token_ids, num_blocks, wanted.cache_salt, adapter)
@@ -109,7 +104,7 @@ class SequenceKv:
         return HeldKv(first * size, blocks, views, self.tiers.read(chain[place:], place, size))
 
     def _num_usable(self, sequence: Sequence) -> int:
-        """The number of whole blocks of a sequence that need not be computed."""
+        """Return how many whole blocks of a sequence need not be computed."""
         return (sequence.num_readable - 1) // self.block_size
 
     def _cached(self, sequence: Sequence) -> PrefixHit:
@@ -123,9 +118,8 @@ class SequenceKv:
         return self.blocks.match(chain, token_ids, request.cache_salt, request.adapter)
 
     def admit(self, sequence: Sequence, num_tokens: int, hit: PrefixHit, reserve: int) -> bool:
-        """Give a waiting sequence blocks for `num_tokens` tokens, beginning with `hit`.
-
-        False, and nothing changed, unless `reserve` blocks stay free.
+        """Give a waiting sequence blocks for `num_tokens` tokens, beginning with `hit`. False, and
+        nothing changed, unless `reserve` blocks stay free.
         """
         tenant = sequence.request.tenant
         if not self.blocks.admit(sequence.seq_id, num_tokens, hit, reserve, tenant):
@@ -154,12 +148,12 @@ class SequenceKv:
             self._loads.append(KvLoad(table[first:], (hit.arrived,)))
 
     def take_saves(self, step: int) -> tuple[KvSave, ...]:
-        """The saves of step `step`: contents that its blocks held. Each is returned once."""
+        """Return the saves of step `step`: contents that its blocks held, each once."""
         return () if self.tiers is None else self.tiers.save(self.blocks.take_evicted(), step)
 
     def reset(self, forget_tiers: bool = True) -> bool:
-        """Forget every cached content, on the host and on disk too where not said otherwise. False,
-        and nothing changed, while a sequence has blocks.
+        """Forget every cached content, in tiers too where not said otherwise. False, and nothing
+        changed, while a sequence has blocks.
         """
         if not self.blocks.reset_prefix_cache():
             return False
@@ -171,7 +165,6 @@ class SequenceKv:
         return True
 
     def take_loads(self) -> tuple[KvLoad, ...]:
-        """The loads of the next step; each is returned once."""
         loads, self._loads = tuple(self._loads), []
         return loads
 
@@ -180,7 +173,7 @@ class SequenceKv:
         return self.blocks.allocate(sequence.seq_id, sequence.num_computed, end)
 
     def reach(self, sequence: Sequence, reserve: int) -> int:
-        """The position up to which a running sequence may get room ahead of its tokens while
+        """Return the position up to which a running sequence may get room ahead of its tokens while
         `reserve` blocks stay free: in blocks that cache nothing, and in its next block whatever
         that one caches.
         """
@@ -211,7 +204,6 @@ class SequenceKv:
         self.blocks.free(sequence.seq_id, tail, forget)
 
     def check_integrity(self, sequence: Sequence) -> None:
-        """Raise IntegrityError unless a live sequence's counts, chain and blocks agree."""
         if not 0 <= sequence.num_written <= sequence.num_computed <= sequence.num_tokens:
             raise IntegrityError(f"sequence {sequence.seq_id} miscounts its tokens")
         if len(sequence.block_hashes) > len(sequence.token_ids) // self.block_size:
@@ -226,13 +218,12 @@ class SequenceKv:
             raise IntegrityError(f"sequence {sequence.seq_id} waits, yet counts as computed")
 
     def check_total(self, running: Iterable[Sequence]) -> None:
-        """Raise IntegrityError unless exactly the blocks of `running` are in use."""
         used = {block for s in running for block in self.blocks.table(s.seq_id)}
         if len(used) + self.blocks.num_free != self.num_blocks:
             raise IntegrityError("blocks are held by no running sequence")
 
     def _tail(self, sequence: Sequence) -> PartialBlock | None:
-        """Names what is written after the last full block."""
+        """Name what is written after the last full block."""
         index, rest = divmod(sequence.num_written, self.block_size)
         if not self.caching or not rest:
             return None
