@@ -2,8 +2,8 @@
 
 A grammar is a text of llguidance: Lark, or JSON with schemas in it. A `Matcher` is a function of
 its sequence's outputs and catches up when it is used, so preemption, prefix hits and rejected
-drafts need nothing here. What the grammar allows next is a mask: bit t % 8 of byte t // 8 is
-that of token t. Once the grammar may end, end tokens and stop tokens are allowed too; when it cannot
+drafts need nothing here. What the grammar allows next is a mask: bit t % 8 of byte t // 8 is that
+of token t. Once the grammar may end, end tokens and stop tokens are allowed too; when it cannot
 continue, they alone are. Where the grammar forces a text, only the tokens of one spelling are
 allowed: the longest that fits, then the longest again. `LLParserLimits` bound work and memory, not
 time: a grammar that is too large fails the same way on every machine.
