@@ -256,9 +256,7 @@ class ServiceAccount:
         configuration = _package().client.Configuration()
         with _explained(f"the service account in {self._folder}"):
             importlib.import_module("kubernetes.config.incluster_config").InClusterConfigLoader(
-                str(self._folder / "token"),
-                str(self._folder / "ca.crt"),
-                environ=self._environ,
+                str(self._folder / "token"), str(self._folder / "ca.crt"), environ=self._environ
             ).load_and_set(configuration)
             return self._maker.make(configuration)
 

@@ -64,11 +64,7 @@ _LABEL_NAME = r"([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9]"
 _PREFIX = r"(?=[^/]{1,253}/)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/"
 _LABEL_KEY: Final = re.compile(rf"({_PREFIX})?{_LABEL_NAME}")
 LabelValue: TypeAlias = Annotated[
-    str,
-    Meta(
-        max_length=63,
-        pattern=rf"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?{END}",
-    ),
+    str, Meta(max_length=63, pattern=rf"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?{END}")
 ]
 AppProtocol: TypeAlias = Literal["http", "kubernetes.io/h2c"]
 FailureMode: TypeAlias = Literal["FailOpen", "FailClose"]

@@ -107,9 +107,7 @@ class Outbox:
     """
 
     def __init__(
-        self,
-        identify: Callable[[str], EndpointName | None],
-        limits: OutboxLimits | None = None,
+        self, identify: Callable[[str], EndpointName | None], limits: OutboxLimits | None = None
     ) -> None:
         self.limits = limits or OutboxLimits()
         self.board = LoadBoard()

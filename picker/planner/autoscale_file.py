@@ -15,19 +15,9 @@ from picker.config.decode import decode
 from picker.config.documents import as_plain, unusable, yaml_loader
 from picker.config.findings import Findings, Source
 from picker.framework.disaggregation import DECODE_ROLES, PREFILL_ROLES, ROLE_LABEL
-from picker.framework.registry import (
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveInt,
-)
+from picker.framework.registry import NonNegativeFloat, NonNegativeInt, PositiveInt
 from picker.planner.capacity import LatencyObjective, Stage, WorkerCapacity
-from picker.planner.planner import (
-    DYNAMO_THRESHOLDS,
-    NO_OBJECTIVE,
-    Mode,
-    Scaling,
-    Thresholds,
-)
+from picker.planner.planner import DYNAMO_THRESHOLDS, NO_OBJECTIVE, Mode, Scaling, Thresholds
 from picker.types import Endpoint
 
 MAX_BYTES = 1024 * 1024

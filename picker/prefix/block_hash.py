@@ -42,11 +42,7 @@ def root_hash(model: str, salt: str = "", seed: int = 0) -> int:
 
 
 def block_hashes(
-    tokens: bytes,
-    root: int,
-    block_size_tokens: int,
-    max_blocks: int | None = None,
-    seed: int = 0,
+    tokens: bytes, root: int, block_size_tokens: int, max_blocks: int | None = None, seed: int = 0
 ) -> BlockHashes:
     """Compute the hashes of the first `max_blocks` blocks of packed uint32 tokens."""
     if block_size_tokens < 1:

@@ -42,10 +42,7 @@ class HashAlgorithm(Enum):
 
 class BlockKeys:
     def __init__(
-        self,
-        block_size_tokens: int,
-        seed: str = "",
-        algorithm: HashAlgorithm = HashAlgorithm.XXH64,
+        self, block_size_tokens: int, seed: str = "", algorithm: HashAlgorithm = HashAlgorithm.XXH64
     ) -> None:
         if block_size_tokens < 1:
             raise ValueError(f"block size must be at least 1 token, got {block_size_tokens}")
@@ -74,11 +71,7 @@ class BlockKeys:
         return keys
 
     def prompt(
-        self,
-        model: str,
-        tokens: bytes,
-        features: Sequence[MultiModalFeature] = (),
-        salt: str = "",
+        self, model: str, tokens: bytes, features: Sequence[MultiModalFeature] = (), salt: str = ""
     ) -> list[int]:
         return self.chain(self.root(model), tokens, self._extras(len(tokens), features, salt))
 

@@ -160,7 +160,7 @@ ENGINES: Mapping[str, EngineSeries] = MappingProxyType(
         "triton": EngineSeries(
             # The reference reads running requests from `nv_inference_exec_count`, which counts all
             # that ever ran and would drown the picker's own count.
-            waiting=Series("nv_inference_pending_request_count"),
+            waiting=Series("nv_inference_pending_request_count")
         ),
     }
 )

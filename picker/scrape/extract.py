@@ -283,9 +283,7 @@ def _adapters_of_ranks(
     return _adapters_in(latest.values())
 
 
-def _adapters_in(
-    infos: Iterable[PageSample],
-) -> tuple[frozenset[str], frozenset[str], int | None]:
+def _adapters_in(infos: Iterable[PageSample]) -> tuple[frozenset[str], frozenset[str], int | None]:
     running: set[str] = set()
     waiting: set[str] = set()
     limit: int | None = None

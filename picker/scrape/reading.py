@@ -79,12 +79,7 @@ class EndpointReading:
         if candidate is None:
             return  # the endpoint left or moved during the scrape
         scrape = Scrape(
-            page,
-            candidate.endpoint,
-            now_seconds,
-            candidate.metrics,
-            self.rank,
-            interval_seconds,
+            page, candidate.endpoint, now_seconds, candidate.metrics, self.rank, interval_seconds
         )
         try:
             findings = self._extractor.extract(scrape)

@@ -46,9 +46,7 @@ class DecodedRequest(Generic[Q]):
 def sotw_request(data: bytes) -> DecodedRequest[sotw.SotwRequest]:
     message = _decoded(discovery_pb2.DiscoveryRequest, data)
     request = sotw.SotwRequest(
-        names=tuple(message.resource_names),
-        nonce=message.response_nonce,
-        problem=_problem(message),
+        names=tuple(message.resource_names), nonce=message.response_nonce, problem=_problem(message)
     )
     return DecodedRequest(message.type_url, message.node.id, request)
 

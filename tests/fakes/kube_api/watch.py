@@ -197,11 +197,11 @@ class Watches:
             feed.fail(expired(feed.request.version or 0, self._store.version))
 
     def fail(self, error: ApiError, plural: str | None = None) -> None:
-        """Withhold all events while connections stay open and new ones are accepted."""
         for feed in self.of(plural):
             feed.fail(error)
 
     def silence(self) -> None:
+        """Withhold all events while connections stay open and new ones are accepted."""
         self.silent = True
         for feed in self._feeds:
             feed.silent = True

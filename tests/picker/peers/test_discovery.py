@@ -5,14 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from picker.errors import ConfigError
-from picker.peers.discovery import (
-    MAX_PEERS,
-    NamedPeers,
-    PeerAddress,
-    PeerName,
-    peer_name,
-    resolve,
-)
+from picker.peers.discovery import MAX_PEERS, NamedPeers, PeerAddress, PeerName, peer_name, resolve
 
 
 @pytest.mark.parametrize(

@@ -15,89 +15,12 @@ from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.discovery import PeerAddress
 from picker.peers.inbox import InboxLimits
 from picker.peers.mesh import Mesh
+from picker.peers.outbox import Cursor
 from picker.peers.server import MAX_CALLS, PeerServer, PoolReports, peer_port
 from picker.peers.wire import REPORT_METHOD
 from tests.support.picker.replica_mesh import KEYS, Node, node
 from tests.support.picker.replicas_scene import LOOPBACK
 from tests.support.waiting import until
-
-
-class Clock:
-    now = 0.0
-    is_ready = True
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@asynccontextmanager
-async def listening(one: Node, clock: Clock) -> AsyncIterator[int]:
-    series = PickerMetrics().peers
-    server = PeerServer({"pool": PoolReports(one.exchange, series, lambda: clock.is_ready)}, clock)
-    try:
-        yield await server.start(peer_port(LOOPBACK, 0))
-    finally:
-        await server.stop()
-
-
-async def test_the_load_of_a_killed_replica_expires() -> None:
-    rng, clock = Random(1), Clock()
-    here, killed = node(rng), node(rng)
-    killed.inflight.acquire(KEYS[0])
-    killed.exchange.tick(0.0)
-    async with listening(here, clock) as port:
-        channel = grpc.aio.insecure_channel(f"{LOOPBACK}:{port}")
-        calling = channel.stream_stream(REPORT_METHOD)()
-        await calling.write(killed.exchange.hello(0.0))
-        _, cursor = killed.exchange.welcomed(await calling.read(), 0.0)
-        message = killed.exchange.next(cursor, 0.0)
-        await calling.write(message)
-        await until(lambda: here.inflight.requests(KEYS[0]) == 1)
-        await channel.close(0)
-        clock.now = InboxLimits().silence_seconds
-        here.exchange.tick(clock.now)
-        assert here.inflight.requests(KEYS[0]) == 1
-        here.exchange.tick(clock.now + 0.1)
-        assert here.inflight.counts == {}
-
-
-async def test_calls_are_refused_until_the_pool_is_known() -> None:
-    """Reports about unknown endpoints would be lost."""
-    rng, clock = Random(2), Clock()
-    clock.is_ready = False
-    async with (
-        listening(node(rng), clock) as port,
-        grpc.aio.insecure_channel(f"{LOOPBACK}:{port}") as channel,
-    ):
-        calling = channel.stream_stream(REPORT_METHOD)()
-        assert await calling.code() is grpc.StatusCode.UNAVAILABLE
-
-
-async def test_a_mesh_follows_addresses_but_not_its_own() -> None:
-    rng, clock = Random(3), Clock()
-    here, there = node(rng), node(rng)
-    metrics = PickerMetrics().peers
-    mesh = Mesh(here.exchange, metrics, clock, None, 0.01)
-    async with listening(here, clock) as own, listening(there, clock) as other:
-        mesh.follow([PeerAddress(f"{LOOPBACK}:{port}", "") for port in (own, other)])
-        tasks = [asyncio.create_task(mesh.run()), asyncio.create_task(mesh.tick())]
-        try:
-
-            def ended(result: str) -> float:
-                return dict(metrics.calls_total.numbers()).get((result,), 0)
-
-            def connected() -> float:
-                return dict(metrics.connected.numbers()).get((), 0)
-
-            await until(lambda: ended("self") == 1 and connected() == 1)
-            here.placements.place(KEYS[1], 4, 5)
-            await until(lambda: (KEYS[1], (4, 5)) in there.placements.known)
-            mesh.follow([])
-            await until(lambda: connected() == 0)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @dataclass
@@ -118,9 +41,21 @@ class Pool:
 @dataclass
 class Scene:
     pools: Mapping[str, Pool]
-    channel: grpc.aio.Channel
     rng: Random
-    server: PeerServer
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        reports = {name: self._reports_of(pool) for name, pool in self.pools.items()}
+        self.server = PeerServer(reports, lambda: self.now)
+
+    def _reports_of(self, pool: Pool) -> PoolReports:
+        return PoolReports(pool.node.exchange, pool.series, lambda: pool.is_ready)
+
+    async def open(self) -> None:
+        port = await self.server.start(peer_port(LOOPBACK, 0))
+        self.address = f"{LOOPBACK}:{port}"
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        self.channel = grpc.aio.insecure_channel(self.address, options=options)
 
     def caller(self, pool: str) -> Node:
         return node(self.rng, pool=pool)
@@ -129,30 +64,69 @@ class Scene:
         return self.channel.stream_stream(REPORT_METHOD)()
 
 
+async def begun(calling: Any, caller: Node) -> tuple[bytes, Cursor]:
+    await calling.write(caller.exchange.hello(0.0))
+    return caller.exchange.welcomed(await calling.read(), 0.0)
+
+
 @asynccontextmanager
-async def scene(*names: str) -> AsyncIterator[Scene]:
-    rng = Random(5)
-    pools = {name: Pool(node(rng, pool=name)) for name in names}
-
-    def reports_of(pool: Pool) -> PoolReports:
-        return PoolReports(pool.node.exchange, pool.series, lambda: pool.is_ready)
-
-    server = PeerServer({name: reports_of(pool) for name, pool in pools.items()}, lambda: 0.0)
-    port = await server.start(peer_port(LOOPBACK, 0))
-    options = [("grpc.use_local_subchannel_pool", 1)]
+async def scene(*names: str, seed: int = 5) -> AsyncIterator[Scene]:
+    rng = Random(seed)
+    opened = Scene({name: Pool(node(rng, pool=name)) for name in names}, rng)
+    await opened.open()
     try:
-        address = f"{LOOPBACK}:{port}"
-        async with grpc.aio.insecure_channel(address, options=options) as channel:
-            yield Scene(pools, channel, rng, server)
+        yield opened
     finally:
-        await server.stop()
+        await opened.channel.close()
+        await opened.server.stop()
+
+
+async def test_the_load_of_a_killed_replica_expires() -> None:
+    async with scene("pool") as opened:
+        here, killed, calling = opened.pools["pool"].node, opened.caller("pool"), opened.call()
+        killed.inflight.acquire(KEYS[0])
+        killed.exchange.tick(0.0)
+        _, cursor = await begun(calling, killed)
+        await calling.write(killed.exchange.next(cursor, 0.0))
+        await until(lambda: here.inflight.requests(KEYS[0]) == 1)
+        await opened.channel.close(0)
+        opened.now = InboxLimits().silence_seconds
+        here.exchange.tick(opened.now)
+        assert here.inflight.requests(KEYS[0]) == 1
+        here.exchange.tick(opened.now + 0.1)
+        assert here.inflight.counts == {}
+
+
+async def test_a_mesh_follows_addresses_but_not_its_own() -> None:
+    async with scene("pool", seed=3) as own, scene("pool", seed=4) as other:
+        here, there = own.pools["pool"].node, other.pools["pool"].node
+        metrics = PickerMetrics().peers
+        mesh = Mesh(here.exchange, metrics, lambda: 0.0, None, 0.01)
+        mesh.follow([PeerAddress(one.address, "") for one in (own, other)])
+        tasks = [asyncio.create_task(mesh.run()), asyncio.create_task(mesh.tick())]
+        try:
+
+            def ended(result: str) -> float:
+                return dict(metrics.calls_total.numbers()).get((result,), 0)
+
+            def connected() -> float:
+                return dict(metrics.connected.numbers()).get((), 0)
+
+            await until(lambda: ended("self") == 1 and connected() == 1)
+            here.placements.place(KEYS[1], 4, 5)
+            await until(lambda: (KEYS[1], (4, 5)) in there.placements.known)
+            mesh.follow([])
+            await until(lambda: connected() == 0)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_a_call_belongs_to_the_pool_that_it_names() -> None:
     async with scene("a", "b") as here:
         caller, calling = here.caller("b"), here.call()
-        await calling.write(caller.exchange.hello(0.0))
-        peer, cursor = caller.exchange.welcomed(await calling.read(), 0.0)
+        peer, cursor = await begun(calling, caller)
         assert peer == here.pools["b"].node.exchange.replica_id
         caller.inflight.acquire(KEYS[0])
         caller.exchange.tick(0.0)
@@ -192,8 +166,7 @@ async def test_a_call_without_a_hello_is_refused(first: bytes) -> None:
 async def test_an_invalid_message_is_counted_for_its_pool() -> None:
     async with scene("a", "b") as here:
         caller, calling = here.caller("b"), here.call()
-        await calling.write(caller.exchange.hello(0.0))
-        caller.exchange.welcomed(await calling.read(), 0.0)
+        await begun(calling, caller)
         await calling.write(b"\xff\xff")
         assert await calling.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert here.pools["b"].refused == 1
@@ -206,9 +179,7 @@ async def test_a_pool_that_is_not_known_yet_refuses_only_its_own_calls() -> None
         refused, accepted = here.call(), here.call()
         await refused.write(here.caller("a").exchange.hello(0.0))
         assert await refused.code() is grpc.StatusCode.UNAVAILABLE
-        caller = here.caller("b")
-        await accepted.write(caller.exchange.hello(0.0))
-        caller.exchange.welcomed(await accepted.read(), 0.0)
+        await begun(accepted, here.caller("b"))
         here.pools["b"].is_ready = False
         late = here.call()
         assert await late.code() is grpc.StatusCode.UNAVAILABLE
@@ -235,8 +206,7 @@ async def test_the_limit_on_calls_grows_with_the_number_of_pools(
         here.server._num_calls = calls
         caller, calling = here.caller("b"), here.call()
         if is_taken:
-            await calling.write(caller.exchange.hello(0.0))
-            caller.exchange.welcomed(await calling.read(), 0.0)
+            await begun(calling, caller)
             calling.cancel()
             await until(lambda: here.server._num_calls == calls)
         else:

@@ -122,9 +122,7 @@ async def status_after(port: int, messages: list[bytes]) -> grpc.StatusCode:
         return await call.code()
 
 
-async def test_replicas_with_certificates_of_one_authority_connect(
-    tmp_path: Path,
-) -> None:
+async def test_replicas_with_certificates_of_one_authority_connect(tmp_path: Path) -> None:
     folder = certificates(tmp_path / "own")
     async with two_replicas(
         tmp_path, pods(*PAGES), cert_path=folder, server_name="replicas.test"

@@ -95,10 +95,7 @@ def planned(asks: list[Ask], seconds: float, scaling: Scaling) -> Outcome:
 
 
 def foreseen(asks: list[Ask], seconds: float) -> Outcome:
-    """Return the fewest replicas that serve `ORACLE_SHARE` of each interval within the objective.
-
-    They exist when the interval begins, and are paid for from their start a minute before.
-    """
+    """Return the fewest replicas of each interval that keep `ORACLE_SHARE` in the objective."""
     fleet, replicas, num_starts = QueueingFleet(WORKER, 0.0, 1), 1, 0
     every: list[Ask] = []
     coming = asks

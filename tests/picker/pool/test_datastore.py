@@ -26,9 +26,20 @@ def endpoint(name: str, port: int = 8000, **labels: str) -> Endpoint:
     return Endpoint(name, "10.0.0.1", port, labels=labels)
 
 
-def test_a_snapshot_never_changes_and_is_shared_until_something_does() -> None:
-    store = Datastore()
+@pytest.fixture
+def observer() -> Forgetful:
+    return Forgetful()
+
+
+@pytest.fixture
+def store(observer: Forgetful) -> Datastore:
+    """Return a pool of the endpoint `a`."""
+    store = Datastore([observer])
     store.set_endpoints([endpoint("a")])
+    return store
+
+
+def test_a_snapshot_never_changes_and_is_shared_until_something_does(store: Datastore) -> None:
     before = store.snapshot()
     assert store.snapshot() is before
     store.update_metrics("default/a", EndpointMetrics(waiting_requests=4))
@@ -55,11 +66,10 @@ def test_setting_endpoints_reports_what_came_and_went() -> None:
     assert len(received) == 2
 
 
-def test_new_labels_keep_the_metrics_but_a_new_address_does_not() -> None:
+def test_new_labels_keep_the_metrics_but_a_new_address_does_not(
+    store: Datastore, observer: Forgetful
+) -> None:
     """Another address is another server."""
-    observer = Forgetful()
-    store = Datastore([observer])
-    store.set_endpoints([endpoint("a")])
     store.update_metrics("default/a", EndpointMetrics(running_requests=2))
     assert not store.set_endpoints([endpoint("a", role="decode")])
     candidate = store.get("default/a")
@@ -73,11 +83,10 @@ def test_new_labels_keep_the_metrics_but_a_new_address_does_not() -> None:
     assert observer.forgotten == ["default/a"]
 
 
-def test_a_restart_is_noticed_even_across_failed_scrapes() -> None:
+def test_a_restart_is_noticed_even_across_failed_scrapes(
+    store: Datastore, observer: Forgetful
+) -> None:
     """A new process has an empty cache."""
-    observer = Forgetful()
-    store = Datastore([observer])
-    store.set_endpoints([endpoint("a")])
     store.update_metrics("default/a", EndpointMetrics(process_start_time_seconds=100.0))
     store.update_metrics("default/a", EndpointMetrics(process_start_time_seconds=100.0))
     store.update_metrics("default/a", EndpointMetrics(process_start_time_seconds=None))
@@ -99,9 +108,7 @@ def test_news_of_endpoints_that_left_are_ignored() -> None:
     assert store.get("default/ghost") is None
 
 
-def test_the_last_metrics_outlive_the_current_ones() -> None:
-    store = Datastore()
-    store.set_endpoints([endpoint("a")])
+def test_the_last_metrics_outlive_the_current_ones(store: Datastore) -> None:
     store.update_metrics("default/a", EndpointMetrics(waiting_requests=4))
     store.mark_stale("default/a")
     (candidate,) = store.snapshot().candidates
@@ -109,9 +116,7 @@ def test_the_last_metrics_outlive_the_current_ones() -> None:
     assert candidate.last_metrics == EndpointMetrics(waiting_requests=4)
 
 
-def test_attributes_are_added_replaced_and_dropped_by_name() -> None:
-    store = Datastore()
-    store.set_endpoints([endpoint("a")])
+def test_attributes_are_added_replaced_and_dropped_by_name(store: Datastore) -> None:
     store.set_attributes("default/a", {"x/p": 1, "y/p": 2})
     store.update_metrics("default/a", EndpointMetrics(), {"x/p": 3})
     before = store.snapshot()
@@ -166,10 +171,9 @@ def test_another_incarnation_at_the_same_address_is_another_server() -> None:
     assert observer.forgotten == ["default/a"]
 
 
-def test_a_pool_that_is_gone_is_as_good_as_never_known() -> None:
-    observer = Forgetful()
-    store = Datastore([observer])
-    store.set_endpoints([endpoint("a")])
+def test_a_pool_that_is_gone_is_as_good_as_never_known(
+    store: Datastore, observer: Forgetful
+) -> None:
     store.forget_pool()
     assert store.snapshot().candidates == ()
     assert not store.synced

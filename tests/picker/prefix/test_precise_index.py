@@ -103,13 +103,10 @@ def test_blocks_without_a_known_parent_are_dropped_and_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shared", "cpu", "disk"),
-    [(3, 0, 0), (4, 4, 0), (7, 4, 0), (8, 8, 8), (11, 8, 8), (12, 12, 8)],
+    ("shared", "cpu", "disk"), [(3, 0, 0), (4, 4, 0), (7, 4, 0), (8, 8, 8), (11, 8, 8), (12, 12, 8)]
 )
 def test_only_whole_blocks_of_several_keys_match(shared: int, cpu: int, disk: int) -> None:
-    """Chunks have 16 tokens in host memory and 32 on disk, keys 4; the prompt shares some of the
-    keys.
-    """
+    """Chunks have 16 tokens in host memory and 32 on disk, keys have 4."""
     scene = Scene()
     scene.say("a", stored(1, *range(48), size=16, tier="cpu"))
     scene.say("b", stored(1, *range(64), size=32, tier="disk"))

@@ -139,9 +139,7 @@ def test_other_engines_are_read_by_their_row(engine: str, page: bytes) -> None:
 
 
 def test_an_engine_without_kv_usage_needs_none() -> None:
-    """Plain Triton reports each of its models but no KV cache; its total of executions is not a
-    load.
-    """
+    """Plain Triton reports no KV cache; its total of executions is not a load."""
     page = (
         b'nv_inference_pending_request_count{model="a"} 3\n'
         b'nv_inference_pending_request_count{model="b"} 1\nnv_inference_exec_count 1000000\n'
@@ -172,9 +170,7 @@ def test_a_total_and_its_parts_are_counted_once() -> None:
     ],
 )
 def test_a_missing_series_is_reported_and_only_its_value_unknown(
-    missing: tuple[bytes, ...],
-    known: tuple[float | None, ...],
-    previous: EndpointMetrics | None,
+    missing: tuple[bytes, ...], known: tuple[float | None, ...], previous: EndpointMetrics | None
 ) -> None:
     page = VLLM
     for name in missing:

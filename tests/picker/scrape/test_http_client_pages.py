@@ -384,9 +384,7 @@ def test_plain_http_needs_no_certificates() -> None:
         tls_context(PageLocation("https", tls=TlsFiles(True, ca_cert_path="/none.pem")))
 
 
-async def test_pages_over_https_follow_their_tls_settings(
-    certificate: tuple[Path, Path],
-) -> None:
+async def test_pages_over_https_follow_their_tls_settings(certificate: tuple[Path, Path]) -> None:
     cert, key = certificate
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)

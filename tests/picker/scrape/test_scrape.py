@@ -34,6 +34,7 @@ from tests.support.picker.scrape_scene import (
 )
 
 pytestmark = pytest.mark.looptime
+A = [endpoint("a", 1)]
 
 
 async def test_every_endpoint_is_scraped_twenty_times_a_second() -> None:
@@ -134,8 +135,7 @@ async def test_an_idle_pool_is_scraped_once_a_second_until_a_decision() -> None:
 async def test_a_request_in_flight_keeps_the_pool_busy() -> None:
     """Its response may take minutes, while the load changes."""
     pages = Pages({1: PAGE})
-    async with scraping(source(pages), watched=True) as scene:
-        scene.store.set_endpoints([endpoint("a", 1)])
+    async with scraping(source(pages), watched=True, pool=A) as scene:
         scene.decide()
         scene.inflight.acquire("default/a")
         await asyncio.sleep(20.0)
@@ -164,8 +164,7 @@ async def test_the_interval_of_a_source_is_rounded_to_ticks() -> None:
 
 async def test_scraping_follows_the_endpoints() -> None:
     pages = Pages({1: PAGE, 2: PAGE})
-    async with scraping(source(pages)) as scene:
-        scene.store.set_endpoints([endpoint("a", 1)])
+    async with scraping(source(pages), pool=A) as scene:
         await asyncio.sleep(0.2)
         scene.store.set_endpoints([endpoint("b", 2)])
         await asyncio.sleep(0.01)
@@ -189,8 +188,7 @@ async def test_a_restarted_server_at_the_same_address_is_scraped() -> None:
 
 async def test_a_new_metrics_port_replaces_the_old_one() -> None:
     pages = Pages({1: PAGE, 9: PAGE.replace(b" 3", b" 7")})
-    async with scraping(source(pages)) as scene:
-        scene.store.set_endpoints([endpoint("a", 1)])
+    async with scraping(source(pages), pool=A) as scene:
         await asyncio.sleep(0.2)
         scene.store.set_endpoints([endpoint("a", 1, metrics_host_port=f"{HOST}:9")])
         await asyncio.sleep(0.01)
@@ -229,8 +227,7 @@ async def test_a_large_page_is_searched_in_slices() -> None:
     filler = b"".join(bucket % number for number in range(20_000))
     extractor = configured("core-metrics-extractor")
     pages = Pages({1: filler + PAGE + filler})
-    async with scraping(source(pages, ("core", extractor))) as scene:
-        scene.store.set_endpoints([endpoint("a", 1)])
+    async with scraping(source(pages, ("core", extractor)), pool=A) as scene:
         await pages.served.wait()
         turns = 0
         while scene.candidate("a").metrics is None:
@@ -282,8 +279,7 @@ async def test_the_load_is_unknown_after_four_failures_in_a_row(
 ) -> None:
     pages = Pages({1: PAGE})
     caplog.set_level(logging.INFO)
-    async with scraping(source(pages)) as scene:
-        scene.store.set_endpoints([endpoint("a", 1)])
+    async with scraping(source(pages), pool=A) as scene:
         await asyncio.sleep(0.2)
         del pages.pages[1]
         await asyncio.sleep(0.12)
@@ -324,8 +320,7 @@ async def test_several_extractors_read_the_same_page() -> None:
 
     pages = Pages({1: b"no metrics"})
     readers = (("core", Core()), ("length", Length()), ("length", Other()))
-    async with scraping(source(pages, *readers)) as scene:
-        scene.store.set_endpoints([endpoint("a", 1)])
+    async with scraping(source(pages, *readers), pool=A) as scene:
         await asyncio.sleep(0.2)
         scene.store.set_endpoints([endpoint("a", 1), endpoint("b", 2)])
         await asyncio.sleep(0.2)
@@ -370,8 +365,7 @@ async def test_a_page_that_arrives_after_its_endpoint_moved_is_dropped() -> None
             return await super().fetch(address)
 
     pages = Slow({})
-    async with scraping(source(pages)) as scene:
-        scene.store.set_endpoints([endpoint("a", 1)])
+    async with scraping(source(pages), pool=A) as scene:
         await asyncio.sleep(0.01)
         scene.store.set_endpoints([endpoint("a", 2)])
         await asyncio.sleep(0.5)
@@ -434,8 +428,7 @@ async def test_a_series_that_comes_and_goes_is_unknown_while_it_is_missing(
             return Extraction(attributes={"Length/test": 7}, problems=("no other",))
 
     reader = Coming()
-    async with scraping(source(Pages({1: b"page"}), ("length", reader))) as scene:
-        scene.store.set_endpoints([endpoint("a", 1)])
+    async with scraping(source(Pages({1: b"page"}), ("length", reader)), pool=A) as scene:
         seen: dict[bool, set[tuple[str, ...]]] = {True: set(), False: set()}
         while reader.pages < 100:
             await asyncio.sleep(0.02)

@@ -33,3 +33,12 @@ def test_watchers_are_notified_of_changes_only() -> None:
     cache.unwatch(listen)
     assert cache.publish([])
     assert notified == [1, 2]
+
+
+def test_a_published_name_is_no_longer_awaited() -> None:
+    cache = Cache(("a", "b", "c"))
+    assert cache.current is None
+    cache.update(resource_of("a", b"1"))
+    assert cache.current.awaited == {"b", "c"}
+    cache.publish([resource_of("b", b"1")])
+    assert cache.current.awaited == {"c"}

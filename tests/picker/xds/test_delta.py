@@ -1,12 +1,14 @@
 """The incremental variant, case by case; the walk is in `test_state_walk`."""
 
+import pytest
+
 from picker.xds.state.cache import Cache, ResourceSet, resource_of
 from picker.xds.state.delta import DeltaRequest, DeltaResponse, DeltaSession
 from picker.xds.state.subscription import Acknowledgement
 
 
-def current(**contents: str) -> ResourceSet:
-    cache = Cache()
+def current(*awaited: str, **contents: str) -> ResourceSet:
+    cache = Cache(awaited)
     cache.publish(resource_of(name, text.encode()) for name, text in contents.items())
     assert cache.current is not None
     return cache.current
@@ -121,3 +123,43 @@ def test_an_unsubscribed_name_is_sent_again_to_a_wildcard_client() -> None:
     session = begun("*", "a", a="1", b="1")
     session.receive(DeltaRequest(unsubscribe=("a",)))
     assert contents(session.poll(current(a="1", b="1"))) == ({"a": "1"}, set())
+
+
+@pytest.mark.parametrize("had", [{}, {"b": "old"}], ids=["new", "again"])
+def test_nothing_is_sent_about_an_awaited_name(had: dict[str, str]) -> None:
+    session = DeltaSession()
+    session.receive(DeltaRequest(("a", "b", "z"), initial_versions=had))
+    response = session.poll(current("b", a="1"))
+    assert contents(response) == ({"a": "1"}, {"z"})
+    session.receive(DeltaRequest(nonce=response.nonce))
+    assert session.poll(current("b", a="1")) is None
+    assert contents(session.poll(current(a="1", b="1"))) == ({"b": "1"}, set())
+
+
+def test_a_wildcard_client_keeps_its_awaited_resources() -> None:
+    session = DeltaSession()
+    session.receive(DeltaRequest(initial_versions={"b": "old", "z": "old"}))
+    assert contents(session.poll(current("b", a="1"))) == ({"a": "1"}, {"z"})
+
+
+def test_a_repeated_subscription_is_answered_once_the_pool_is_current() -> None:
+    """This holds even with the same version: the client may have dropped the content."""
+    session = DeltaSession()
+    has = version("1")
+    session.receive(DeltaRequest(("a", "b"), initial_versions={"b": has}))
+    response = session.poll(current("b", a="1"))
+    assert contents(response) == ({"a": "1"}, set())
+    session.receive(DeltaRequest(("b",), nonce=response.nonce))
+    response = session.poll(current("b", a="2"))
+    assert contents(response) == ({"a": "2"}, set())
+    session.receive(DeltaRequest(nonce=response.nonce))
+    assert contents(session.poll(current(a="2", b="1"))) == ({"b": "1"}, set())
+
+
+def test_the_removal_of_a_published_name_is_sent() -> None:
+    session = DeltaSession()
+    session.receive(DeltaRequest(("a", "b")))
+    assert session.poll(current("a", "b")) is None
+    response = session.poll(current(a="1", b="1"))
+    session.receive(DeltaRequest(nonce=response.nonce))
+    assert contents(session.poll(current(a="1"))) == ({}, {"b"})

@@ -17,8 +17,10 @@ ONE, TWO = Endpoint("one", "10.0.0.1", 8000), Endpoint("two", "10.0.0.2", 8000)
 
 
 class Followed:
-    def __init__(self) -> None:
+    def __init__(self, *endpoints: Endpoint) -> None:
         self.datastore, self.cache = Datastore(), Cache()
+        if endpoints:
+            self.datastore.set_endpoints(endpoints)
         self.series = PickerMetrics().xds
         self.feed = EndpointFeed(self.datastore, self.cache, "pool", self.series)
 
@@ -49,8 +51,7 @@ async def test_nothing_is_published_before_the_pool_is_known() -> None:
 
 async def test_the_first_change_is_published_at_once_and_later_ones_together() -> None:
     """A thousand changes a second are twenty sets."""
-    followed = Followed()
-    followed.datastore.set_endpoints([ONE])
+    followed = Followed(ONE)
     async with followed.running():
         await asyncio.sleep(10)
         followed.datastore.set_endpoints([ONE, TWO])
@@ -70,8 +71,7 @@ async def test_the_first_change_is_published_at_once_and_later_ones_together() -
 
 
 async def test_changes_without_meaning_for_proxies_are_not_published() -> None:
-    followed = Followed()
-    followed.datastore.set_endpoints([ONE])
+    followed = Followed(ONE)
     async with followed.running():
         await asyncio.sleep(1)
         followed.datastore.update_metrics(ONE.key, EndpointMetrics(waiting_requests=7))
@@ -84,9 +84,8 @@ async def test_changes_without_meaning_for_proxies_are_not_published() -> None:
 async def test_an_endpoint_with_a_host_name_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    followed = Followed()
     named = Endpoint("named", "worker.example", 8000)
-    followed.datastore.set_endpoints([named, ONE])
+    followed = Followed(named, ONE)
     async with followed.running():
         await asyncio.sleep(1)
         followed.datastore.set_endpoints([named, ONE, TWO])

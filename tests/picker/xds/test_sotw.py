@@ -9,8 +9,8 @@ def emptied(name: str) -> XdsResource:
     return resource_of(name, b"")
 
 
-def current(**contents: str) -> ResourceSet:
-    cache = Cache()
+def current(*awaited: str, **contents: str) -> ResourceSet:
+    cache = Cache(awaited)
     cache.publish(resource_of(name, text.encode()) for name, text in contents.items())
     assert cache.current is not None
     return cache.current
@@ -123,3 +123,10 @@ def test_a_client_that_reconnects_gets_a_response() -> None:
     session = SotwSession(emptied)
     assert session.receive(SotwRequest(("a",), "7")) is Acknowledgement.NONE
     assert contents(session.poll(current(a="1"))) == {"a": "1"}
+
+
+def test_nothing_is_sent_about_an_awaited_name() -> None:
+    """A resource that is absent from a response stays."""
+    session = SotwSession(emptied)
+    session.receive(SotwRequest(("a", "b")))
+    assert contents(session.poll(current("b", a="1"))) == {"a": "1"}

@@ -60,9 +60,7 @@ STEPS = st.tuples(
 
 @examples(200)
 @given(st.lists(STEPS, max_size=20))
-def test_a_changed_assignment_equals_a_new_one(
-    steps: list[tuple[int, str | None, str]],
-) -> None:
+def test_a_changed_assignment_equals_a_new_one(steps: list[tuple[int, str | None, str]]) -> None:
     changed, pool = wire.assignment("pool"), dict[int, Endpoint]()
     for number, address, zone in steps:
         if address is None:

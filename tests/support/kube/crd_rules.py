@@ -75,10 +75,7 @@ class FieldError:
 
 
 class CrdRules:
-    """The rules of one version of a definition.
-
-    Raises ValueError for a schema that is not structural.
-    """
+    """The rules of one version of a definition. Raises ValueError if it is not structural."""
 
     def __init__(self, document: dict[str, Any], version: str | None = None) -> None:
         versions = {one["name"]: one for one in document["spec"]["versions"]}

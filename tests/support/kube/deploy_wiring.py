@@ -147,10 +147,7 @@ def _references(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def _has_picker(pool: Object, services: Sequence[Object], namespace: str | None = None) -> bool:
-    """Check that a pool's picker has its port, in `namespace` or anywhere.
-
-    Gateways look for it in the pool's namespace, and other proxies know where it is.
-    """
+    """Check that a picker has its port, in `namespace`, where gateways look, or anywhere."""
     picker = pool["spec"]["endpointPickerRef"]
     ports = [
         port["port"]

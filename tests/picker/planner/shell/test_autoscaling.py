@@ -85,7 +85,11 @@ class Scene:
             await asyncio.sleep(1.0)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def running(self, replicas: int = 0, workers: int = 0) -> AsyncIterator[None]:
+        if replicas:
+            self.deploy(replicas)
+        for number in range(workers):
+            self.work(number)
         sight = PoolSight(
             "pool",
             "default",
@@ -113,9 +117,7 @@ def scene(more: str = "") -> Scene:
 
 async def test_a_load_scales_the_deployment_up_and_back() -> None:
     pool = scene()
-    pool.deploy(1)
-    pool.work(0)
-    async with pool.running():
+    async with pool.running(replicas=1, workers=1):
         await pool.requests(3, 10)
         most = pool.replicas
         assert most > 2
@@ -131,8 +133,7 @@ async def test_a_load_scales_the_deployment_up_and_back() -> None:
 async def test_a_standby_writes_and_reports_nothing() -> None:
     """It receives no requests, and would remove the workers."""
     pool = scene()
-    pool.deploy(4)
-    async with pool.running():
+    async with pool.running(replicas=4):
         pool.leads = False
         await pool.requests(0, 60)
         assert pool.replicas == 4
@@ -142,9 +143,7 @@ async def test_a_standby_writes_and_reports_nothing() -> None:
 
 async def test_the_first_request_wakes_a_group_without_workers() -> None:
     pool = scene("minReplicas: 0")
-    pool.deploy(1)
-    pool.work(0)
-    async with pool.running():
+    async with pool.running(replicas=1, workers=1):
         await pool.requests(0, 31)
         assert pool.replicas == 0
         pool.workers = []
@@ -155,18 +154,15 @@ async def test_the_first_request_wakes_a_group_without_workers() -> None:
 
 async def test_a_worker_without_metrics_does_not_count_as_idle() -> None:
     pool = scene("minReplicas: 0")
-    pool.deploy(1)
     pool.work(0, running_requests=None)
-    async with pool.running():
+    async with pool.running(replicas=1):
         await pool.requests(0, 31)
         assert pool.replicas == 1
 
 
 async def test_slow_workers_are_detected_by_their_metrics() -> None:
     fast, slow = scene(), scene()
-    for pool in (fast, slow):
-        pool.deploy(4)
-    async with fast.running(), slow.running():
+    async with fast.running(replicas=4), slow.running(replicas=4):
         for second in range(100):
             for pool, running in ((fast, 8), (slow, 16)):
                 for number in range(4):
@@ -182,9 +178,8 @@ async def test_a_missing_deployment_is_logged_once_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pool = scene()
-    pool.work(0)
     with caplog.at_level(logging.WARNING):
-        async with pool.running():
+        async with pool.running(workers=1):
             await pool.requests(3, 30)
             assert pool.series("writes_total", result="404") == 3
             assert (pool.series("wanted_replicas") or 0) > 2
@@ -202,11 +197,9 @@ async def test_a_denied_write_is_logged_once(
         raise ScaleError("may not write", "403")
 
     pool = scene()
-    pool.deploy(1)
-    pool.work(0)
     with caplog.at_level(logging.WARNING), monkeypatch.context() as patch:
         patch.setattr(DeploymentScale, "write", deny)
-        async with pool.running():
+        async with pool.running(replicas=1, workers=1):
             await pool.requests(3, 30)
             assert (pool.series("writes_total", result="403") or 0) > 1
     assert caplog.messages.count("may not write") == 1
@@ -214,8 +207,7 @@ async def test_a_denied_write_is_logged_once(
 
 async def test_the_loop_survives_an_unreachable_server(caplog: pytest.LogCaptureFixture) -> None:
     pool = scene()
-    pool.deploy(1)
-    async with pool.running():
+    async with pool.running(replicas=1):
         pool.api.go_away()
         await pool.requests(3, 20)
         assert pool.replicas == 1
