@@ -1,6 +1,5 @@
 """`/generate` as SGLang and forge-infer have it, and batches of chats."""
 
-import json
 from typing import Any
 
 import pytest
@@ -12,23 +11,10 @@ PATH, BATCH = "/generate", "/v1/chat/completions/batch"
 ENDS = [ord("h"), ord("i"), sim.IM_END_ID]
 
 
-async def post(bench: Any, body: dict[str, Any], path: str = PATH) -> Any:
-    response = await bench.post(path, body)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-async def streamed(bench: Any, body: dict[str, Any]) -> list[Any]:
-    response = await bench.post(PATH, {**body, "stream": True})
-    *frames, done = response.text.strip().split("\n\n")
-    assert done == "data: [DONE]"
-    return [json.loads(frame.removeprefix("data: ")) for frame in frames]
-
-
 async def test_forge_has_its_own_form(bench: Any) -> None:
-    answer = await post(bench, {"prompt": "a"})
+    answer = await bench.answer(PATH, {"prompt": "a"})
     assert answer == {"text": "hi", "prompt_tokens": 1, "completion_tokens": 3}
-    await post(bench, {"prompt": "a", "max_tokens": 5})
+    await bench.answer(PATH, {"prompt": "a", "max_tokens": 5})
     params = [request.params for request in bench.engine.requests]
     assert [(p.temperature, p.max_tokens) for p in params] == [(0.0, 32), (0.0, 5)]
 
@@ -42,15 +28,15 @@ async def test_sglangs_fields_are_those_of_completions(bench: Any) -> None:
         "sampling_seed": 3,
         "n": 1,
     }
-    await post(bench, {"text": "a", "sampling_params": sampling, "extra_key": "s"})
+    await bench.answer(PATH, {"text": "a", "sampling_params": sampling, "extra_key": "s"})
     [request] = bench.engine.requests
     params = request.params
     assert (params.max_tokens, params.min_tokens, params.temperature) == (7, 2, 0.5)
     assert (params.stop_token_ids, params.seed, request.cache_salt) == ((5,), 3, "s")
-    await post(bench, {"input_ids": [1, 2]})
+    await bench.answer(PATH, {"input_ids": [1, 2]})
     assert bench.engine.requests[1].prompt_token_ids == [1, 2]
     assert bench.engine.requests[1].params.max_tokens == 64 - 2  # of the 128, what fits
-    await post(bench, {"text": "a", "sampling_params": {"regex": "a+"}})
+    await bench.answer(PATH, {"text": "a", "sampling_params": {"regex": "a+"}})
     assert bench.engine.requests[2].params.grammar is not None
 
 
@@ -67,8 +53,8 @@ async def test_sglangs_streams_repeat_the_whole(
     bench: Any, body: dict[str, Any], places: list[int] | None
 ) -> None:
     body = {**body, "rid": "mine"}
-    whole = await post(bench, body)
-    events = await streamed(bench, body)
+    whole = await bench.answer(PATH, body)
+    events = await bench.events(PATH, body)
     answers = [whole] if places is None else whole
     assert [answer["text"] for answer in answers] == ["hi"] * len(answers)
     info = answers[0]["meta_info"]
@@ -80,7 +66,7 @@ async def test_sglangs_streams_repeat_the_whole(
     for index, answer in enumerate(answers):
         *_, last = (event for event in events if event.pop("index", 0) == index)
         assert last == answer
-        events = await streamed(bench, body)
+        events = await bench.events(PATH, body)
 
 
 async def test_sglangs_log_probabilities(bench: Any) -> None:
@@ -88,23 +74,19 @@ async def test_sglangs_log_probabilities(bench: Any) -> None:
         bench.say("h", logprobs=[bench.logprob("h", ("x", -2.0))]),
         bench.say("i", FinishReason.LENGTH, logprobs=[bench.logprob("i", ("y", -3.0))]),
     ]
-    asked: dict[str, Any] = {
-        "return_logprob": True,
-        "top_logprobs_num": 1,
-        "return_text_in_logprobs": True,
-    }
-    asked["rid"] = "mine"
-    whole = await post(bench, {"text": "a", **asked})
+    asked = {"text": "a", "return_logprob": True, "top_logprobs_num": 1, "rid": "mine"}
+    asked["return_text_in_logprobs"] = True
+    whole = await bench.answer(PATH, asked)
     info = whole["meta_info"]
     assert info["output_token_logprobs"] == [[-0.5, ord("h"), "h"], [-0.5, ord("i"), "i"]]
     assert info["output_top_logprobs"] == [[[-2.0, ord("x"), "x"]], [[-3.0, ord("y"), "y"]]]
     assert info["finish_reason"] == {"type": "length", "length": 2}
-    assert (await streamed(bench, {"text": "a", **asked}))[-1] == whole
+    assert (await bench.events(PATH, asked))[-1] == whole
 
 
 async def test_a_batch_answers_each_conversation(bench: Any) -> None:
     conversations = [[{"role": "user", "content": text}] for text in ("a", "b b")]
-    answer = await post(bench, {"messages": conversations, "max_tokens": 4}, BATCH)
+    answer = await bench.answer(BATCH, {"messages": conversations, "max_tokens": 4})
     assert [choice["index"] for choice in answer["choices"]] == [0, 1]
     assert [choice["message"]["content"] for choice in answer["choices"]] == ["hi", "hi"]
     prompts = [len(request.prompt_token_ids) for request in bench.engine.requests]

@@ -78,9 +78,7 @@ async def test_the_models_defaults_fill_in_for_the_request(bench: Any) -> None:
 
 async def test_several_answers_are_branches_of_one_request(bench: Any) -> None:
     request = await asked(bench, TEXT, n=3, temperature=1.0)
-    first, second = request.branch_ids
-    assert first == f"1_{request.request_id}"
-    assert second == f"2_{request.request_id}"
+    assert request.branch_ids == [f"{n}_{request.request_id}" for n in (1, 2)]
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
@@ -99,10 +97,8 @@ async def test_a_beam_search_is_asked_of_the_engine(bench: Any, path: str) -> No
 
 async def test_a_beam_search_of_token_ids_shows_log_probabilities(bench: Any) -> None:
     sampling = {"use_beam_search": True, "best_of": 3, "logprobs": 2, "early_stopping": True}
-    async with bench.client() as client:
-        body = {"token_ids": [5, 6], "sampling_params": {**sampling, "max_tokens": 4}}
-        response = await client.post("/inference/v1/generate", json=body)
-    assert response.status_code == 200, response.text
+    body = {"token_ids": [5, 6], "sampling_params": {**sampling, "max_tokens": 4}}
+    await bench.answer("/inference/v1/generate", body)
     request = bench.engine.requests[-1]
     assert request.params.beam == BeamParams(3, 1.0, True, num_shown=2)
     assert (request.params.logprobs, request.branch_ids) == (2, [])
@@ -112,9 +108,7 @@ async def test_the_leg_that_runs_a_prompt_does_not_search(bench: Any) -> None:
     body = {"prompt": [1, 2], "use_beam_search": True, "n": 2, "best_of": 4}
     body |= {"bootstrap_host": "10.0.0.1", "bootstrap_port": 7, "bootstrap_room": 5}
     for role in ("kv_producer", "kv_consumer"):
-        async with bench.client(kv_role=role) as client:
-            answer = await client.post(TEXT, json=body)
-            assert answer.status_code == 200, answer.text
+        await bench.answer(TEXT, body, kv_role=role)
     assert [r.params.beam for r in bench.engine.requests] == [None, BeamParams(4)]
 
 
@@ -236,11 +230,9 @@ async def test_a_prompt_is_truncated_when_asked(bench: Any) -> None:
 async def test_a_chat_can_continue_its_last_message(bench: Any) -> None:
     messages = [*USER, {"role": "assistant", "content": "well said"}]
     body = {"messages": messages, "continue_final_message": True, "echo": True}
-    async with bench.client() as client:
-        response = await client.post(CHAT, json=body)
-        both = {**body, "add_generation_prompt": True}
-        refusal = await client.post(CHAT, json=both)
-    assert response.json()["choices"][0]["message"]["content"] == "well saidhi"
+    answer = await bench.answer(CHAT, body)
+    refusal = await bench.post(CHAT, {**body, "add_generation_prompt": True})
+    assert answer["choices"][0]["message"]["content"] == "well saidhi"
     (request,) = bench.engine.requests
     prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nwell said"
     assert request.prompt_token_ids == ids_of(prompt)
@@ -250,11 +242,8 @@ async def test_a_chat_can_continue_its_last_message(bench: Any) -> None:
 
 async def test_facts_of_the_prompt_are_returned_when_asked(bench: Any) -> None:
     facts = {"return_token_ids": True}
-    async with bench.client() as client:
-        chat = (
-            await client.post(CHAT, json={"messages": USER, "return_prompt_text": True, **facts})
-        ).json()
-        text = (await client.post(TEXT, json={"prompt": [[5], [6]], **facts})).json()
+    chat = await bench.answer(CHAT, {"messages": USER, "return_prompt_text": True, **facts})
+    text = await bench.answer(TEXT, {"prompt": [[5], [6]], **facts})
     rendered = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert chat["prompt_text"] == rendered
     assert chat["prompt_token_ids"] == ids_of(rendered)
@@ -271,10 +260,9 @@ async def test_facts_of_the_prompt_are_returned_when_asked(bench: Any) -> None:
         (TEXT, {"logprobs": 21}, "logprobs", "Requested sample logprobs of 21"),
         (TEXT, {"logprobs": True}, "logprobs", "Expected `int`"),
         (TEXT, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "not available when"),
+        (TEXT, {"temperature": 3}, "temperature", " (parameter=temperature, value=3.0)"),
         (TEXT, {"n": 2, "temperature": 0}, None, "n must be 1 when using greedy sampling, got 2."),
-        (TEXT, {"n": 17}, "n", "n must be at most 16, got 17."),
         (TEXT, {"n": 16, "prompt": ["a"] * 65}, "n", "must be at most 1024"),
-        (TEXT, {"request_id": "x" * 129}, "request_id", "printable characters"),
         (TEXT, {"request_id": "a\nb"}, "request_id", "printable characters"),
         (TEXT, {"max_tokens": 0}, "max_tokens", "max_tokens must be at least 1, got 0."),
         (CHAT, {"max_tokens": 0, "echo": True}, "max_tokens", "at least 1"),
@@ -284,7 +272,6 @@ async def test_facts_of_the_prompt_are_returned_when_asked(bench: Any) -> None:
         (CHAT, {"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "regex"),
         (CHAT, {"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "tokenize"),
         (TEXT, {"priority": 1, "settings": {"enable_priority": False}}, "priority", "not enabled"),
-        (TEXT, {"truncate_prompt_tokens": 65}, "truncate_prompt_tokens", "cannot be greater than"),
     ],
 )
 async def test_each_mistake_is_named(
@@ -304,9 +291,7 @@ async def test_two_workers_of_a_room_share_one_body(bench: Any, path: str) -> No
         body = {"token_ids": [1, 2, 3], "sampling_params": sampling}
     body |= {"bootstrap_host": "10.0.0.1", "bootstrap_port": 7, "bootstrap_room": 1 << 62}
     for role in ("kv_producer", "kv_consumer"):
-        async with bench.client(kv_role=role) as client:
-            answer = await client.post(path, json=body)
-            assert answer.status_code == 200, answer.text
+        await bench.answer(path, body, kv_role=role)
     first, second = bench.engine.requests
     name = f"room {1 << 62}"
     assert (first.keeps_kv, first.kv_name, first.kv_source) == (True, name, None)
@@ -368,12 +353,6 @@ async def test_texts_that_are_long_together_are_encoded_in_a_thread(
     assert (watched.elsewhere["decode"], watched.on_loop["decode"]) == (50, 0)
     await asked(bench, TEXT, settings, prompt="hi", max_tokens=1)
     assert (watched.elsewhere["encode"], watched.on_loop["encode"]) == (50, 1)
-
-
-async def test_values_are_repeated_in_the_message(bench: Any) -> None:
-    """The message ends with parameter and value, as vLLM's messages do."""
-    error = await refused(bench, TEXT, temperature=3)
-    assert error["message"].endswith("(parameter=temperature, value=3.0)")
 
 
 JSON = st.recursive(
@@ -446,9 +425,7 @@ async def test_a_smaller_embedding_serves_the_text_it_knows(bench: Any) -> None:
 def test_a_prompt_must_leave_room() -> None:
     assert checks.room_for_output(99, LIMITS) == 1
     for length in (100, 500):
-        with pytest.raises(
-            RequestError, match=r"^This model's maximum context length is 100 tokens\."
-        ):
+        with pytest.raises(RequestError, match=r"^This model's maximum context length is 100 tok"):
             checks.room_for_output(length, LIMITS)
     with pytest.raises(RequestError, match="cannot be empty"):
         checks.room_for_output(0, LIMITS)

@@ -25,9 +25,7 @@ def bench(bench: Any) -> Any:
 
 
 async def post(bench: Any, body: dict[str, Any], path: str = PATH, **settings: Any) -> Any:
-    response = await bench.post(path, body, embedding_size=4, **settings)
-    assert response.status_code == 200, response.text
-    return response.json()
+    return await bench.answer(path, body, embedding_size=4, **settings)
 
 
 @pytest.mark.parametrize(

@@ -150,9 +150,8 @@ async def test_requests_are_aborted_by_the_clients_id(bench: Any, path: str, nam
     bench.engine.steps = [asyncio.Event()]
     body = {"prompt": ["a", "b"], "n": 2, "stream": True}
     async with bench.client() as client:
-        call = asyncio.ensure_future(
-            client.post("/v1/completions", json=body, headers={"x-request-id": "mine"})
-        )
+        asked = client.post("/v1/completions", json=body, headers={"x-request-id": "mine"})
+        call = asyncio.ensure_future(asked)
         await bench.engine.saw_request.wait()
         await asyncio.sleep(0)  # the second prompt is asked for in the same turn of the loop
         answer = await client.post(path, json={"request_ids": [name, "unknown"]})
@@ -164,9 +163,8 @@ async def test_requests_are_aborted_by_the_clients_id(bench: Any, path: str, nam
 
 
 async def test_the_ids_to_abort_are_bounded(bench: Any) -> None:
-    async with bench.client() as client:
-        ids = ["x"] * 1024
-        taken = await client.post("/abort_requests", json={"request_ids": ids})
-        refused = await client.post("/abort_requests", json={"request_ids": [*ids, "x"]})
+    taken, refused = [
+        await bench.post("/abort_requests", {"request_ids": ["x"] * n}) for n in (1024, 1025)
+    ]
     assert (taken.status_code, refused.status_code) == (200, 400)
     assert refused.json()["error"]["param"] == "body.request_ids"

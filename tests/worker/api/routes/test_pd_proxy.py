@@ -102,9 +102,7 @@ async def test_a_client_cannot_name_a_source_of_kv(bench: Any) -> None:
         # 1e999 is more than a number can be.
         for path, number in ((TEXT, "7"), (TEXT, "1e999"), ("/invocations", "7")):
             content = body.replace('"x": 7', f'"x": {number}')
-            answer = await client.post(
-                path, content=content, headers={"content-type": "application/json"}
-            )
+            answer = await client.post(path, content=content)
             assert answer.status_code == 200, answer.text
     assert [request.kv_source for request in bench.engine.requests] == [None] * 3
 

@@ -21,21 +21,19 @@ TURNS = [{"role": "user", "content": "shono hi"}]
 )
 async def test_tokenize_agrees_with_generation(bench: Any, options: dict[str, Any]) -> None:
     body = {"messages": TURNS, **options}
-    async with bench.client() as client:
-        answer = (await client.post("/tokenize", json=body)).json()
-        usage = (await client.post("/v1/chat/completions", json=body)).json()["usage"]
+    answer = await bench.answer("/tokenize", body)
+    usage = (await bench.answer("/v1/chat/completions", body))["usage"]
     assert answer["tokens"] == bench.engine.requests[0].prompt_token_ids
     assert answer["count"] == len(answer["tokens"]) == usage["prompt_tokens"]
     assert (answer["max_model_len"], answer["token_strs"]) == (64, None)
 
 
 async def test_a_text_has_ids_and_names(bench: Any) -> None:
-    async with bench.client() as client:
-        plain = {"prompt": "shono.", "return_token_strs": True, "model": "alias"}
-        answer = (await client.post("/tokenize", json=plain)).json()
-        back = await client.post("/detokenize", json={"tokens": [*answer["tokens"], 1280]})
+    plain = {"prompt": "shono.", "return_token_strs": True, "model": "alias"}
+    answer = await bench.answer("/tokenize", plain)
+    back = await bench.answer("/detokenize", {"tokens": [*answer["tokens"], 1280]})
     assert answer["token_strs"] == [" shono", "."]
-    assert back.json() == {"prompt": " shono." + sim.IM_START}
+    assert back == {"prompt": " shono." + sim.IM_START}
 
 
 @pytest.mark.parametrize(

@@ -55,10 +55,7 @@ def test_parts_of_an_assistants_turn_are_its_text(
     [
         ({"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}, "of assistants"),
         ({"content": [{"type": "thinking", "thinking": "x"}], "reasoning": "y"}, "must not differ"),
-        (
-            {"content": ["a", {"type": "refusal", "text": "x"}]},
-            "a refusal part needs its",
-        ),
+        ({"content": ["a", {"type": "refusal", "text": "x"}]}, "a refusal part needs its"),
         ({"content": [{"type": "input_audio"}]}, "got 'input_audio'"),
     ],
 )

@@ -64,11 +64,8 @@ def test_whole_numbers_may_be_written_as_floats(text: str, expected: int) -> Non
 def test_any_number_is_taken_or_refused(body: str, param: str, reason: str) -> None:
     with pytest.raises(RequestError, match=reason) as caught:
         decode(body.encode(), Body)
-    assert (caught.value.status, caught.value.type, caught.value.param) == (
-        400,
-        "Bad Request",
-        param,
-    )
+    error = caught.value
+    assert (error.status, error.type, error.param) == (400, "Bad Request", param)
 
 
 class Outer(msgspec.Struct, forbid_unknown_fields=True):

@@ -8,11 +8,7 @@ from hypothesis import strategies as st
 
 from tests.depth import examples
 from worker.api.schema.parse import decode, decode_supported
-from worker.api.schema.requests import (
-    ChatRequest,
-    CompletionRequest,
-    TokenizeRequest,
-)
+from worker.api.schema.requests import ChatRequest, CompletionRequest, TokenizeRequest
 from worker.errors import RequestError
 
 MESSAGES = b'"messages":[{"role":"user","content":"hi"}]'
