@@ -1,12 +1,34 @@
-"""Endpoints of the picker's file, and the pages that it scrapes from them."""
+"""The pool of a whole picker: the pages that it scrapes, health, subsets, objectives; a cluster."""
 
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from random import Random
+from statistics import fmean
+from typing import Any
 
 import pytest
 
-from tests.support.picker.ext_proc_stream import DESTINATION, completion, destination_of
+from fleet.policies import POLICIES
+from fleet.sim.living_worker import WorkerSettings
+from fleet.sim.virtual_fleet import ServedPrompt, Simulation, VirtualFleet
+from fleet.sim.virtual_time import run_in_virtual_time
+from picker.cli.options import KubernetesFlags
+from tests.fakes.kube_api.kubelet import Kubelet
+from tests.fakes.kube_api.server import KubeApi, running_kube_api
+from tests.support.kube.kubernetes_objects import CRDS, pool
+from tests.support.picker.ext_proc_stream import (
+    DESTINATION,
+    Message,
+    completion,
+    destination_of,
+    directed,
+    refused,
+)
 from tests.support.picker.metrics_pages import (
     SGLANG,
     START_SECONDS,
@@ -15,8 +37,19 @@ from tests.support.picker.metrics_pages import (
     pods,
     serving,
 )
-from tests.support.picker.whole_picker import HEAD, WholePicker, whole_picker, write_endpoints
+from tests.support.picker.steady_requests import Traffic
+from tests.support.picker.whole_picker import (
+    FOUR_SCORERS,
+    HEAD,
+    WholePicker,
+    objective,
+    rewrite,
+    rule,
+    whole_picker,
+    write_endpoints,
+)
 from tests.support.waiting import until
+from worker.config import CacheConfig, SchedulerConfig, SimConfig
 
 QUEUES = HEAD + "plugins: [{type: queue-scorer}, {type: max-score-picker}]"
 
@@ -143,3 +176,305 @@ async def test_requests_in_flight_count_before_any_page_shows_them(tmp_path: Pat
         assert [row["inflight_requests"] for row in rows.values()] == [3, 3, 3]
         await stack.aclose()
         assert await picker.is_idle()
+
+
+EJECTIONS = "pointsman_endpoint_ejections_total"
+PROBES = "pointsman_endpoint_probes_total"
+BUSY_BUT_WELL = (page(queue=50), page(queue=50))
+# It scores best whatever happens: a failing server has no queue.
+BEST_AND_OTHERS = (page(queue=0), *BUSY_BUT_WELL)
+
+
+async def answered(picker: WholePicker, bad: Pod, status: int = 500, served: str | None = None):
+    """Send one request, which `bad` answers with `status`, others with 200; return its endpoint."""
+    async with picker.stream() as stream:
+        destination = destination_of(await stream.ask(completion()))
+        is_bad = destination == bad.host_port
+        headers = {":status": str(status if is_bad else 200)}
+        await stream.response_headers(headers, ends=True, served=served if is_bad else destination)
+    return destination
+
+
+async def test_requests_go_elsewhere_after_three_errors(tmp_path: Path) -> None:
+    async with whole_picker(tmp_path, pods(*BEST_AND_OTHERS)) as picker:
+        bad = picker.pods[0]
+        went = Counter([await answered(picker, bad) for _ in range(20)])
+        assert went[bad.host_port] == 3 + (await picker.series(PROBES) or 0)
+        assert await picker.series(EJECTIONS, endpoint_name=bad.name) == 1
+        assert await picker.series("pointsman_endpoints_ejected") == 1
+        assert picker.pool.health()[f"default/{bad.name}"].ejections == 1
+        assert await picker.is_idle()
+
+
+async def test_retries_elsewhere_blame_the_endpoint_that_was_picked(tmp_path: Path) -> None:
+    async with whole_picker(tmp_path, pods(*BEST_AND_OTHERS)) as picker:
+        bad, well = picker.pods[:2]
+        went = Counter([await answered(picker, bad, 200, served=well.host_port) for _ in range(20)])
+        assert went[bad.host_port] == 3 + (await picker.series(PROBES) or 0)
+        assert await picker.series(EJECTIONS) == 1
+
+
+@pytest.mark.parametrize("failures", [0, 1])
+async def test_a_flag_sets_or_disables_ejection(tmp_path: Path, failures: int) -> None:
+    pool, flag = pods(*BEST_AND_OTHERS), {"endpoint_ejection_failures": failures}
+    async with whole_picker(tmp_path, pool, FOUR_SCORERS, **flag) as picker:
+        bad = picker.pods[0]
+        went = Counter([await answered(picker, bad) for _ in range(8)])
+        if failures:
+            assert went[bad.host_port] == 1 + (await picker.series(PROBES) or 0)
+        else:
+            assert went[bad.host_port] == 8
+            assert await picker.series(EJECTIONS) is None
+
+
+PREFIX = "  - {pluginRef: prefix-cache-scorer}\n"
+
+NO_ENDPOINT = refused(
+    503,
+    "Service Unavailable",
+    "No endpoint is available for this request",
+    "rejected-no-endpoints",
+)
+Hint = Callable[[Sequence[Pod]], Any]
+
+
+def subset(value: Any) -> dict[str, Any]:
+    return {"envoy.lb.subset_hint": {"x-gateway-destination-endpoint-subset": value}}
+
+
+HINTS: list[tuple[Hint, int | None]] = [
+    (lambda p: [p[2].host_port], 2),  # H10: only the busiest
+    (lambda p: [p[0].host_port, p[2].host_port], 0),  # the best of two
+    (lambda p: [p[2].host_port, "10.9.9.9:80"], 2),  # H26: one unknown
+    (lambda p: f"{p[2].host_port}, {p[0].host_port}", 0),  # one string
+    (lambda p: ["192.168.1.99"], None),  # H11: no such endpoint
+    (lambda p: [], None),  # an empty list: no endpoint
+]
+
+
+async def test_only_endpoints_in_the_subset_serve(tmp_path: Path) -> None:
+    three = pods(page(3, 0.2), page(0, 0.1), page(10, 0.2))
+    async with whole_picker(tmp_path, three) as picker:
+        for number, (hint, expected) in enumerate(HINTS):
+            body = completion(prompt=f"{number}")  # no endpoint has its prefix
+            said = await picker.ask(body, metadata=subset(hint(three)))
+            wanted = NO_ENDPOINT if expected is None else directed(three[expected].host_port, body)
+            assert said == wanted, number
+
+
+def formula(loads: Sequence[tuple[int, float, tuple[str, ...]]]) -> list[float]:
+    """Return the total scores of queue, KV cache and adapters, for the adapter `T`."""
+    queues = [queue for queue, _, _ in loads]
+    span = max(queues) - min(queues)
+    return [
+        ((max(queues) - queue) / span if span else 1.0)
+        + (1 - kv)
+        + (1.0 if "T" in adapters else 0.8 if len(adapters) < 4 else 0.0)
+        for queue, kv, adapters in loads
+    ]
+
+
+async def test_any_subset_is_decided_by_the_formula(tmp_path: Path) -> None:
+    rng = Random(5)
+    names = ("T", "a", "b", "c", "d")
+    loads = [
+        (rng.randrange(9), rng.randrange(100) / 100, tuple(rng.sample(names, rng.randrange(5))))
+        for _ in range(12)
+    ]
+    twelve = pods(*(page(*load) for load in loads))
+    body = completion("T", stream=False)
+    async with whole_picker(tmp_path, twelve, FOUR_SCORERS.replace(PREFIX, "")) as picker:
+        for _ in range(20):
+            chosen = rng.sample(range(12), rng.randrange(1, 12))
+            scores = formula([loads[index] for index in chosen])
+            hint = subset([twelve[index].host_port for index in chosen])
+            went = await picker.destination(body, metadata=hint)
+            score = scores[[twelve[index].host_port for index in chosen].index(went)]
+            assert score == pytest.approx(max(scores))
+            await until(picker.is_idle)
+
+
+async def test_the_subset_can_be_switched_off(tmp_path: Path) -> None:
+    two = pods(page(), page(5, 0.5))
+    async with whole_picker(tmp_path, two, disable_endpoint_subset_filter=True) as picker:
+        for hint in ([two[1].host_port], []):
+            said = await picker.ask(completion(), metadata=subset(hint))
+            assert destination_of(said) == two[0].host_port
+
+
+APP = {"app": "vllm"}
+INFERENCE_POOLS = "inferencepools"
+
+
+@dataclass
+class Scene:
+    api: KubeApi
+    kubelet: Kubelet
+    picker: WholePicker
+    traffic: Traffic
+
+    async def serves(self, *places: str) -> None:
+        async def are_known() -> bool:
+            known = await self.picker.endpoints()
+            return {row["address"] for row in known.values()} == set(places)
+
+        await until(are_known)
+        await self.traffic.only_at(places)
+
+    def write_pool(self, labels: Mapping[str, str], *ports: int) -> None:
+        targets = [{"number": port} for port in ports]
+        selector = {"matchLabels": dict(labels)}
+        self.api.write(pool(name="pool", selector=selector, targetPorts=targets))
+
+
+def options_for(api: KubeApi, folder: Path, **changes: Any) -> dict[str, Any]:
+    kubeconfig = api.write_kubeconfig(folder / "kubeconfig")
+    flags = KubernetesFlags("pool", kubeconfig=kubeconfig)
+    return {"endpoints_file": None, "kubernetes": flags, "pool_name": "pool"} | changes
+
+
+@asynccontextmanager
+async def following(folder: Path) -> AsyncIterator[Scene]:
+    async with running_kube_api(None, *sorted(CRDS.glob("*.yaml"))) as api:
+        kubelet = Kubelet(api)
+        kubelet.run("a", "127.0.0.11", APP, grace_seconds=600)
+        kubelet.run("b", "127.0.0.12", APP, grace_seconds=600)
+        api.write(pool(name="pool"))
+        options = options_for(api, folder)
+        async with whole_picker(folder, (), FOUR_SCORERS, **options) as picker:
+            traffic = Traffic(picker)
+            scene = Scene(api, kubelet, picker, traffic)
+
+            async def is_ready() -> bool:
+                return bool(await picker.endpoints()) and (await picker.get("/readyz"))[0] == 200
+
+            await until(is_ready)
+            task = asyncio.create_task(traffic.run())
+            try:
+                yield scene
+                assert not task.done()
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            assert traffic.failed == []
+
+
+async def test_pods_terminate_flap_move_and_join_under_requests(tmp_path: Path) -> None:
+    async with following(tmp_path) as scene:
+        await scene.serves("127.0.0.11:8000", "127.0.0.12:8000")
+        scene.kubelet.run("c", "127.0.0.13", APP, grace_seconds=600)
+        await scene.serves("127.0.0.11:8000", "127.0.0.12:8000", "127.0.0.13:8000")
+        scene.kubelet.delete("a")  # its Pod stays, ready, for its grace
+        await scene.serves("127.0.0.12:8000", "127.0.0.13:8000")
+        scene.kubelet.move("b", "127.0.0.22")
+        await scene.serves("127.0.0.22:8000", "127.0.0.13:8000")
+        for is_ready in (False, True):  # all of the node's, as when its kubelet starts again
+            for name in "bc":
+                scene.kubelet.set_ready(name, is_ready)
+                await asyncio.sleep(0)
+        await scene.serves("127.0.0.22:8000", "127.0.0.13:8000")
+        scene.kubelet.set_ready("b", False)
+        await scene.serves("127.0.0.13:8000")
+
+
+async def test_an_outage_of_the_api_server_does_not_stop_requests(tmp_path: Path) -> None:
+    async with following(tmp_path) as scene:
+        await scene.serves("127.0.0.11:8000", "127.0.0.12:8000")
+        await scene.api.go_away()
+        scene.kubelet.delete("a")
+        scene.kubelet.run("d", "127.0.0.14", APP)
+        scene.api.write(pool(name="pool", targetPorts=[{"number": 8080}]))
+
+        async def is_said() -> bool:
+            status, text = await scene.picker.get("/readyz")
+            is_shown = "the last known state is in use" in text
+            assert not set(text) & set("<[")  # words, and nothing of Python's objects
+            return status == 200 and is_shown and "no connection to 127.0.0.1:" in text
+
+        await until(is_said)
+        await scene.serves("127.0.0.11:8000", "127.0.0.12:8000")
+        await scene.api.come_back(forget_changes=True)
+        await scene.serves("127.0.0.12:8080", "127.0.0.14:8080")
+
+
+NUM_REQUESTS = 500
+RATE = 38.0  # two thirds of what four workers can do
+LEARNED = """\
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins: [{type: metrics-data-source}, {type: core-metrics-extractor}, {type: latency-scorer}]
+"""
+WORKER = WorkerSettings(
+    SimConfig(prefill_tokens_per_second=2_400, decode_base_seconds=0.004),
+    SchedulerConfig(max_num_batched_tokens=128, max_num_seqs=64, max_model_len=2048),
+    CacheConfig(2048, 16),
+)
+
+
+async def _answers(config: str | None, seed: int) -> Sequence[ServedPrompt]:
+    rng, tasks = Random(seed), list[asyncio.Task[ServedPrompt]]()
+    settings = Simulation(worker=WORKER, config=config, seed=seed)
+    async with VirtualFleet(settings) as fleet, asyncio.TaskGroup() as group:
+        for _ in range(NUM_REQUESTS):
+            length = int(rng.choice((30,) * 6 + (900,)) * rng.uniform(0.5, 1.5))
+            prompt = rng.choices(range(256, 1280), k=length)
+            tasks.append(group.create_task(fleet.ask(prompt, rng.randint(2, 6))))
+            await asyncio.sleep(rng.expovariate(RATE))
+    return [task.result() for task in tasks]
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_mixed_lengths_wait_less_where_latencies_are_predicted(seed: int) -> None:
+    settled = NUM_REQUESTS // 3
+    usual, headroom, costs = (
+        run_in_virtual_time(_answers(config, seed))[settled:]
+        for config in (None, LEARNED, POLICIES["predicted"])
+    )
+    assert fmean(one.seconds for one in headroom) < fmean(one.seconds for one in usual)
+    assert fmean(one.seconds for one in costs) < fmean(one.seconds for one in usual)
+
+
+OBJECTIVE = "x-llm-d-inference-objective"
+
+
+def model_of(said: list[Message]) -> str:
+    pieces = [one.request_body.response.body_mutation.streamed_response.body for one in said[1:]]
+    return json.loads(b"".join(pieces))["model"]
+
+
+async def test_changes_apply_whole_and_fail_no_request(tmp_path: Path) -> None:
+    first, second = pods(page(), page())
+    states = {
+        pod.name: [objective("o", priority), rewrite("r", rule("m", **{model: None}))]
+        for pod, priority, model in ((first, 1, "v1"), (second, 2, "v2"))
+    }
+    seen: Counter[tuple[str, str]] = Counter()
+    async with whole_picker(tmp_path, [first, second]) as picker:
+        picker.policies = states[first.name]
+        picker.list_endpoints([first])
+        await until(lambda: _only(picker, first.name))
+        done = asyncio.Event()
+
+        async def client() -> None:
+            while not done.is_set():
+                said = await picker.ask(completion("m"), {OBJECTIVE: "o"})
+                seen[destination_of(said), model_of(said)] += 1
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(4):
+                group.create_task(client())
+            for pod in (second, first) * 3:
+                picker.policies = states[pod.name]
+                picker.list_endpoints([pod])
+                await until(lambda name=pod.name: _only(picker, name))
+            done.set()
+        assert seen.keys() == {(first.host_port, "v1"), (second.host_port, "v2")}
+        assert await picker.outcomes() == {"client-gone": sum(seen.values())}
+        for model, priority in (("v1", "1"), ("v2", "2")):
+            fields = {"target_model_name": model, "priority": priority}
+            counted = sum(count for (_, name), count in seen.items() if name == model)
+            assert await picker.requests(**fields) == counted
+
+
+async def _only(picker, name: str) -> bool:  # type: ignore[no-untyped-def]
+    return list(await picker.endpoints()) == [name]

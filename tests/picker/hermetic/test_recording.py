@@ -1,4 +1,4 @@
-"""A whole picker whose decisions are recorded under constant changes."""
+"""A whole picker of one pool or several, whose decisions are recorded under constant changes."""
 
 import asyncio
 import json
@@ -10,11 +10,12 @@ import pytest
 
 from fleet.commands.cli import main
 from picker.cli.options import RecordFlags
-from picker.recording.lines import read_recording
+from picker.recording.lines import Header, read_recording
 from picker.recording.replay import Redecided, Replay
 from tests.depth import by_depth
 from tests.support.picker.ext_proc_stream import GatewayStream, completion
 from tests.support.picker.metrics_pages import START_SECONDS, Pod, page, pods
+from tests.support.picker.pools_scene import several_pools
 from tests.support.picker.whole_picker import HEAD, WholePicker, whole_picker
 from tests.support.waiting import until
 
@@ -178,3 +179,42 @@ async def test_the_end_of_the_recording_is_not_the_end_of_the_picker(tmp_path: P
     found = decided(path)
     assert 0 < len(found) < 20
     assert all(one.is_identical for one in found)
+
+
+REQUESTS_BY_POOL = {"llama": 40, "x/qwen": 25, "y/qwen": 15}
+
+
+async def test_each_pool_is_decided_again_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    some = pods(page(), page(queue=2), page(queue=1))
+    pools = {"llama": some, "x/qwen": some, "y/qwen": pods(page())}
+    record = RecordFlags(tmp_path / "decisions-{pool}.jsonl")
+    async with several_pools(tmp_path, pools, record=record) as scene:
+
+        async def ask(key: str, number: int) -> None:
+            async with scene[key].stream() as stream:
+                await stream.ask(completion(prompt=f"about {key} {number % 5} " * 40))
+                await stream.respond([b"{}"])
+
+        numbered = [
+            (key, number) for key, most in REQUESTS_BY_POOL.items() for number in range(most)
+        ]
+        await asyncio.gather(*(ask(*one) for one in numbered))
+        for key in REQUESTS_BY_POOL:
+            await until(scene[key].is_idle)
+    for key, number in REQUESTS_BY_POOL.items():
+        path = tmp_path / f"decisions-{key.replace('/', '_')}.jsonl"
+        found = list(Replay(str(path)).decisions(read_recording(path)))
+        assert len(found) == number
+        assert all(one.is_identical for one in found)
+        assert header_of(path) == key.rpartition("/")[2]
+        assert main(["replay", str(path)]) == 0
+        summary = capsys.readouterr().out.splitlines()[0]
+        assert summary == f"{number} decisions, {number} identical"
+
+
+def header_of(path: Path) -> str:
+    header = next(read_recording(path)).line
+    assert isinstance(header, Header)
+    return header.pool_name

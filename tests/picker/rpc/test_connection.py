@@ -1,24 +1,33 @@
-"""The life of calls and connections over a transport that is a buffer."""
+"""Calls over a transport that is a buffer: their life, flow control, and the limits of a peer."""
 
 import asyncio
 import logging
+import struct
 from collections.abc import Callable
 
 import pytest
 from h2 import events
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
-from hyperframe.frame import GoAwayFrame, SettingsFrame
+from hyperframe.frame import GoAwayFrame, PingFrame, SettingsFrame
 from hypothesis import given
 from hypothesis import strategies as st
 
+from picker.rpc import call as grpc_call
 from picker.rpc import connection as grpc_connection
 from picker.rpc.calls import Read, RpcError, Status, Write
+from picker.rpc.connection import DRAIN_SECONDS, KEEPALIVE_SECONDS, WASTE_BURST, WASTE_PER_SECOND
 from picker.rpc.http2.engine import CONNECTION_WINDOW_BYTES
+from picker.rpc.http2.frames import END_HEADERS, NUMBER, PREFACE, FrameType, frame
+from picker.rpc.http2.headers import encode_fields
+from picker.rpc.options import ServerOptions, TlsOptions
+from picker.rpc.self_signed import self_signed
+from picker.rpc.server import GrpcServer
 from tests.depth import examples
 from tests.support.picker.http2_peer import (
     PATH,
     REQUEST,
+    BufferTransport,
     Held,
     Peer,
     connected,
@@ -327,3 +336,389 @@ def test_damaged_bytes_never_raise_and_never_leave_tasks(data: st.DataObject) ->
         assert not peer.connection._tasks
 
     asyncio.run(converse())
+
+
+async def test_a_call_cut_at_every_byte_is_the_same_call() -> None:
+    """No piece of HTTP/2 or gRPC may be assumed to arrive whole."""
+    peer = Peer({PATH: echo})
+    peer.http2.initiate_connection()
+    peer.http2.send_headers(1, REQUEST)
+    data = b"".join(prefix(message) + message for message in (b"one", b"", b"two"))
+    for at in range(len(data)):
+        peer.http2.send_data(1, data[at : at + 1], end_stream=at == len(data) - 1)
+    peer.connection.connection_made(peer.transport)
+    for byte in peer.http2.data_to_send():
+        peer.connection.data_received(bytes([byte]))
+    await peer.settle()
+    assert peer.data(1) == data
+    assert peer.fields(1)[":status"] == "200"
+    assert peer.fields(1)["grpc-status"] == "0"
+    assert not peer.saw(events.StreamReset)  # we had closed our side
+
+
+async def test_replies_of_one_turn_leave_in_one_write(peer: Peer) -> None:
+    await peer.settle()
+    peer.http2.send_headers(1, REQUEST)
+    peer.http2.send_headers(3, REQUEST)
+    for stream_id in (1, 3, 1):
+        peer.http2.send_data(stream_id, prefix(b"one") + b"one")
+    peer.push()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(peer.transport.written) == 1
+    await peer.settle()
+    assert peer.data(1) == (prefix(b"one") + b"one") * 2
+    assert peer.data(3) == prefix(b"one") + b"one"
+
+
+async def test_a_megabyte_goes_out_through_tiny_windows() -> None:
+    body = bytes(range(256)) * 4096
+
+    async def send(read: Read, write: Write) -> None:
+        for at in range(0, len(body), 65536):
+            await write(body[at : at + 65536])
+
+    peer = Peer({PATH: send})
+    peer.connect(window_bytes=1000)
+    stream_id = peer.call(end=True)
+    await peer.settle()
+    assert len(peer.data(stream_id)) == 1000
+    stream = peer.connection.http2.streams[stream_id]
+    assert len(stream.unsent) < 400_000  # the method waits; its megabyte is not here
+    expected = b"".join(prefix(piece) + piece for piece in [body[:65536]] * 16)
+    while "grpc-status" not in peer.fields(stream_id):
+        peer.http2.increment_flow_control_window(50_000)
+        peer.http2.increment_flow_control_window(50_000, stream_id)
+        before = len(peer.data(stream_id))
+        peer.push()
+        await peer.settle()
+        assert len(peer.data(stream_id)) - before in (50_000, len(expected) - before)
+    assert peer.data(stream_id) == expected
+    assert peer.fields(stream_id)["grpc-status"] == "0"
+
+
+async def test_a_call_that_waits_for_its_window_does_not_stop_another() -> None:
+    peer = Peer({PATH: echo})
+    peer.connect(window_bytes=10)
+    stuck = peer.call(bytes(100), end=True)
+    quick = peer.call(b"1", end=True)
+    await peer.settle()
+    assert len(peer.data(stuck)) == 10
+    assert peer.fields(quick)["grpc-status"] == "0"
+    peer.http2.reset_stream(stuck)
+    peer.push()
+    await peer.settle()
+    assert not peer.connection.http2.streams
+
+
+async def test_a_raised_initial_window_opens_streams_that_wait() -> None:
+    peer = Peer({PATH: echo})
+    peer.connect(window_bytes=10)
+    stream_id = peer.call(bytes(100), end=True)
+    await peer.settle()
+    peer.http2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 1000})
+    peer.push()
+    await peer.settle()
+    assert peer.data(stream_id) == prefix(bytes(100)) + bytes(100)
+
+
+async def test_unread_messages_close_the_window_and_reading_opens_it() -> None:
+    go = asyncio.Event()
+    got: list[int] = []
+
+    async def late(read: Read, write: Write) -> None:
+        await go.wait()
+        while (message := await read()) is not None:
+            got.append(len(message))
+
+    peer = connected({PATH: late})
+    await peer.settle()
+    stream_id = peer.call()
+    sent = 0
+    while (room := peer.http2.local_flow_control_window(stream_id)) >= 16_005:
+        for _ in range(min(room // 16_005, 20)):
+            peer.http2.send_data(stream_id, prefix(bytes(16_000)) + bytes(16_000))
+            sent += 1
+        peer.push()
+        await peer.settle()
+    assert 60 <= sent <= 100  # 1 MiB, and what may wait unread
+    go.set()
+    await peer.settle()
+    assert peer.http2.local_flow_control_window(stream_id) > 500_000
+    peer.http2.end_stream(stream_id)
+    peer.push()
+    await peer.settle()
+    assert got == [16_000] * sent
+
+
+async def test_empty_messages_close_the_window_too() -> None:
+    async def deaf(read: Read, write: Write) -> None:
+        await asyncio.Event().wait()
+
+    peer = connected({PATH: deaf})
+    await peer.settle()
+    stream_id = peer.call()
+    window = peer.http2.local_flow_control_window(stream_id)
+    sent = 0
+    while peer.http2.local_flow_control_window(stream_id) >= 16_000 and sent < 4 * window:
+        peer.http2.send_data(stream_id, prefix(b"") * 3200)
+        sent += 16_000
+        peer.push()
+        await peer.settle()
+    assert sent < window + grpc_call.MAX_UNREAD_BYTES
+
+
+async def test_messages_that_were_read_cost_nothing_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grpc_call, "MAX_UNREAD_BYTES", 16_100)
+    num_read = 0
+
+    async def count(read: Read, write: Write) -> None:
+        nonlocal num_read
+        while await read() is not None:
+            num_read += 1
+
+    peer = connected({PATH: count})
+    await peer.settle()
+    stream_id = peer.call()
+    for _ in range(400):
+        peer.http2.send_data(stream_id, prefix(bytes(16_000)) + bytes(16_000))
+        peer.push()
+        await peer.settle()
+    assert num_read == 400
+
+
+async def test_a_paused_transport_holds_calls_back_but_not_control_frames(peer: Peer) -> None:
+    await peer.settle()
+    peer.connection.pause_writing()
+    stream_id = peer.call(b"one", end=True)
+    peer.http2.ping(b"12345678")
+    peer.push()
+    await peer.settle()
+    assert peer.data(stream_id) == b""
+    assert peer.saw(events.PingAckReceived)
+    peer.connection.resume_writing()
+    await peer.settle()
+    assert peer.fields(stream_id)["grpc-status"] == "0"
+
+
+async def test_a_peer_that_asks_and_never_reads_is_cut_off(peer: Peer) -> None:
+    peer.connection.pause_writing()
+    peer.transport.unread_bytes = grpc_connection.ABORT_BYTES + 1
+    peer.connection.data_received(PingFrame(0, opaque_data=bytes(8)).serialize())
+    await peer.settle()
+    assert peer.transport.closed
+    assert peer.gone == [peer.connection]
+
+
+async def test_cancelling_ends_each_call_even_without_a_window() -> None:
+    async def flood(read: Read, write: Write) -> None:
+        while True:
+            await write(bytes(100_000))
+
+    peer = Peer({PATH: flood})
+    peer.connect(window_bytes=10)
+    stream_id = peer.call(end=True)
+    await peer.settle()
+    peer.connection._draining = True  # without the first GOAWAY, at which the library would stop
+    peer.connection.cancel()
+    await peer.settle()
+    assert peer.fields(stream_id)["grpc-status"] == "14"
+    assert peer.transport.closed
+
+
+BLOCK = encode_fields([(name.encode(), value.encode()) for name, value in REQUEST])
+HANDSHAKE_SECONDS, IDLE_SECONDS = 20.0, 900.0
+
+
+def codes(peer: Peer) -> list[int]:
+    data, at, found = b"".join(peer.transport.written), 0, []
+    while at < len(data):
+        length, kind = int.from_bytes(data[at : at + 3]), data[at + 3]
+        if kind == GoAwayFrame.type:
+            found.append(struct.unpack_from(">I", data, at + 13)[0])
+        at += 9 + length
+    return found
+
+
+async def ended(peer: Peer) -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert peer.gone == [peer.connection]
+
+
+# Time
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("begins_with", [b"", PREFACE[:10], PREFACE])
+async def test_a_peer_that_does_not_shake_hands_is_cut_off(begins_with: bytes) -> None:
+    peer = Peer({PATH: echo}, handshake_seconds=HANDSHAKE_SECONDS)
+    peer.connection.connection_made(peer.transport)
+    if begins_with:
+        peer.connection.data_received(begins_with)
+    await asyncio.sleep(HANDSHAKE_SECONDS * 0.9)
+    assert not peer.transport.closed
+    await asyncio.sleep(HANDSHAKE_SECONDS * 0.2)
+    assert peer.gone == [peer.connection]
+
+
+@pytest.mark.looptime
+async def test_a_connection_without_calls_ends_in_order_although_it_pings() -> None:
+    peer = connected({PATH: echo}, idle_seconds=IDLE_SECONDS)
+    await asyncio.sleep(500)
+    peer.call(b"one", end=True)
+    await peer.settle()
+    for _ in range(8):
+        peer.http2.ping(bytes(8))
+        peer.push()
+        await asyncio.sleep(IDLE_SECONDS / 8 - 1)
+        assert not codes(peer)
+        await peer.settle()
+    await asyncio.sleep(8 + DRAIN_SECONDS / 2)
+    assert codes(peer) == [ErrorCodes.NO_ERROR]
+    late = peer.call(b"late", end=True)
+    await peer.settle()
+    assert peer.fields(late)["grpc-status"] == "0"
+    assert peer.gone == [peer.connection]
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_silent_peer_with_calls_is_asked_whether_it_is_there(answers: bool) -> None:
+    held = Held()
+    peer = connected({PATH: held})
+    peer.call()
+    for _ in range(5):
+        if answers:
+            await peer.settle()
+        await asyncio.sleep(KEEPALIVE_SECONDS)
+    assert peer.gone == ([] if answers else [peer.connection])
+    assert held.ended == ([] if answers else ["cancelled"])
+    peer.connection.connection_lost(None)
+    await peer.settle()
+
+
+async def test_a_tls_handshake_that_is_not_begun_is_cut_off() -> None:
+    tls = TlsOptions(self_signed())
+    options = ServerOptions("127.0.0.1", 0, tls, handshake_seconds=0.05)
+    server = GrpcServer(options, {})
+    port = await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with asyncio.timeout(120):
+        assert await reader.read() == b""
+    writer.close()
+    await server.stop(0)
+
+
+async def test_a_server_forgets_connections_that_are_gone() -> None:
+    server = GrpcServer(ServerOptions("127.0.0.1", 0), {})
+    await server.start()
+    first, second = server.accept(), server.accept()
+    for connection in (first, second):
+        connection.connection_made(BufferTransport(connection))
+    assert server._connections == {first, second}
+    first.connection_lost(None)
+    assert server._connections == {second}
+    second.connection_lost(None)
+    assert not server._connections
+    await server.stop(0)
+
+
+# Waste
+
+
+def opened_and_reset(count: int, at: int = 1) -> bytes:
+    reset = NUMBER.pack(ErrorCodes.CANCEL)
+    return b"".join(
+        frame(FrameType.HEADERS, END_HEADERS, stream_id, BLOCK)
+        + frame(FrameType.RST_STREAM, 0, stream_id, reset)
+        for stream_id in range(at, at + 2 * count, 2)
+    )
+
+
+@pytest.mark.looptime
+async def test_calls_that_are_given_up_at_once_without_end_close_the_connection() -> None:
+    peer = connected({PATH: echo})
+    await peer.settle()
+    peer.connection.data_received(opened_and_reset(WASTE_BURST // 2))
+    await peer.settle()
+    peer.connection.data_received(opened_and_reset(WASTE_BURST // 2 - 10, WASTE_BURST + 1))
+    await peer.settle()
+    assert not peer.transport.closed
+    peer.connection.data_received(opened_and_reset(20, 2 * WASTE_BURST + 1))
+    assert codes(peer) == [ErrorCodes.ENHANCE_YOUR_CALM]
+    assert peer.transport.closed
+    await ended(peer)
+    assert not peer.connection._tasks
+
+
+@pytest.mark.looptime
+async def test_calls_that_clients_of_a_busy_proxy_cancel_are_not_waste() -> None:
+    """The rate is three times the highest that an Envoy was seen to cause, for half a minute."""
+    peer = connected({PATH: echo})
+    await peer.settle()
+    at = 1
+    for _ in range(30):
+        peer.connection.data_received(opened_and_reset(WASTE_PER_SECOND // 20, at))
+        at += WASTE_PER_SECOND // 10
+        await peer.settle()
+        await asyncio.sleep(0.05)
+    assert not peer.transport.closed
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("answered", [True, False])
+async def test_calls_that_had_an_answer_or_were_old_are_no_waste(answered: bool) -> None:
+    """A proxy may end each of its calls by a reset."""
+    held = Held()
+    peer = connected({PATH: echo if answered else held})
+    await peer.settle()
+    left = peer.connection._waste_left
+    for _ in range(10):
+        calls = [peer.call(b"x") for _ in range(50)]
+        await peer.settle()
+        await asyncio.sleep(0 if answered else 2)
+        for stream_id in calls:
+            peer.http2.reset_stream(stream_id)
+        peer.push()
+        await peer.settle()
+    assert peer.connection._waste_left >= left
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    "wasted",
+    [
+        frame(FrameType.PING, 0, 0, bytes(8)),
+        frame(FrameType.SETTINGS, 0, 0, struct.pack(">HI", 4, 65_535)),
+        frame(FrameType.PRIORITY, 0, 7, bytes(5)),
+        frame(FrameType.DATA, 0, 1, b""),
+        frame(0xEE, 0, 0, b"unknown"),
+    ],
+    ids=["ping", "settings", "priority", "empty data", "unknown"],
+)
+async def test_frames_that_only_make_work_close_the_connection(wasted: bytes) -> None:
+    peer = connected({PATH: Held()})
+    peer.call()
+    await peer.settle()
+    peer.connection.data_received(wasted * (WASTE_BURST - 10))
+    await peer.settle()
+    assert not peer.transport.closed
+    peer.connection.data_received(wasted * 20)
+    assert codes(peer) == [ErrorCodes.ENHANCE_YOUR_CALM]
+    await ended(peer)
+
+
+@pytest.mark.looptime
+async def test_time_makes_up_for_waste() -> None:
+    peer = connected({PATH: echo})
+    await peer.settle()
+    data = frame(FrameType.PING, 0, 0, bytes(8))
+    for _ in range(5):
+        peer.connection.data_received(data * (WASTE_BURST // 2))
+        await peer.settle()
+        await asyncio.sleep(WASTE_BURST / 2 / WASTE_PER_SECOND)
+    assert not peer.transport.closed
+    assert peer.saw(events.PingAckReceived)

@@ -1,4 +1,4 @@
-"""gRPC messages cut out of byte streams, and the texts of its headers."""
+"""gRPC messages cut out of byte streams, the texts of headers, and the room for messages."""
 
 import itertools
 from urllib.parse import unquote
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picker.rpc.budget import ByteBudget
+from picker.rpc.budget import ByteBudget, ByteShare
 from picker.rpc.calls import RpcError, Status
 from picker.rpc.framing import (
     MAX_STATUS_TEXT_BYTES,
@@ -98,3 +98,20 @@ def test_a_long_status_text_is_cut_at_a_whole_character() -> None:
 )
 def test_timeouts_are_read_or_ignored(value: bytes, seconds: float | None) -> None:
     assert timeout_seconds(value) == (None if seconds is None else pytest.approx(seconds))
+
+
+def test_a_budget_is_given_out_to_its_last_byte() -> None:
+    budget = ByteBudget(10)
+    first, second = ByteShare(budget), ByteShare(budget)
+    assert first.grow(4)
+    assert second.grow(6)
+    assert not first.grow(1)
+    assert (first.held_bytes, budget.held_bytes) == (4, 10)
+    second.release()
+    second.release()
+    assert (second.held_bytes, budget.held_bytes) == (0, 4)
+    assert first.grow(6)
+    first.grow_beyond(1)
+    assert budget.held_bytes == 11
+    first.release()
+    assert budget.held_bytes == 0

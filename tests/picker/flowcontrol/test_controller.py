@@ -1,14 +1,17 @@
-"""Requests enter at once if there is room, else wait their turn or are refused with a reason."""
+"""Requests enter if there is room, else wait, are refused or evict others; reloads lose none."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
-from picker.errors import RefusedError
+from picker.errors import DropReason, RefusedError
 from picker.flowcontrol.core import MAX_DISPATCHES_PER_PASS
+from picker.framework.flow import QueuedRequest, Rank
 from picker.types import DEFAULT_FAIRNESS_ID, FinishCause, Usage
 from tests.support.picker.flow_scene import (
     Ceilings,
+    Client,
     GlobalStrict,
     Pool,
     Scene,
@@ -16,6 +19,7 @@ from tests.support.picker.flow_scene import (
     band,
     inference_request,
     settle,
+    with_settings,
 )
 
 pytestmark = pytest.mark.looptime
@@ -336,3 +340,255 @@ async def test_a_ticket_closes_once() -> None:
     client.ticket.left("late")
     assert scene.gate.num_under_way == 0
     scene.gate.check_integrity()
+
+
+LABELS = {
+    "fairness_id": "t",
+    "priority": "0",
+    "inference_pool": "pool",
+    "model_name": "m",
+    "target_model_name": "m",
+}
+
+
+async def test_turning_the_gate_off_admits_every_waiting_request() -> None:
+    scene = Scene()
+    clients = [await scene.arrive() for _ in range(5)]
+    scene.gate.use(None)
+    await settle()
+    assert all(client.ticket is not None for client in clients)
+    assert scene.gate.is_open
+    assert not scene.gate.queues().is_on
+    clients.append(await scene.arrive(leaves=False))
+    scene.gate.use(scene.settings)
+    assert (await scene.arrive()).waits
+    for client in clients:
+        scene.close(client)
+    await settle()
+    assert scene.clients[-1].ticket is not None
+    scene.gate.check_integrity()
+
+
+async def test_a_gate_that_is_turned_off_empties_its_queue_in_bounded_passes() -> None:
+    scene = Scene()
+    for _ in range(10 * MAX_DISPATCHES_PER_PASS):
+        await scene.arrive()
+    scene.gate.use(None)
+    left = [scene.gate.num_waiting]
+    while left[-1]:
+        await asyncio.sleep(0)
+        left.append(scene.gate.num_waiting)
+        scene.gate.check_integrity()
+        assert scene.gate.is_open
+    steps = [before - after for before, after in pairwise(left)]
+    assert left[0] == 10 * MAX_DISPATCHES_PER_PASS - 1
+    assert max(steps) == MAX_DISPATCHES_PER_PASS
+    await settle()
+    assert all(client.ticket is not None for client in scene.clients)
+    assert scene.gauge("queue_size", **LABELS) == 0
+
+
+async def test_a_gate_that_is_turned_on_again_queues_the_remaining_requests() -> None:
+    scene = Scene(request_ttl_seconds=5.0)
+    for _ in range(3 * MAX_DISPATCHES_PER_PASS):
+        await scene.arrive()
+    scene.gate.use(None)
+    await asyncio.sleep(0)
+    scene.gate.use(scene.settings)
+    await settle()
+    scene.gate.check_integrity()
+    rest = [client for client in scene.clients if client.waits]
+    assert rest == scene.clients[-len(rest) :]
+    assert 0 < len(rest) == scene.gate.num_waiting == scene.gate.queued()[0]
+    assert scene.gauge("queue_size", **LABELS) == len(rest)
+    await asyncio.sleep(5.1)
+    assert all(client.refusal is not None for client in rest)
+
+
+async def test_a_reload_preserves_the_order_of_waiting_requests() -> None:
+    scene = Scene()
+    running = await scene.arrive()
+    for name in ("a", "b", "c"):
+        await scene.arrive(name, fairness_id=name)
+    scene.gate.use(with_settings(scene.settings, max_requests=2, bands={3: band()}))
+    assert (await scene.arrive("d")).refusal is not None
+    await scene.done(running)
+    await scene.done(scene.order[-1])
+    assert (await scene.arrive("e")).waits
+    while scene.order[-1].request.request_id != "e":
+        await scene.done(scene.order[-1])
+    assert [one.request.request_id for one in scene.order[1:]] == ["a", "b", "c", "e"]
+
+
+async def test_a_reload_moves_waiting_requests_to_new_bands_of_their_priority() -> None:
+    scene = Scene(bands={2: band()})
+    await scene.arrive()
+    await scene.arrive(priority=2)
+    await scene.arrive(priority=8)
+    scene.gate.use(with_settings(scene.settings, bands={8: band()}))
+    bands = {one.priority: one.queued_requests for one in scene.gate.queues().bands}
+    assert bands == {8: 1, 2: 1, 0: 0}
+    scene.gate.check_integrity()
+
+
+async def test_a_reload_that_adds_slots_admits_waiting_requests() -> None:
+    scene = Scene()
+    await scene.arrive()
+    waiting = await scene.arrive()
+    scene.gate.use(with_settings(scene.settings, detector=Slots(2)))
+    await settle()
+    assert waiting.ticket is not None
+
+
+async def test_bands_of_objectives_are_added_and_removed() -> None:
+    scene = Scene()
+    scene.gate.set_priorities([7, -7])
+    await scene.arrive()
+    client = await scene.arrive(priority=7)
+    scene.gate.set_priorities([])
+    assert [one.priority for one in scene.gate.queues().bands] == [7, 0]
+    client.task.cancel()
+    await asyncio.sleep(301)
+    assert [one.priority for one in scene.gate.queues().bands] == [0]
+
+
+class Sheddable:
+    """Requests of negative priority are evictable: the lowest first, then the newest."""
+
+    def is_evictable(self, item: QueuedRequest) -> bool:
+        return item.request.priority < 0
+
+    def rank(self, item: QueuedRequest, dispatched_at_seconds: float) -> Rank:
+        return (item.request.priority, -dispatched_at_seconds)
+
+
+class EvictingScene(Scene):
+    def __init__(self, slots: int, **values: object) -> None:
+        policies = (Sheddable(), Sheddable())
+        detector = values.pop("detector", None) or Slots(slots, settle_seconds=0.5)
+        bands = {-1: band(), -2: band(), 1: band()}
+        super().__init__(Pool(1), eviction=policies, detector=detector, bands=bands, **values)
+
+    async def fill(self, *priorities: int) -> list[Client]:
+        clients = []
+        for priority in priorities:
+            clients.append(await self.arrive(priority=priority))
+            await asyncio.sleep(0.01)
+        assert all(client.ticket is not None for client in clients)
+        return clients
+
+    def evicted(self) -> list[int]:
+        return [place for place, client in enumerate(self.clients) if client.evicted]
+
+
+async def test_the_lowest_and_newest_is_evicted_for_a_blocked_request() -> None:
+    scene = EvictingScene(4)
+    await scene.fill(-1, -2, -2, 0)
+    waiting = await scene.arrive()
+    assert scene.evicted() == [2]
+    assert scene.clients[2].evicted == [DropReason.EVICTED]
+    await scene.done(scene.clients[2])
+    assert waiting.ticket is not None
+
+
+async def test_no_request_is_evicted_for_an_equal_or_lower_priority() -> None:
+    scene = EvictingScene(2)
+    await scene.fill(-1, -1)
+    await scene.arrive(priority=-1)
+    await scene.arrive(priority=-2)
+    assert scene.evicted() == []
+    await scene.arrive(priority=1)
+    assert len(scene.evicted()) == 1
+
+
+async def test_all_evicted_requests_have_a_lower_priority() -> None:
+    """One eviction too few is better than one of an equal priority."""
+    slots = Slots(4, settle_seconds=0.5)
+    scene = EvictingScene(4, detector=slots)
+    await scene.fill(-1, -2, 0, 0)
+    slots.slots = 1
+    scene.gate.pool_changed()
+    await scene.arrive(priority=-1)
+    assert scene.evicted() == [1]
+
+
+async def test_requests_that_are_not_evictable_stay() -> None:
+    scene = EvictingScene(2)
+    await scene.fill(0)
+    await scene.arrive(priority=-1, leaves=False)
+    await scene.arrive(priority=1)
+    assert scene.evicted() == []
+
+
+async def test_no_other_request_is_evicted_before_the_effect_shows() -> None:
+    scene = EvictingScene(3)
+    await scene.fill(-1, -1, -1)
+    for _ in range(3):
+        await scene.arrive()
+    assert scene.evicted() == [2]
+    await asyncio.sleep(5)
+    assert scene.evicted() == [2]
+    await scene.done(scene.clients[2])
+    await asyncio.sleep(0.4)
+    assert scene.evicted() == [2]
+    await asyncio.sleep(0.2)
+    assert scene.evicted() == [1, 2]
+
+
+async def test_an_eviction_times_out_after_ten_seconds() -> None:
+    scene = EvictingScene(2)
+    await scene.fill(-1, -1)
+    await scene.arrive()
+    await asyncio.sleep(9.9)
+    assert scene.evicted() == [1]
+    assert scene.gauge("pending_reclaim", inference_pool="pool") == pytest.approx(0.5)
+    await asyncio.sleep(0.7)
+    assert scene.evicted() == [0, 1]
+    assert scene.gauge("revocations_total", outcome="timed_out", inference_pool="pool") == 1
+    await scene.done(scene.clients[0])
+    await scene.done(scene.clients[1])
+    assert scene.gauge("revocations_total", outcome="confirmed", inference_pool="pool") == 1
+    assert scene.gauge("pending_reclaim", inference_pool="pool") == 0
+    assert scene.gauge("revocations_issued_total", priority="0", inference_pool="pool") == 2
+
+
+@pytest.mark.parametrize(
+    ("running", "expected"), [((-1, -1, -1, -1, -1), 2), ((-1, 0, 0, 0, 0), 1)]
+)
+async def test_at_most_two_are_evicted_at_a_time(running: tuple[int, ...], expected: int) -> None:
+    slots = Slots(10, settle_seconds=0.5)
+    scene = EvictingScene(10, detector=slots)
+    await scene.fill(*running)
+    slots.slots = 1
+    scene.gate.pool_changed()
+    await scene.arrive()
+    assert len(scene.evicted()) == expected
+    assert scene.gauge("reclaim_target", inference_pool="pool") == pytest.approx(4)
+
+
+async def test_a_band_with_a_ceiling_of_0_evicts_nothing() -> None:
+    limits = Ceilings({1: 1.0, 0: 1.0})
+    scene = EvictingScene(2, usage_limits=limits)
+    await scene.fill(-2, -2)
+    limits.by_priority = {1: 0.0, 0: 1.0}
+    scene.gate.pool_changed()
+    await scene.arrive(priority=1)
+    assert scene.evicted() == []
+    await scene.arrive(priority=-2)
+    await asyncio.sleep(0.3)
+    assert scene.evicted() == []
+    await scene.arrive()
+    assert scene.evicted() == [1]
+    assert scene.gauge("revocations_issued_total", priority="0", inference_pool="pool") == 1
+
+
+async def test_a_reload_applies_new_eviction_policies_to_requests_under_way() -> None:
+    scene = EvictingScene(1)
+    eviction = scene.settings.eviction
+    await scene.fill(-1)
+    scene.gate.use(with_settings(scene.settings, eviction=None))
+    await scene.arrive()
+    assert scene.evicted() == []
+    scene.gate.use(with_settings(scene.settings, eviction=eviction))
+    await settle()
+    assert scene.evicted() == [0]

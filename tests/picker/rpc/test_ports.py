@@ -1,9 +1,12 @@
-"""Ports with TLS, as gateways reach them: certificates, renewal, versions, HTTP/2 negotiated."""
+"""What a port is made of: listening sockets, TLS and the gRPC health service."""
 
 import asyncio
 import logging
+import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+import stat
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,13 +15,122 @@ import grpc
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from picker.errors import ConfigError
 from picker.extproc.server import build_server
+from picker.rpc.binding import listen
+from picker.rpc.health import READINESS, HealthService
 from picker.rpc.options import ServerOptions, TlsMaterial, TlsOptions
 from picker.rpc.self_signed import self_signed
 from picker.rpc.server import GrpcServer
 from picker.rpc.tls import CertificateFolder, cipher_suites, min_version, server_context
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    """Paths of unix sockets have at most 107 bytes, so the folder is a short one."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder) / "picker.sock"
+
+
+def mode_of(path: Path) -> int | None:
+    return stat.S_IMODE(path.stat().st_mode) if path.exists() else None
+
+
+def put_file(path: Path) -> None:
+    path.write_text("precious")
+    path.chmod(0o644)
+
+
+def move_aside(path: Path) -> None:
+    path.rename(path.with_suffix(".old"))
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="a system without it")
+def test_an_accepted_connection_notices_a_vanished_peer() -> None:
+    """An accepted connection inherits the options of the listening socket."""
+    with (
+        listen(ServerOptions(host="127.0.0.1", port=0)) as listening,
+        socket.create_connection(listening.getsockname()),
+        listening.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 120_000
+
+
+@pytest.mark.parametrize(
+    ("host", "path", "address"),
+    [
+        ("unix:///run/p.sock", "/run/p.sock", "unix:/run/p.sock"),
+        ("unix:/run/p.sock", "/run/p.sock", "unix:/run/p.sock"),
+        ("/run/p.sock", "/run/p.sock", "unix:/run/p.sock"),
+        ("::1", None, "[::1]:9002"),
+        ("10.0.0.1", None, "10.0.0.1:9002"),
+    ],
+)
+def test_a_host_that_is_a_path_is_a_unix_socket(host: str, path: str | None, address: str) -> None:
+    """These are the spellings that gRPC and Envoy know."""
+    options = ServerOptions(host=host)
+    assert options.unix_path == (Path(path) if path else None)
+    assert options.address == address
+
+
+async def test_a_stream_runs_over_a_unix_socket_that_is_gone_afterwards(
+    path: Path, director: Callable[..., Any]
+) -> None:
+    options = ServerOptions(host=f"unix://{path}")
+    server = build_server(director(), options=options)
+    assert await server.start() == 0
+    try:
+        assert mode_of(path) == 0o660
+        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+            call = pb_grpc.ExternalProcessorStub(channel).Process()
+            headers = pb.HttpHeaders(end_of_stream=True)
+            await call.write(pb.ProcessingRequest(request_headers=headers))
+            assert (await call.read()).HasField("request_headers")
+            await call.done_writing()
+            assert await call.code() is grpc.StatusCode.OK
+    finally:
+        await server.stop(0)
+    assert mode_of(path) is None
+
+
+async def test_a_socket_left_behind_is_replaced(path: Path, director: Callable[..., Any]) -> None:
+    """A killed picker leaves its socket behind and must not keep the next one from starting."""
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    options = ServerOptions(host=str(path))
+    server = build_server(director(), options=options)
+    assert await server.start() == 0
+    await server.stop(0)
+
+
+async def test_a_socket_in_use_and_a_file_of_another_kind_are_left_alone(
+    path: Path, director: Callable[..., Any]
+) -> None:
+    options = ServerOptions(host=str(path))
+    first = build_server(director(), options=options)
+    await first.start()
+    with pytest.raises(OSError, match="in use"):
+        await build_server(director(), options=options).start()
+    await first.stop(0)
+    put_file(path)
+    with pytest.raises(OSError, match="no socket"):
+        await build_server(director(), options=options).start()
+    assert mode_of(path) == 0o644
+
+
+async def test_stopping_leaves_the_socket_of_a_successor(
+    path: Path, director: Callable[..., Any]
+) -> None:
+    server = build_server(director(), options=ServerOptions(host=str(path)))
+    await server.start()
+    move_aside(path)
+    with listen(ServerOptions(host=str(path))):
+        await server.stop(0)
+        assert mode_of(path) is not None
+
 
 BROKEN = TlsMaterial(b"no key", b"no certificate")
 
@@ -199,3 +311,83 @@ def test_a_folder_without_a_pair_is_an_error_that_names_the_file(
     (tmp_path / missing).unlink()
     with pytest.raises(ConfigError, match=missing):
         CertificateFolder(tmp_path).load()
+
+
+Status = health_pb2.HealthCheckResponse
+
+
+class Readiness:
+    def __init__(self) -> None:
+        self.ready = False
+
+    def __call__(self) -> bool:
+        return self.ready
+
+
+@pytest.fixture
+def readiness() -> Readiness:
+    return Readiness()
+
+
+@pytest.fixture
+async def stub(readiness: Readiness) -> AsyncIterator[health_pb2_grpc.HealthStub]:
+    health = HealthService(readiness, watch_seconds=0.01)
+    options = ServerOptions(host="127.0.0.1", port=0)
+    server = GrpcServer(options, health.methods())
+    port = await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield health_pb2_grpc.HealthStub(channel)
+    await server.stop(0)
+
+
+async def check(stub: health_pb2_grpc.HealthStub, service: str) -> int:
+    reply = await stub.Check(health_pb2.HealthCheckRequest(service=service))
+    return int(reply.status)
+
+
+async def test_readiness_follows_the_application_both_ways(
+    stub: health_pb2_grpc.HealthStub, readiness: Readiness
+) -> None:
+    for ready, status in [(False, Status.NOT_SERVING), (True, Status.SERVING)] * 2:
+        readiness.ready = ready
+        assert [await check(stub, name) for name in READINESS] == [status] * len(READINESS)
+
+
+async def test_liveness_does_not_wait_for_the_pool(stub: health_pb2_grpc.HealthStub) -> None:
+    """A restart would not help a picker without a pool."""
+    assert await check(stub, "liveness") == Status.SERVING
+
+
+async def test_an_unknown_name_is_not_found(stub: health_pb2_grpc.HealthStub) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await check(stub, "typo")
+    assert error.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_the_list_holds_every_name(stub: health_pb2_grpc.HealthStub) -> None:
+    reply = await stub.List(health_pb2.HealthListRequest())
+    assert set(reply.statuses) == {"liveness", *READINESS}
+
+
+async def test_a_request_that_is_no_health_request_is_refused(readiness: Readiness) -> None:
+    options = ServerOptions(host="127.0.0.1", port=0)
+    server = GrpcServer(options, HealthService(readiness).methods())
+    port = await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await channel.unary_unary("/grpc.health.v1.Health/Check")(b"\xff\xff")
+    await server.stop(0)
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_watcher_hears_of_each_change(
+    stub: health_pb2_grpc.HealthStub, readiness: Readiness
+) -> None:
+    call = stub.Watch(health_pb2.HealthCheckRequest(service="readiness"))
+    assert (await call.read()).status == Status.NOT_SERVING
+    readiness.ready = True
+    assert (await call.read()).status == Status.SERVING
+    call.cancel()
+    unknown = stub.Watch(health_pb2.HealthCheckRequest(service="typo"))
+    assert (await unknown.read()).status == Status.SERVICE_UNKNOWN
+    unknown.cancel()
