@@ -1,4 +1,4 @@
-"""What goes in and out of a decision: parsers, candidates, headers, bodies and metadata."""
+"""Inputs and outputs of a decision: parsers, candidates, headers, bodies and metadata."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a port is made of: listening sockets, TLS and the gRPC health service."""
+"""The parts of a server: listening sockets, TLS and the gRPC health service."""
 
 import asyncio
 import logging
