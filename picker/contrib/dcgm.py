@@ -17,8 +17,14 @@ from collections.abc import Sequence
 
 from picker.framework.registry import Parameters, PluginType, Stability
 from picker.scrape.exposition import scan
-from picker.scrape.page_parameters import PageParameters, checked_source
-from picker.scrape.sources import ExtractError, Extraction, PageLocation, Scrape
+from picker.scrape.sources import (
+    ExtractError,
+    Extraction,
+    PageLocation,
+    PageParameters,
+    Scrape,
+    checked_source,
+)
 from picker.types import Endpoint
 
 EXTRACTOR = "dcgm-extractor"

@@ -65,8 +65,14 @@ from picker.plugins.session_affinity import SessionAffinityFilter
 from picker.prefix.match import MATCH_INFO
 from picker.scrape.engines import Series, parse_series
 from picker.scrape.exposition import scan
-from picker.scrape.page_parameters import PageParameters, checked_source
-from picker.scrape.sources import ExtractError, Extraction, PageLocation, Scrape
+from picker.scrape.sources import (
+    ExtractError,
+    Extraction,
+    PageLocation,
+    PageParameters,
+    Scrape,
+    checked_source,
+)
 from picker.types import Candidates, Endpoint, InferenceRequest
 
 EXTRACTOR = "multicluster-metrics-extractor"

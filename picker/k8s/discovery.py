@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
@@ -37,7 +38,7 @@ from picker.k8s.reconcile import PoolReconciler
 from picker.k8s.reflector import Pace, Reflector, Subject, check_api_server
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
-from picker.pool.policies import Objective, RequestRules, RewriteRule
+from picker.pool.policies import RequestRules
 
 log = logging.getLogger(__name__)
 
@@ -239,20 +240,26 @@ class KubernetesDiscovery:
         reflector.subscribe(self._pool_changed)
         self._pool = reflector
         group.create_task(reflector.run(), name="reflector pool")
-        everything = Selection(pool.namespace)
-        objectives = KindFollower(
-            OBJECTIVE_KIND,
-            lambda kind: self._reflector(api, kind, everything, self._reader.read_objective),
-            self._objectives_changed,
+        objectives = self._follower(
+            api, OBJECTIVE_KIND, self._reader.read_objective, self._reconciler.use_objectives
         )
-        rewrites = KindFollower(
-            REWRITE_KIND,
-            lambda kind: self._reflector(api, kind, everything, self._reader.read_rewrite),
-            self._rewrites_changed,
+        rewrites = self._follower(
+            api, REWRITE_KIND, self._reader.read_rewrite, self._reconciler.use_rewrites
         )
         self._policies = [objectives, rewrites]
         group.create_task(objectives.run(api), name="objectives")
         group.create_task(rewrites.run(api), name="rewrites")
+
+    def _follower(
+        self, api: KubernetesApi, kind: Kind, decode: Decode[R], use: Callable[[Iterable[R]], None]
+    ) -> KindFollower[R]:
+        def changed(records: Iterable[R]) -> None:
+            use(records)
+            self._changed.set()
+
+        everything = Selection(self._target.pool.namespace)
+        reflect = partial(self._reflector, api, selection=everything, decode=decode)
+        return KindFollower(kind, reflect, changed)
 
     def _reflector(
         self,
@@ -307,14 +314,6 @@ class KubernetesDiscovery:
             # A pool that was gone for a moment has lost its Pods, while their watch continues.
             if watch.reflector.synced:
                 watch.news = watch.reflector.view
-        self._changed.set()
-
-    def _objectives_changed(self, objectives: Iterable[Objective]) -> None:
-        self._reconciler.use_objectives(objectives)
-        self._changed.set()
-
-    def _rewrites_changed(self, rewrites: Iterable[tuple[RewriteRule, ...]]) -> None:
-        self._reconciler.use_rewrites(rule for rules in rewrites for rule in rules)
         self._changed.set()
 
     async def _apply_changes(self, api: KubernetesApi, group: asyncio.TaskGroup) -> None:

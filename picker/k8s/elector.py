@@ -4,9 +4,8 @@ A leader leads for `renew_seconds` from the moment at which it *requested* the w
 accepted. Another replica takes the Lease `lease_seconds` after it *learned* of the last change,
 which is later than that write. Both count by their own monotonic clocks; the holder's time is never
 read. So no two replicas lead at a time, however late answers arrive or long a process is suspended,
-as long as clock rates differ by less than `lease_seconds / renew_seconds` (1.5 by default), the API
-server accepts no write of an outdated version, and no other client removes the holder or the Lease
-(then replicas that know its holder wait for the full span).
+while clock rates differ by less than `lease_seconds / renew_seconds` (1.5 by default), the API
+server accepts no outdated write, and no other client removes the holder or the Lease.
 """
 
 import enum
@@ -70,16 +69,11 @@ class Elector:
         self._identity, self._timings = identity, timings
         self._record: LeaseRecord | None = None
         self._free_at = float("-inf")  # for replicas other than the holder
-        self._outdated = True
-        self._leads_until: float | None = None
+        self.is_outdated = True
+        self.leads_until: float | None = None  # without a further write
 
     def is_leader(self, now: float) -> bool:
-        return self._leads_until is not None and now < self._leads_until
-
-    @property
-    def leads_until(self) -> float | None:
-        """Return the end of leadership without a further write; None if it does not lead."""
-        return self._leads_until
+        return self.leads_until is not None and now < self.leads_until
 
     @property
     def holder(self) -> str:
@@ -89,12 +83,8 @@ class Elector:
     def holds(self) -> bool:
         return self._record is not None and self._record.holder == self._identity
 
-    @property
-    def is_outdated(self) -> bool:
-        return self._outdated
-
     def step(self, now: float) -> Step:
-        if self._outdated or not (self.holds or now >= self._free_at):
+        if self.is_outdated or not (self.holds or now >= self._free_at):
             return Step.LOOK
         return Step.CREATE if self._record is None else Step.WRITE
 
@@ -105,13 +95,13 @@ class Elector:
         if self.step(now) is not Step.LOOK:
             return 0.0
         looking = self._timings.look_seconds * jitter
-        return min(max(self._free_at - now, 0.0), looking) if not self._outdated else looking
+        return min(max(self._free_at - now, 0.0), looking) if not self.is_outdated else looking
 
     def saw(self, record: LeaseRecord, now: float) -> None:
         """Note the Lease as read, or as written for another holder; `now` is after the answer."""
-        known, self._record, self._outdated = self._record, record, False
+        known, self._record, self.is_outdated = self._record, record, False
         if record.holder != self._identity:
-            self._leads_until = None
+            self.leads_until = None
         if record.holder == "":
             self._free_at = now
         elif known is None or (known.holder, known.mark) != (record.holder, record.mark):
@@ -122,16 +112,16 @@ class Elector:
         """Note that there is no Lease. All but its last known holder wait for the full span."""
         if self.holds:
             self._free_at = now
-        self._record, self._outdated = None, False
+        self._record, self.is_outdated = None, False
 
     def wrote(self, record: LeaseRecord, asked_at: float) -> None:
         """Note an accepted write; `asked_at` is the time before it was sent."""
-        self._record, self._outdated, self._free_at = record, False, asked_at
-        self._leads_until = asked_at + self._timings.renew_seconds
+        self._record, self.is_outdated, self._free_at = record, False, asked_at
+        self.leads_until = asked_at + self._timings.renew_seconds
 
     def lost_track(self) -> None:
         """Note a write that was refused or has no known outcome: read before the next one."""
-        self._outdated = True
+        self.is_outdated = True
 
     def stand_down(self) -> None:
-        self._leads_until = None
+        self.leads_until = None

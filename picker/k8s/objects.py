@@ -2,9 +2,8 @@
 
 The structs follow the definitions under `crds/`; objects of the legacy group are read where a
 cluster has them. A server also returns objects that break its current schema: an object with an
-error has no value and is not followed, and no other object suffers. Stricter than the definitions
-are selectors, which need a label, valid keys and no null, and objectives and rewrites, which need a
-`spec`.
+error is not followed, and no other object suffers. Selectors are stricter than the definitions:
+they need a label, valid keys and no null.
 """
 
 import logging

@@ -1,11 +1,8 @@
 """A Pod as JSON → a small record of the fields that the picker needs.
 
-An API server sends about 12 kB for a Pod, thousands of times a second during a rollout. So only the
-needed fields are decoded, and states without a relevant difference are equal records.
-
-Recorded behaviour of kubelets (`tests/data/kubernetes`): a deleted Pod stays ready and running for
-the duration of its preStop hook; a Pod that has ended retains its IP; a container that was killed
-for memory restarts under the same IP.
+An API server sends about 12 kB for a Pod, thousands of times a second during a rollout, so only the
+needed fields are decoded. Recorded kubelets (`tests/data/kubernetes`): a deleted Pod stays ready
+during its preStop hook, and a container that was killed for memory restarts under the same IP.
 """
 
 from collections.abc import Mapping

@@ -1,20 +1,14 @@
 """The endpoints of a pool, derived from its Pods.
 
-A Pod serves while it runs, has an IP, is ready and is not being deleted. If it lacks one of these
-it stops being an endpoint at once, with one exception: a restarted kubelet reports all Pods of its
-node as not ready for 50 to 460 ms, one after the other, while they continue to serve. So a Pod that
-served and has lost nothing but its readiness *flickers*, and stays an endpoint, from the start of
-that,
+A Pod that served and has lost nothing but its readiness *flickers*: a restarted kubelet reports all
+Pods of its node as not ready for a moment. It stays an endpoint for `GATHER_SECONDS` if other Pods
+of the pool are on its node, and for `HOLD_SECONDS` if half of these flicker too or no Pod of the
+pool serves (docs/decisions/0029).
 
-- for `GATHER_SECONDS` if other Pods of the pool serve or flicker on its node, to see whether the
-  node is the cause: that is so if two of them, and at least half, flicker at the same time;
-- for `HOLD_SECONDS` if the node is the cause, or if no Pod of the pool serves any more.
-
-If two Pods have one IP, the newer one owns it, whether it serves or not, because the older one is
-known only if its end was missed. Pods on the host network share an IP: there a port belongs to the
-Pod that names it, because the scheduler separates declared ports; else to a Pod that declares none
-of the pool's ports; else to any Pod. Among equal claims the newest serving Pod wins, and the others
-are reported (`Contest`), as is a Pod that is left without any port.
+If two Pods have one IP, the newer one owns it, because the older one is known only if its end was
+missed. Pods on the host network share an IP: there a port belongs to the Pod that names it, because
+the scheduler separates declared ports; else to a Pod that declares none of the pool's ports; else
+to any Pod. Among equal claims the newest serving Pod wins, and the others are reported (`Contest`).
 """
 
 from collections import Counter

@@ -7,6 +7,7 @@ that no request meets a partial state.
 
 import logging
 from collections.abc import Collection, Container, Iterable, Mapping
+from itertools import chain
 from typing import Final
 
 from picker.k8s.objects import PoolName
@@ -76,8 +77,9 @@ class PoolReconciler:
     def use_objectives(self, objectives: Iterable[Objective]) -> None:
         self._objectives = tuple(sorted(objectives, key=lambda one: one.name))
 
-    def use_rewrites(self, rewrites: Iterable[RewriteRule]) -> None:
-        self._rewrites = tuple(sorted(rewrites, key=lambda one: (one.name, one.position)))
+    def use_rewrites(self, rewrites: Iterable[tuple[RewriteRule, ...]]) -> None:
+        rules = chain.from_iterable(rewrites)
+        self._rewrites = tuple(sorted(rules, key=lambda one: (one.name, one.position)))
 
     def apply(self, now: float, stale: Container[str] = ()) -> float | None:
         """Update the datastore and the rules; return the time of the next call that is due.

@@ -98,7 +98,7 @@ class Reflector(Generic[R]):
         self._relist_at = 0.0
         self._absent_since: float | None = None
         self._barren = 0
-        self._synced = False
+        self.synced = False  # True once the objects are listed, or the kind is unknown
         self._notified_at: float | None = None
         self._notifying: asyncio.TimerHandle | None = None
 
@@ -109,11 +109,6 @@ class Reflector(Generic[R]):
     @property
     def malformed(self) -> Mapping[ObjectKey, str]:
         return self._objects.malformed
-
-    @property
-    def synced(self) -> bool:
-        """Return whether the server has listed the objects at least once, or knows no such kind."""
-        return self._synced
 
     @property
     def installed(self) -> bool:
@@ -174,8 +169,8 @@ class Reflector(Generic[R]):
         self._relist_at = self._clock() + self._pace.relist_seconds * self._rng.uniform(0.9, 1.1)
         self._absent_since = None
         self._note(well_again=self._contact.answered(self._clock()))
-        if changed or not self._synced:
-            self._synced = True
+        if changed or not self.synced:
+            self.synced = True
             self._notify_soon()
 
     async def _watch(self) -> float:
@@ -277,11 +272,11 @@ class Reflector(Generic[R]):
         """Note an unknown kind; its objects, if there were any, disappear after a while."""
         if self._absent_since is None:
             self._absent_since = now
-        emptied = not self._synced
+        emptied = not self.synced
         if now - self._absent_since >= self._pace.absent_seconds:
             emptied = self._objects.clear() or emptied
         if emptied:
-            self._synced = True
+            self.synced = True
             self._notify_soon()
 
     def _notify_soon(self) -> None:

@@ -1,14 +1,11 @@
 """Receives the KV-cache events of engines over ZMQ for one consumer.
 
 Messages lost in a reconnect appear as a gap in the numbers (`prefix.kv_stream`) and are requested
-again if the engine has a replay address: the request is an empty frame and the first number wanted,
-the answer the original messages and one with an empty payload. After every handshake the listener
-requests a replay from the last applied message: an engine that does not repeat exactly that message
-has restarted, even if it sends nothing else.
-
-A stalled replay is retried from the point it reached; if it fails, the endpoint's blocks are
-forgotten, because it is unknown which of them the engine has evicted. Without a replay address gaps
-are ignored, and the index is wrong about the missed blocks until they are stored or removed again.
+again: the request is an empty frame and the first number wanted, the answer the original messages
+and one with an empty payload. After every handshake the listener requests the last applied message:
+an engine that does not repeat exactly that has restarted, even if it sends nothing else. If a
+replay fails, the endpoint's blocks are forgotten, because it is unknown which of them the engine
+has evicted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Detection of failing endpoints: an ejected one receives only probes until it has recovered.
 
-The beginning of the response decides each attempt (`breaker.kind_of`); one without is no evidence.
-
     HEALTHY --failure--> SUSPECT --enough failures in a row--> EJECTED
     SUSPECT --success of a request that left since--> HEALTHY
     EJECTED --the probe fails--> EJECTED, and the next probe waits twice as long
@@ -9,19 +7,11 @@ The beginning of the response decides each attempt (`breaker.kind_of`); one with
     ON_TRIAL --failure--> EJECTED, with the wait doubled from where it was
     ON_TRIAL --enough successes in a while--> HEALTHY
 
-A broken server finishes what it began, so a success of a request that left before the first failure
-does not clear a suspect. Answers to requests that left before an ejection or a trial are stale:
-each of these transitions begins an epoch. A probe is a client's request, one at a time.
-
-Failures arrive later than requests leave, so an endpoint with failures, or without a success, may
-have no more requests under way than would eject it. These are preferences, not limits: `usable`
-never returns an empty list for a non-empty one. If the proxy reports another endpoint as the
-origin, the picked one has failed, and the answer belongs to the other. A response that breaks off
-has begun well: the proxy shows no difference between a dead endpoint, a client that disconnects,
-and the end (measured). After `UNSEEN_ATTEMPTS` without any response nothing is held back until the
-next one.
-
-Pure: times and the source of randomness are arguments.
+The beginning of a response decides, because the proxy shows no difference between a dead endpoint,
+a client that disconnects, and the end (measured). Each ejection or trial begins an epoch, before
+which answers are stale. Failures arrive later than requests leave, so an endpoint with failures, or
+without a success, may have no more requests under way than would eject it. After `UNSEEN_ATTEMPTS`
+without any response nothing is held back (docs/decisions/0025). Times and randomness are arguments.
 """
 
 from __future__ import annotations

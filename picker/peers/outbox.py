@@ -115,22 +115,10 @@ class Outbox:
         self.dropped = 0  # pending entries that never reached the log
         self._identify = identify
         self._pending: deque[_Entry] = deque()
-        self._pending_bytes = 0
+        self.pending_bytes = 0
         self._log: deque[_Logged] = deque()
-        self._log_bytes = 0
-        self._sequence = 0
-
-    @property
-    def log_bytes(self) -> int:
-        return self._log_bytes
-
-    @property
-    def pending_bytes(self) -> int:
-        return self._pending_bytes
-
-    @property
-    def sequence(self) -> int:
-        return self._sequence
+        self.log_bytes = 0
+        self.sequence = 0
 
     def placed(self, plugin: str, endpoint: str, hashes: BlockHashes, capacity: int) -> None:
         self._gather((plugin, endpoint, hashes, capacity))
@@ -141,7 +129,7 @@ class Outbox:
     def flush(self, fingerprints: Mapping[str, int], loads: Loads, now_seconds: float) -> None:
         """Turn the pending entries into batches; `fingerprints` are those of the plugins' seeds."""
         self.board.update(loads)
-        pending, self._pending, self._pending_bytes = self._pending, deque(), 0
+        pending, self._pending, self.pending_bytes = self._pending, deque(), 0
         while pending:
             size = 0
             entries: list[_Entry] = []
@@ -155,35 +143,35 @@ class Outbox:
         self.seed_changes += 1
         self._log.clear()
         self._pending.clear()
-        self._log_bytes = self._pending_bytes = 0
+        self.log_bytes = self.pending_bytes = 0
 
     def open(self, last_sequence: int) -> Cursor:
         """Return a cursor behind batch `last_sequence`, the last one that the peer has received."""
-        return Cursor(self, min(last_sequence, self._sequence))
+        return Cursor(self, min(last_sequence, self.sequence))
 
     def after(self, sequence: int) -> _Logged | None:
         """Return the first batch behind `sequence` that is still in the log."""
-        if sequence >= self._sequence or not self._log:
+        if sequence >= self.sequence or not self._log:
             return None
         return self._log[max(0, sequence + 1 - self._log[0].sequence)]
 
     def check_integrity(self) -> None:
-        if sum(len(one.encoded) for one in self._log) != self._log_bytes:
+        if sum(len(one.encoded) for one in self._log) != self.log_bytes:
             raise AssertionError("the log is miscounted")
-        if self._log_bytes > self.limits.log_bytes or (
-            self._pending_bytes > self.limits.pending_bytes
+        if self.log_bytes > self.limits.log_bytes or (
+            self.pending_bytes > self.limits.pending_bytes
         ):
             raise AssertionError("the outbox is too large")
         numbers = [one.sequence for one in self._log]
-        if numbers != list(range(self._sequence - len(numbers) + 1, self._sequence + 1)):
+        if numbers != list(range(self.sequence - len(numbers) + 1, self.sequence + 1)):
             raise AssertionError(f"the log has gaps: {numbers}")
 
     def _gather(self, entry: _Entry) -> None:
         size = _size(entry)
         self._pending.append(entry)
-        self._pending_bytes += size
-        while self._pending_bytes > self.limits.pending_bytes:
-            self._pending_bytes -= _size(self._pending.popleft())
+        self.pending_bytes += size
+        while self.pending_bytes > self.limits.pending_bytes:
+            self.pending_bytes -= _size(self._pending.popleft())
             self.dropped += 1
 
     def _append(
@@ -201,13 +189,13 @@ class Outbox:
                 placements.append(Placement(plugin, endpoint, number, what))
         if not placements and not bindings:
             return
-        self._sequence += 1
-        batch = Batch(self._sequence, tuple(placements), tuple(bindings), fingerprints)
+        self.sequence += 1
+        batch = Batch(self.sequence, tuple(placements), tuple(bindings), fingerprints)
         encoded = encoded_batch(batch)
-        self._log.append(_Logged(self._sequence, encoded, now_seconds))
-        self._log_bytes += len(encoded)
-        while self._log_bytes > self.limits.log_bytes:
-            self._log_bytes -= len(self._log.popleft().encoded)
+        self._log.append(_Logged(self.sequence, encoded, now_seconds))
+        self.log_bytes += len(encoded)
+        while self.log_bytes > self.limits.log_bytes:
+            self.log_bytes -= len(self._log.popleft().encoded)
 
 
 class Cursor:

@@ -116,9 +116,7 @@ class PeerServer:
             raise _NotYetError
         exchange, series = reports.exchange, reports.series
         peer, answer = exchange.greeted(first, self._clock())
-        async with asyncio.timeout(
-            HELLO_SECONDS
-        ):  # a caller that does not read must not hold a call
+        async with asyncio.timeout(HELLO_SECONDS):  # a caller may not read
             await write(answer)
         if peer == exchange.replica_id:
             return

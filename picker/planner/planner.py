@@ -1,17 +1,11 @@
 """The decision of one interval: the next number of replicas of a group of workers.
 
-`slo` forecasts the rate of requests at the time when replicas that are requested now will have
-started, by Holt's level and trend. The level moves slowly, because a minute of requests is a small
-sample; a count more than three standard deviations of a Poisson number away resets it, so that a
-burst is followed at once. One standard deviation of the forecast's error is added, and the waiting
-requests, to be served within an interval. The result is the fewest replicas whose predicted share
-of requests within the objective suffices; measured times between tokens correct the model.
-
-`thresholds` adds or removes one replica by the mean queue (prefill) or the use of the KV cache,
-with the rules of Dynamo's load-based planner (its `docs/architecture/load_planner.md`).
-
-Both results stay between `min_replicas` and `max_replicas`, change by at most `max_step`, and fall
-only to the maximum that any of the last `patience_intervals` wanted.
+`slo` forecasts the rate at the time when new replicas will have started, by Holt's level and trend.
+The level moves slowly, because a minute of requests is a small sample; a count more than three
+standard deviations of a Poisson number away resets it. One standard deviation of the forecast's
+error is added, and the waiting requests, to be served within an interval. `thresholds` follows the
+load-based planner of Dynamo (its `docs/architecture/load_planner.md`). Both results stay within the
+bounds, and fall only to the maximum that any of the last `patience_intervals` wanted.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ parameters. Its extractors are called once for each endpoint, and again when it 
 """
 
 from picker.framework.registry import Parameters, PluginType
-from picker.scrape.page_parameters import PageParameters, checked_source
-from picker.scrape.sources import PageLocation
+from picker.scrape.sources import PageLocation, PageParameters, checked_source
 
 
 class MetricsDataSource(PageParameters, frozen=True, kw_only=True):

@@ -22,17 +22,13 @@ class Activity:
         self._quiet_seconds = quiet_seconds
         self._noted = True
         self._idle_noted = asyncio.Event()
-        self._busy = True
-
-    @property
-    def busy(self) -> bool:
-        return self._busy
+        self.busy = True
 
     def snapshot(self) -> Snapshot:
         """Return the pool as it is now, for a decision."""
         self._noted = True
-        if not self._busy:
-            self._busy = True
+        if not self.busy:
+            self.busy = True
             self._idle_noted.set()
         return self._datastore.snapshot()
 
@@ -42,5 +38,5 @@ class Activity:
             self._noted = False
             await asyncio.sleep(self._quiet_seconds)
         self._idle_noted.clear()
-        self._busy = False
+        self.busy = False
         await self._idle_noted.wait()

@@ -72,11 +72,7 @@ class Datastore:
         self._model_listeners: list[Callable[[frozenset[str]], None]] = []
         self._snapshot: Snapshot | None = Snapshot((), 0)
         self._version = 0
-        self._synced = False
-
-    @property
-    def synced(self) -> bool:
-        return self._synced
+        self.synced = False  # True once discovery has set the endpoints
 
     def subscribe(self, listener: ChangeListener) -> None:
         """Call `listener` after every change of the endpoints and every restart."""
@@ -134,7 +130,7 @@ class Datastore:
         """
         wanted = {endpoint.key: endpoint for endpoint in desired}
         gone = [key for key in self._candidates if key not in wanted]
-        self._synced = True
+        self.synced = True
         return self.change_endpoints(wanted.values(), gone)
 
     def change_endpoints(
@@ -174,7 +170,7 @@ class Datastore:
     def forget_pool(self) -> None:
         """Remove all endpoints of a deleted pool; discovery is then not synced."""
         self.set_endpoints(())
-        self._synced = False
+        self.synced = False
 
     def update_metrics(
         self, key: str, metrics: EndpointMetrics, attributes: Mapping[str, Any] = _NOTHING

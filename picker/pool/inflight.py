@@ -21,14 +21,14 @@ class InflightLoad:
         "_others",
         "_others_total",
         "_sums",
-        "_total",
         "counts",
         "own_counts",
+        "own_total",
     )
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
-        self._total = 0
+        self.own_total = 0
         self._others: Mapping[str, int] = {}
         self._others_total = 0
         self._legs: dict[str, int] = {}
@@ -38,11 +38,7 @@ class InflightLoad:
 
     @property
     def total(self) -> int:
-        return self._total + self._others_total
-
-    @property
-    def own_total(self) -> int:
-        return self._total
+        return self.own_total + self._others_total
 
     def requests(self, key: str) -> int:
         """Count the requests under way at endpoint `key`, in all replicas, and this one's legs."""
@@ -64,7 +60,7 @@ class InflightLoad:
     def acquire(self, key: str) -> None:
         self._counts[key] = self._counts.get(key, 0) + 1
         self._sums[key] = self._sums.get(key, 0) + 1
-        self._total += 1
+        self.own_total += 1
 
     def release(self, key: str) -> None:
         """End a request that left for `key`. Raises `LookupError` if none is under way."""
@@ -75,7 +71,7 @@ class InflightLoad:
                 del counts[key]
             else:
                 counts[key] -= 1
-        self._total -= 1
+        self.own_total -= 1
 
     def set_others(self, counts: Mapping[str, int]) -> None:
         """Replace the counts of other replicas; values below one are ignored."""
@@ -89,8 +85,8 @@ class InflightLoad:
     def check_integrity(self) -> None:
         if any(count < 1 for count in self._counts.values()):
             raise AssertionError(f"a counter is below one: {self._counts}")
-        if sum(self._counts.values()) != self._total:
-            raise AssertionError(f"{self._counts} does not sum up to {self._total}")
+        if sum(self._counts.values()) != self.own_total:
+            raise AssertionError(f"{self._counts} does not sum up to {self.own_total}")
         keys = self._counts.keys() | self._others.keys()
         whole = {key: self._counts.get(key, 0) + self._others.get(key, 0) for key in keys}
         if whole != self._sums:

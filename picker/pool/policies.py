@@ -1,12 +1,9 @@
 """Objectives and rewrites: the objects, their meaning, and the rules that apply to requests.
 
 Of the rules that match a request's model exactly the first one decides, in the order of
-`RewriteRules`; where there is none, the first generic one. The rule draws one of its targets.
-
-The structs follow `InferenceObjective` and `InferenceModelRewrite` of `llm-d.ai/v1alpha2`. As in
-the reference, a rule without targets, no rules and an empty target are accepted; a rule that no
-request can follow is omitted and reported as a doubt. For equal timestamps, names and then the
-order within a resource decide, where the reference leaves the order to its sort.
+`RewriteRules`; where there is none, the first generic one. As in the reference, a rule without
+targets, no rules and an empty target are accepted; a rule that no request can follow is omitted and
+reported as a doubt.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -296,23 +293,19 @@ class RequestRules:
     """
 
     def __init__(self) -> None:
-        self._current = NO_RULES
+        self.current = NO_RULES
         self._priorities: dict[str, int | None] = {}
         self.rules: RewriteRules | None = None  # the current ones, for rewriting models
         self._listeners: list[Callable[[RuleSet], None]] = []
-
-    @property
-    def current(self) -> RuleSet:
-        return self._current
 
     def subscribe(self, listener: Callable[[RuleSet], None]) -> None:
         self._listeners.append(listener)
 
     def use(self, rules: RuleSet) -> bool:
         """Replace all rules; return whether that is a change."""
-        if rules == self._current:
+        if rules == self.current:
             return False
-        self._current = rules
+        self.current = rules
         self._priorities = {one.name: one.priority for one in rules.objectives}
         self.rules = RewriteRules(rules.rewrites) if rules.rewrites else None
         for listener in self._listeners:

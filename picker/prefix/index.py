@@ -2,15 +2,12 @@
 
 A `PairTable` maps each pair of a block hash and an endpoint to a node of a `RecencyLists`, where
 each endpoint has a list of its nodes in the order of their last use. The key of a pair is the hash
-mixed with a salt of the endpoint; one that is removed and returns gets a new salt. (Two pairs may
-have the same 63-bit key, as two prompts may have the same hash; neither is worth a byte of memory.)
+mixed with a salt of the endpoint; one that is removed and returns gets a new salt.
 
 A record of a block includes the blocks before it. Recording refreshes them last to first, as paged
 engines free them, so an endpoint over its capacity loses the tail of a prompt before its beginning,
-and holds all blocks before any that it holds: a binary search finds the end of a match. (The
-reference counts all blocks up to the first that no endpoint holds, which overstates the match.)
-
-Short prompts are processed block by block and long ones by arrays, with the same result.
+and holds all blocks before any that it holds: a binary search finds the end of a match. Short
+prompts are processed block by block and long ones by arrays, with the same result.
 """
 
 from dataclasses import dataclass

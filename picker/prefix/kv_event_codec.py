@@ -9,10 +9,9 @@ a msgpack payload: the array `[seconds, events, rank?]`. Newer vLLM sends an eve
     BlockRemoved      block_hashes, medium, group_idx
     AllBlocksCleared
 
-A hash is an integer or bytes, of which the last eight count. An extra key of a block is a string,
-or a list that begins with one. Unknown and invalid events, and blocks of a group that caches only
-part of the tokens (a sliding window, a state), are skipped and reported; the others count. Blocks
-whose parents were skipped match too little; those whose removal was skipped count until a clear.
+A hash is an integer or bytes, of which the last eight count. An extra key is a string, or a list
+that begins with one. Unusable events, and blocks of a group that caches only part of the tokens,
+are skipped alone; matches of blocks whose parents were skipped become too short.
 """
 
 import struct

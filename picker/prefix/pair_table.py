@@ -1,15 +1,14 @@
 """Maps 64-bit keys to small numbers, in a hash table that looks up many keys at once.
 
-Keys are uniform and never 0. A bucket is eight lanes of keys, one cache line; the home of a key is
-`(key >> 32) * buckets >> 32`, so the buckets are in the order of keys. If its home is full, a key
-is spilled into a dict and its home is marked; few keys are, because a table is at most half full.
-No entry is moved to make room, so a deletion sets a lane to 0.
+Keys are uniform and never 0. A bucket is eight lanes, one cache line; the home of a key is `(key >>
+32) * buckets >> 32`, so the buckets are in the order of keys. If its home is full, a key is spilled
+into a dict and its home is marked; few keys are, because a table is at most half full. No entry is
+moved to make room, so a deletion sets a lane to 0.
 
-The table grows by half, in place: the home of a key in the larger table is at or right of its
-present one, so buckets are moved from the last to the first, a few with each insertion. Homes from
-`_frontier` on are those of the larger table.
-
-Memory: 12 bytes per lane, so 24 to 36 per entry, 4 to 5 for its position and about 2 for spilling.
+The table grows by half, in place: homes in the larger table are at or right of the present ones, so
+buckets are moved from the last to the first, a few with each insertion. Homes from `_frontier` on
+are those of the larger table. Memory: 24 to 36 bytes per entry, 4 to 5 for its position, 2 to
+spill.
 """
 
 import sys

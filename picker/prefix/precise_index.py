@@ -4,15 +4,12 @@ An endpoint has a shelf for each tier and cache group, which maps the engine's o
 the keys that this picker computed from the same tokens (`block_keys`); `_holders` maps a key to the
 shelves that have it. So an event about an engine hash applies to keys.
 
-Engine blocks and keys may differ in size. If a chain of engine blocks ends within a key, its
-remaining tokens wait at its last hash (`loose`) for the block that continues it. A key that covers
-several engine blocks is removed with the first of them. A block that an engine stores twice must be
-removed twice. An engine loads only whole blocks, so if a block covers several keys, a match counts
-whole blocks only.
-
-Blocks with an unknown parent are dropped: without the tokens before them they have no key. Like a
-lost message, that makes matches too short, never wrong. Memory: some 250 bytes per block that an
-engine holds; at `max_keys` keys, new ones are ignored until others are removed.
+If a chain of engine blocks ends within a key, its remaining tokens wait at its last hash (`loose`)
+for the block that continues it. A key that covers several engine blocks is removed with the first
+of them; a block stored twice must be removed twice. An engine loads only whole blocks, so if a
+block covers several keys, a match counts whole blocks only. Blocks with an unknown parent are
+dropped: that makes matches too short, never wrong. Memory: some 250 bytes per block that an engine
+holds.
 """
 
 from collections import deque

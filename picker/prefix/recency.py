@@ -1,13 +1,9 @@
 """Orders entries by last use, in many doubly linked lists that share two arrays.
 
 An entry is a small number, a node; `_next` and `_prev` give its neighbours. Every list is a ring
-with a node of its own, its anchor: the anchor's next is the oldest entry, its previous the newest.
-Node 0 is unused. Free nodes are chained through `_next`.
-
-Many entries are unlinked at once by cutting out whole runs: the blocks of a prompt are linked last
-to first, so those that an endpoint still holds form few runs of neighbours, each in reverse prompt
-order. Nodes in any other arrangement are unlinked one by one. Memory: 8 bytes a node, an eighth
-more at most.
+with a node of its own, its anchor, between the newest entry and the oldest. Node 0 is unused. Free
+nodes are chained through `_next`. The blocks of a prompt are linked last to first, so those that an
+endpoint still holds form few runs of neighbours, which are unlinked at once.
 """
 
 from collections.abc import Iterable

@@ -2,5 +2,5 @@
 
 `scrape` polls, `http_client` holds the connections, `page_reader` parses a response, `exposition`
 scans it for the series that `engines` names, `extract` turns them into metrics, `reading` tracks
-their age. `sources` and `page_parameters` describe the configured pages.
+their age. `sources` describes the configured pages.
 """

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
+from base.durations import parse_duration
 from picker.errors import PickerError
+from picker.framework.registry import Parameters, PositiveInt
 from picker.types import Endpoint, EndpointMetrics
 
 MAX_PAGE_BYTES = 16 * 1024 * 1024  # a vLLM of 32 data-parallel engines has 1.4 MB
@@ -56,6 +58,52 @@ class PageLocation:
         return f"{host}:{port if self.port is None else self.port}"
 
 
+class PageParameters(Parameters, frozen=True, kw_only=True):
+    """The parameters that all HTTP data sources share."""
+
+    scheme: str = "http"
+    insecure_skip_verify: bool = True
+    ca_cert_path: str = ""
+    client_cert_path: str = ""
+    client_key_path: str = ""
+    interval: str = ""
+    max_page_bytes: PositiveInt = MAX_PAGE_BYTES
+
+    def locate(
+        self, path: str, port: int | None = None, *, use_node_address: bool = False
+    ) -> PageLocation:
+        if self.scheme not in ("http", "https"):
+            raise ValueError(f"scheme must be http or https, got '{self.scheme}'")
+        if not is_request_path(path):
+            raise ValueError(f"path must begin with '/' and be printable ASCII, got '{path}'")
+        if port is not None and not 1 <= port <= 65535:
+            raise ValueError(f"port must be within 1..65535, got {port}")
+        if bool(self.client_cert_path) != bool(self.client_key_path):
+            raise ValueError("clientCertPath and clientKeyPath go together")
+        return PageLocation(
+            scheme=self.scheme,
+            path=path,
+            port=port,
+            interval_seconds=self._interval_seconds(),
+            use_node_address=use_node_address,
+            max_page_bytes=self.max_page_bytes,
+            tls=TlsFiles(
+                verify=not self.insecure_skip_verify,
+                ca_cert_path=self.ca_cert_path,
+                client_cert_path=self.client_cert_path,
+                client_key_path=self.client_key_path,
+            ),
+        )
+
+    def _interval_seconds(self) -> float | None:
+        if not self.interval:
+            return None
+        seconds = parse_duration(self.interval)
+        if seconds <= 0:
+            raise ValueError(f"interval must be more than nothing, got '{self.interval}'")
+        return seconds
+
+
 @dataclass(frozen=True, slots=True)
 class Scrape:
     """A page about `endpoint`.
@@ -95,6 +143,12 @@ class Extractor(Protocol):
     def extract(self, scrape: Scrape) -> Extraction:
         """Extract the values of the endpoint. Raises `ExtractError` if there are none."""
         ...
+
+
+def checked_source(parameters: DataSource) -> DataSource:
+    """Build a data source from its parameters. Raises `ValueError` for senseless values."""
+    _ = parameters.location
+    return parameters
 
 
 @runtime_checkable

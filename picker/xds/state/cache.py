@@ -52,29 +52,25 @@ class Cache:
 
     def __init__(self, awaited: Iterable[str] = ()) -> None:
         self._awaited = frozenset(awaited)
-        self._current: ResourceSet | None = None
+        self.current: ResourceSet | None = None
         self._watchers: list[Callable[[], None]] = []
-
-    @property
-    def current(self) -> ResourceSet | None:
-        return self._current
 
     def publish(self, resources: Iterable[XdsResource]) -> bool:
         """Replace all resources and notify; return False if nothing changed."""
         fresh = {one.name: one for one in resources}
-        before = self._current
+        before = self.current
         if before is not None and dict(before.resources) == fresh:
             return False
         number = 1 if before is None else before.number + 1
         self._awaited -= fresh.keys()
-        self._current = ResourceSet(MappingProxyType(fresh), number, self._awaited)
+        self.current = ResourceSet(MappingProxyType(fresh), number, self._awaited)
         for watcher in tuple(self._watchers):
             watcher()
         return True
 
     def update(self, resource: XdsResource) -> bool:
         """Replace the resource of one name and notify; return False if nothing changed."""
-        before = {} if self._current is None else dict(self._current.resources)
+        before = {} if self.current is None else dict(self.current.resources)
         return self.publish((before | {resource.name: resource}).values())
 
     def watch(self, watcher: Callable[[], None]) -> None:
