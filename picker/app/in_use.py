@@ -28,25 +28,24 @@ from picker.telemetry.spans import Tracing
 MIN_SECRET_BYTES = 16
 
 
-@dataclass(frozen=True, slots=True)
-class BuildContext:
-    registry: Registry
-    metrics: PickerMetrics
-    options: BuildOptions
-
-
 class ConfigInUse:
     """Owns the reference to the assembly in use, and its last replacement.
 
     Listeners must not fail: every check precedes them.
     """
 
-    def __init__(self, loaded: LoadedConfig, context: BuildContext) -> None:
-        self._context = context
-        self._assembly = self._build(loaded, context.options)
+    def __init__(
+        self,
+        loaded: LoadedConfig,
+        registry: Registry,
+        metrics: PickerMetrics,
+        options: BuildOptions,
+    ) -> None:
+        self._registry, self._metrics, self._options = registry, metrics, options
+        self._assembly = build(loaded, registry, metrics, time.monotonic, options)
         self._listeners: list[Callable[[Assembly], None]] = []
         self.since_unix_seconds = time.time()
-        expose_sizes(context.metrics, self._assembly.instances.values())
+        expose_sizes(metrics, self._assembly.instances.values())
 
     @property
     def assembly(self) -> Assembly:
@@ -54,7 +53,7 @@ class ConfigInUse:
 
     @property
     def hash_seed(self) -> int:
-        return self._context.options.services.hash_seed
+        return self._options.services.hash_seed
 
     def subscribe(self, listener: Callable[[Assembly], None]) -> None:
         self._listeners.append(listener)
@@ -68,21 +67,18 @@ class ConfigInUse:
         before = self._assembly
         # A copy, since the build must not change what requests use meanwhile.
         known = MappingProxyType(dict(before.instances))
-        assembly = self._build(loaded, replace(self._context.options, before=known))
+        options = replace(self._options, before=known)
+        assembly = build(loaded, self._registry, self._metrics, time.monotonic, options)
         # The scraper was built from the first data layer, and requests depend on its data.
         for section in assembly.data_layer.differences(before.data_layer):
             text = "cannot change while the picker runs; restart it"
             loaded.findings.error(tuple(section.split(".")), text)
         loaded.findings.refuse_errors()
         self._assembly, self.since_unix_seconds = assembly, time.time()
-        expose_sizes(self._context.metrics, assembly.instances.values(), before.instances.values())
+        expose_sizes(self._metrics, assembly.instances.values(), before.instances.values())
         for listener in self._listeners:
             listener(assembly)
         return assembly.warnings
-
-    def _build(self, loaded: LoadedConfig, options: BuildOptions) -> Assembly:
-        context = self._context
-        return build(loaded, context.registry, context.metrics, time.monotonic, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +114,7 @@ def config_in_use(
         strict_data_scope=options.strict_data_scope,
         lists_models=options.route_by_model,
     )
-    return ConfigInUse(loaded, BuildContext(builtin_plugins(), metrics, building))
+    return ConfigInUse(loaded, builtin_plugins(), metrics, building)
 
 
 def read_config(options: Options) -> tuple[LoadedConfig, bytes | None]:

@@ -11,7 +11,6 @@ from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from base.series import Gauge
 from picker.admin.server import AdminServer
@@ -63,7 +62,10 @@ class ExtProcPort:
         `health` answers health checks at this port too, `streams` counts its streams, each if the
         options say so. `flag` names the port in messages; `certificate` replaces a self-signed one.
         """
-        self._certificates = _certificates(options.tls, expiry)
+        self._certificates: CertificateFolder | None = None
+        if options.tls is not None and options.tls.cert_path is not None:
+            shown = None if expiry is None else expiry.labels("--cert-path").set
+            self._certificates = CertificateFolder(options.tls.cert_path, "--cert-path", shown)
         self._flag = flag
         self._follows = options.tls is not None and options.tls.reload
         self._options = replace(
@@ -71,11 +73,10 @@ class ExtProcPort:
             tls=_tls(options.tls, self._certificates, certificate),
             budget=bodies or ByteBudget(options.max_unfinished_body_bytes),
         )
-        answering = health if options.health_checking else None
         self._server = build_server(
             exchanges,
             options=self._options,
-            health=answering,
+            health=health if options.health_checking else None,
             settings=StreamSettings(conformance=options.conformance),
             streams=streams if options.grpc_stream_metrics else None,
         )
@@ -214,14 +215,6 @@ def ext_proc_options(options: Options) -> ServerOptions:
     )
 
 
-def _certificates(flags: TlsFlags | None, expiry: Gauge | None) -> CertificateFolder | None:
-    if flags is None or flags.cert_path is None:
-        return None
-    flag = "--cert-path"
-    shown = None if expiry is None else expiry.labels(flag).set
-    return CertificateFolder(flags.cert_path, flag, shown)
-
-
 def _tls(
     flags: TlsFlags | None, folder: CertificateFolder | None, made: TlsMaterial | None
 ) -> TlsOptions | None:
@@ -256,13 +249,10 @@ def _metrics_tls(
         try:
             context.load_verify_locations(flags.client_ca_file)
         except OSError as error:
-            raise _unusable("--metrics-client-ca-file", flags.client_ca_file, error) from error
+            why = f"cannot use {flags.client_ca_file}: {error.strerror or error}"
+            raise ConfigError(f"--metrics-client-ca-file: {why}") from error
         context.verify_mode = ssl.CERT_REQUIRED
     return folder, context
-
-
-def _unusable(flag: str, path: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"{flag}: cannot use {path}: {error.strerror or error}")
 
 
 async def bound(start: Coroutine[None, None, int], flag: str, address: str) -> int:

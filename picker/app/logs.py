@@ -29,11 +29,7 @@ def set_up_logging(verbosity: int, *, as_json: bool) -> None:
     target = logging.StreamHandler(sys.stderr)
     text = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     target.setFormatter(JsonFormatter() if as_json else logging.Formatter(text))
-    logging.basicConfig(handlers=[target], level=_level(verbosity))
+    level = logging.INFO if verbosity >= QUIET_LEVEL else logging.ERROR
+    level = logging.DEBUG if verbosity >= DEBUG_LEVEL else level
+    logging.basicConfig(handlers=[target], level=level)
     logging.getLogger("watchfiles").setLevel(logging.WARNING)
-
-
-def _level(verbosity: int) -> int:
-    if verbosity >= DEBUG_LEVEL:
-        return logging.DEBUG
-    return logging.INFO if verbosity >= QUIET_LEVEL else logging.ERROR

@@ -170,7 +170,7 @@ class Picker:
         """
         leadership = self.serving.leadership
         for key, pool in self.pools.items():
-            for warning in pool.warnings:
+            for warning in pool.config.assembly.warnings:
                 log.warning("configuration%s: %s", f" of pool {key}" if key else "", warning)
             pool.load()
         leadership.load()

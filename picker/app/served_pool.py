@@ -19,8 +19,6 @@ from picker.app.plugin_tasks import PluginTasks, flush, listen_to_engines
 from picker.app.shelves import Autoscaler, PoolSight, autoscaler
 from picker.cli.options import Options
 from picker.config.build import Assembly
-from picker.config.findings import Finding
-from picker.config.load import LoadedConfig
 from picker.config.show import aligned, effective_lines
 from picker.config.watch import ConfigWatch
 from picker.decisions.decision import Watchers
@@ -208,10 +206,6 @@ class ServedPool:
         return autoscaler(options.autoscale, sight, cluster, self.metrics.autoscale)
 
     @property
-    def warnings(self) -> tuple[Finding, ...]:
-        return self.config.assembly.warnings
-
-    @property
     def xds_name(self) -> str:
         return "" if self._options.xds is None else self._options.xds.cluster_name
 
@@ -331,8 +325,4 @@ class ServedPool:
         path = self._options.config_file
         if path is None or content is None or not self._options.watch_config:
             return None
-
-        async def apply(loaded: LoadedConfig) -> tuple[Finding, ...]:
-            return self.config.apply(loaded)
-
-        return ConfigWatch(path, content, apply, self.metrics, time.time)
+        return ConfigWatch(path, content, self.config.apply, self.metrics, time.time)

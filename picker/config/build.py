@@ -6,7 +6,7 @@ All errors are collected before they are reported together.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from picker.config.data_keys import (
     check_layers,
@@ -25,13 +25,9 @@ from picker.decisions.steps import SCHEDULER, BoundPlugin, Scope
 from picker.flowcontrol.settings import FlowControlSettings
 from picker.framework.interfaces import (
     Admitter,
-    AsyncDataProducer,
     BackgroundFlush,
-    DataProducer,
     EndpointObserver,
-    Filter,
     Parser,
-    PickerPlugin,
     PreRequest,
     ProfileHandler,
     RequestEndHook,
@@ -39,7 +35,6 @@ from picker.framework.interfaces import (
     ResponseHeadHook,
     ResponseProgressHook,
     SaturationDetector,
-    Scorer,
     Screener,
 )
 from picker.framework.registry import Registry, Stability
@@ -87,7 +82,6 @@ DEFAULT_PARSERS = (
 _SCOPED = frozenset(
     ("DataProducer", "Admitter", "SaturationDetector", "ProfilePicker", "Filter", "Scorer")
 ) | {"PreRequest"}
-P = TypeVar("P")
 _NO_INSTANCES: Mapping[str, Instance] = MappingProxyType({})
 
 
@@ -177,25 +171,24 @@ class _Builder:
             plugins.add(spec, ("plugins", index))
         # After all plugins exist, since a plugin may name one that is configured below it.
         plugins.connect()
-        planner = ProfilePlanner(self._config, plugins, findings)
+        planner = ProfilePlanner(self._config, plugins)
         plans = planner.profiles()
         handler = planner.profile_handler(len(plans))
-        data_layer = plan_data_layer(
-            self._config, plugins, findings, lists_models=self._options.lists_models
-        )
-        parsers = plan_parsers(self._config, plugins, self._registry, findings)
-        detector = plan_detector(self._config, plugins, self._registry, findings)
+        lists_models = self._options.lists_models
+        data_layer = plan_data_layer(self._config, plugins, lists_models=lists_models)
+        parsers = plan_parsers(self._config, plugins)
+        detector = plan_detector(self._config, plugins)
         if not findings.has_errors:
             warn_of_filtering_detector(plans, detector, findings)
-        flow_control = plan_flow_control(self._config, plugins, self._registry, findings, detector)
+        flow_control = plan_flow_control(self._config, plugins, detector)
         # After every section has created its default plugins, which may consume data as well.
-        create_missing_producers(plugins, self._registry, findings)
-        producers = producers_in_order(plugins, findings)
-        check_layers(plugins, findings)
-        check_load_is_known(data_layer, plugins, findings)
+        create_missing_producers(plugins)
+        producers = producers_in_order(plugins)
+        check_layers(plugins)
+        check_load_is_known(data_layer, plugins)
         if not findings.has_errors:  # otherwise a plugin may only seem unused
             in_profiles = names_in(plans)
-            warn_of_unread(plugins, in_profiles, findings)
+            warn_of_unread(plugins, in_profiles)
             planner.warn_of_unnamed(in_profiles)
         self._check_stability()
         findings.refuse_errors()
@@ -233,7 +226,7 @@ class _Builder:
         pipeline = RequestPipeline(
             parsers=ParserTable(parsers),
             scheduler=self._scheduler(profiles, handler),
-            producers=tuple(self._producer(one) for one in producers),
+            producers=tuple(self._bound("DataProducer", one) for one in producers),
             hooks=self._all("PreRequest", PreRequest),
             processors=self._all("RequestProcessor", RequestProcessor),
             screeners=self._all("Screener", Screener),
@@ -266,11 +259,10 @@ class _Builder:
     def _scheduler(
         self, profiles: Mapping[str, Profile], handler: Instance
     ) -> BoundPlugin[Scheduler]:
-        plugin = handler.plugin
-        if not isinstance(plugin, ProfileHandler):
+        if not isinstance(handler.plugin, ProfileHandler):
             raise TypeError(f"'{handler.name}' is not a profile handler")
-        asking = self._bound("ProfilePicker", handler, plugin)
-        processing = self._bound("ProcessProfilesResults", handler, plugin)
+        asking = self._bound("ProfilePicker", handler)
+        processing = self._bound("ProcessProfilesResults", handler)
         scheduler = Scheduler(tuple(profiles.values()), asking, processing)
         durations = self._metrics.scheduler_e2e_duration_seconds
         bound = BoundPlugin(scheduler, SCHEDULER, durations=durations)
@@ -292,51 +284,31 @@ class _Builder:
     def _saturation(self, detector: Instance | None) -> SaturationDetector | None:
         if detector is None or not isinstance(detector.plugin, SaturationDetector):
             return None
-        return measured(self._bound("SaturationDetector", detector, detector.plugin), self._clock)
+        return measured(self._bound("SaturationDetector", detector), self._clock)
 
     def _profile(self, plan: ProfilePlan) -> Profile:
-        part, name = plan.picker, plan.name
-        if part is None or not isinstance(part.instance.plugin, PickerPlugin):
+        name, part = plan.name, plan.picker
+        if part is None:
             raise TypeError(f"the profile '{name}' has no picker")
-        filters = [
-            self._bound("Filter", one.instance, one.instance.plugin, profile=name)
-            for one in plan.filters
-            if isinstance(one.instance.plugin, Filter)
-        ]
+        filters = [self._bound("Filter", one.instance, profile=name) for one in plan.filters]
         scorers = [
-            self._bound(
-                "Scorer", one.instance, one.instance.plugin, profile=name, weight=one.weight
-            )
+            self._bound("Scorer", one.instance, profile=name, weight=one.weight)
             for one in plan.scorers
-            if isinstance(one.instance.plugin, Scorer)
         ]
-        picker = self._bound("Picker", part.instance, part.instance.plugin, profile=name)
+        picker = self._bound("Picker", part.instance, profile=name)
         return Profile(name, picker, filters, scorers)
-
-    def _producer(self, instance: Instance) -> BoundPlugin[DataProducer | AsyncDataProducer]:
-        plugin = instance.plugin
-        if not isinstance(plugin, DataProducer | AsyncDataProducer):
-            raise TypeError(f"'{instance.name}' is not a data producer")
-        return self._bound("DataProducer", instance, plugin)
 
     def _all(self, point: str, kind: Any) -> tuple[BoundPlugin[Any], ...]:
         return tuple(
-            self._bound(point, one, one.plugin)
-            for one in self._plugins
-            if isinstance(one.plugin, kind)
+            self._bound(point, one) for one in self._plugins if isinstance(one.plugin, kind)
         )
 
     def _bound(
-        self,
-        point: str,
-        instance: Instance,
-        plugin: P,
-        *,
-        profile: str = "",
-        weight: float = 1.0,
-    ) -> BoundPlugin[P]:
+        self, point: str, instance: Instance, *, profile: str = "", weight: float = 1.0
+    ) -> BoundPlugin[Any]:
         """Bind a plugin with its metrics and its scope: what it and its plugins declare."""
         name, type_name, metrics = instance.name, instance.type_name, self._metrics
+        plugin = instance.plugin
         labels = (point, type_name, name)
         durations = metrics.plugin_duration_seconds.labels(*labels)
         bound = BoundPlugin(
@@ -373,14 +345,9 @@ def assemble(
     return loaded, build(loaded, registry, PickerMetrics(), lambda: 0.0, options)
 
 
-def plan_parsers(
-    config: EndpointPickerConfig,
-    plugins: PluginInstances,
-    registry: Registry,
-    findings: Findings,
-) -> tuple[Parser, ...]:
+def plan_parsers(config: EndpointPickerConfig, plugins: PluginInstances) -> tuple[Parser, ...]:
     """Return the configured parsers, or the default ones."""
-    section = config.request_handler
+    section, findings = config.request_handler, plugins.findings
     refs: list[tuple[Path, str]] = [
         (("requestHandler", "parsers", index, "pluginRef"), ref.plugin_ref)
         for index, ref in enumerate(section.parsers if section else ())
@@ -390,7 +357,7 @@ def plan_parsers(
         findings.warn(("parser",), text + ("; those apply" if refs else ""))
         refs = refs or [(("parser", "pluginRef"), config.parser.plugin_ref)]
     if not refs:
-        instances = [plugins.default(name) for name in DEFAULT_PARSERS if name in registry]
+        instances = [plugins.default(name) for name in DEFAULT_PARSERS if name in plugins.registry]
         return tuple(
             one.plugin for one in instances if one is not None and isinstance(one.plugin, Parser)
         )

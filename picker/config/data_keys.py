@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from picker.config.findings import Findings, Path
+from picker.config.findings import Path
 from picker.config.instances import Instance, Origin, PluginInstances
 from picker.framework.attributes import DataKey, FlowLoads
 from picker.framework.interfaces import (
@@ -20,20 +20,18 @@ from picker.framework.interfaces import (
     ResponseHeadHook,
     Scorer,
 )
-from picker.framework.registry import Registry
 
 Keys = tuple[DataKey[Any], ...]
 
 
-def create_missing_producers(
-    plugins: PluginInstances, registry: Registry, findings: Findings
-) -> None:
+def create_missing_producers(plugins: PluginInstances) -> None:
     """Create the default producer of every key that a plugin consumes and no plugin produces."""
-    hopeless: set[DataKey[Any]] = set()
+    findings, hopeless = plugins.findings, set[DataKey[Any]]()
     while missing := _missing(plugins, hopeless):
         consumer, key = missing
-        row = registry.default_producer(key.data_type, key.producer)
-        if row is not None and row.name == key.producer and key.producer not in _names(plugins):
+        row = plugins.registry.default_producer(key.data_type, key.producer)
+        names = {instance.name for instance in plugins}
+        if row is not None and row.name == key.producer and key.producer not in names:
             before = len(findings)
             made = plugins.default(row.name, Origin.NEEDED)
             if made is not None and key in produced_by(made):
@@ -44,11 +42,14 @@ def create_missing_producers(
                 findings.error(consumer.path, text)
         # Otherwise the producer may be the entry that failed.
         elif plugins.is_complete:
-            _report_missing(consumer, key, plugins, findings)
+            made_now = _all_produced(plugins)
+            others = {one.producer for one in made_now if one.data_type == key.data_type}
+            text = f"nothing produces {key}, which '{consumer.name}' needs"
+            findings.unknown(_named_at(consumer, key.producer), text, key.producer, others)
         hopeless.add(key)
 
 
-def producers_in_order(plugins: PluginInstances, findings: Findings) -> list[Instance]:
+def producers_in_order(plugins: PluginInstances) -> list[Instance]:
     """Sort data producers: each follows those whose findings it needs or uses."""
     producers = [one for one in plugins if is_producer(one.plugin)]
     makers = {key: one.name for one in producers for key in produced_by(one)}
@@ -62,14 +63,13 @@ def producers_in_order(plugins: PluginInstances, findings: Findings) -> list[Ins
             order = _sorted(needs)
         except CycleError as error:
             loop: list[str] = error.args[1]
-            path = plugins[loop[0]].path
             text = f"data producers need each other in a circle: {' → '.join(loop)}"
-            findings.error(path, text)
+            plugins.findings.error(plugins[loop[0]].path, text)
             order = list(needs)
     return [plugins[name] for name in order]
 
 
-def check_layers(plugins: PluginInstances, findings: Findings) -> None:
+def check_layers(plugins: PluginInstances) -> None:
     """Report plugins that consume a key before it is produced."""
     late = {
         key: one.name for one in plugins if not is_producer(one.plugin) for key in produced_by(one)
@@ -77,14 +77,16 @@ def check_layers(plugins: PluginInstances, findings: Findings) -> None:
     for one in plugins:
         if is_producer(one.plugin) or isinstance(one.plugin, Admitter):
             for key in needed_by(one):
-                if key in late and not _is_attribute_of_endpoints(plugins[late[key]]):
+                maker = plugins[late[key]].plugin if key in late else None
+                # Attributes of endpoints are there before any request.
+                if maker is not None and not (
+                    hasattr(maker, "extract") or hasattr(maker, "describe")
+                ):
                     text = f"'{one.name}' needs {key}, which '{late[key]}' makes only afterwards"
-                    findings.error(one.path, text)
+                    plugins.findings.error(one.path, text)
 
 
-def warn_of_unread(
-    plugins: PluginInstances, in_profiles: Collection[str], findings: Findings
-) -> None:
+def warn_of_unread(plugins: PluginInstances, in_profiles: Collection[str]) -> None:
     """Report producers whose findings no used plugin reads, and the plugins that read others of the
     same type. A producer that also does something else counts as used.
     """
@@ -103,7 +105,7 @@ def warn_of_unread(
                 if key.data_type in kinds
             ]
             text = f"nothing uses what '{one.name}' produces{''.join(others)}"
-            findings.warn(one.path, text)
+            plugins.findings.warn(one.path, text)
 
 
 def _only_produces(plugin: object) -> bool:
@@ -136,14 +138,6 @@ def _missing(
     return None
 
 
-def _report_missing(
-    consumer: Instance, key: DataKey[Any], plugins: PluginInstances, findings: Findings
-) -> None:
-    others = [one.producer for one in _all_produced(plugins) if one.data_type == key.data_type]
-    text = f"nothing produces {key}, which '{consumer.name}' needs"
-    findings.unknown(_named_at(consumer, key.producer), text, key.producer, set(others))
-
-
 def _named_at(consumer: Instance, producer: str) -> Path:
     parameters = consumer.parameters
     fields = zip(parameters.__struct_fields__, parameters.__struct_encode_fields__, strict=True)
@@ -151,16 +145,8 @@ def _named_at(consumer: Instance, producer: str) -> Path:
     return (*consumer.path, "parameters", named[0]) if named and consumer.path else consumer.path
 
 
-def _is_attribute_of_endpoints(instance: Instance) -> bool:
-    return hasattr(instance.plugin, "extract") or hasattr(instance.plugin, "describe")
-
-
 def _all_produced(plugins: PluginInstances) -> dict[DataKey[Any], None]:
     return dict.fromkeys(key for instance in plugins for key in produced_by(instance))
-
-
-def _names(plugins: PluginInstances) -> set[str]:
-    return {instance.name for instance in plugins}
 
 
 def produced_by(instance: Instance) -> Keys:

@@ -65,21 +65,14 @@ class DataLayerPlan:
 
 
 def plan_data_layer(
-    config: EndpointPickerConfig,
-    plugins: PluginInstances,
-    findings: Findings,
-    *,
-    lists_models: bool = False,
+    config: EndpointPickerConfig, plugins: PluginInstances, *, lists_models: bool
 ) -> DataLayerPlan:
     """Bind extractors to sources; with `lists_models`, add a source of models."""
-    sources = list(_sources(config, plugins, findings))
+    findings, sources = plugins.findings, list(_sources(config, plugins))
     if lists_models and not any(one.source.type_name == MODELS_SOURCE for one in sources):
-        plugins.add(
-            PluginSpec(MODELS_SOURCE, parameters={"interval": MODELS_INTERVAL}), (), Origin.NEEDED
-        )
-        source, extractor = plugins.default(MODELS_SOURCE), plugins.default(MODELS_EXTRACTOR)
-        if source is not None and extractor is not None:
-            sources.append(BoundSource(source, (extractor,)))
+        asked = PluginSpec(MODELS_SOURCE, parameters={"interval": MODELS_INTERVAL})
+        plugins.add(asked, (), Origin.NEEDED)
+        sources += _default(plugins, MODELS_SOURCE, MODELS_EXTRACTOR)
     bindings = [binding for one in sources if (binding := _bind(one, findings)) is not None]
     discovery = None
     for path, name in written_discovery(config):
@@ -104,16 +97,17 @@ def written_discovery(config: EndpointPickerConfig) -> Iterator[tuple[Path, str]
         yield (*at, "pluginRef"), section.plugin_ref
 
 
-def check_load_is_known(plan: DataLayerPlan, plugins: PluginInstances, findings: Findings) -> None:
+def check_load_is_known(plan: DataLayerPlan, plugins: PluginInstances) -> None:
     """Report plugins that read the load of endpoints if no extractor provides it."""
     known = {one.type_name for bound in plan.sources for one in bound.extractors}
     # After errors the extractor may be part of a source that failed.
-    if DEFAULT_EXTRACTOR in known or findings.has_errors:
+    if DEFAULT_EXTRACTOR in known or plugins.findings.has_errors:
         return
     for instance in plugins:
         if instance.type_name in READS_LOAD and instance.path:
             text = f"'{instance.name}' needs the load of endpoints, which a {DEFAULT_EXTRACTOR}"
-            findings.error(instance.path, f"{text} would find out; none is part of a source")
+            text = f"{text} would find out; none is part of a source"
+            plugins.findings.error(instance.path, text)
 
 
 def _replica_interval(config: EndpointPickerConfig, findings: Findings) -> float | None:
@@ -138,17 +132,15 @@ def _replica_interval(config: EndpointPickerConfig, findings: Findings) -> float
     return seconds
 
 
-def _sources(
-    config: EndpointPickerConfig, plugins: PluginInstances, findings: Findings
-) -> Iterator[BoundSource]:
+def _sources(config: EndpointPickerConfig, plugins: PluginInstances) -> Iterator[BoundSource]:
     layer = config.data_layer
     specs = layer.sources if layer else ()
     seen: set[str] = set()
     for index, spec in enumerate(specs):
         path: Path = ("dataLayer", "sources", index)
-        bound = _source(spec, path, plugins, findings)
+        bound = _source(spec, path, plugins)
         if spec.plugin_ref in seen:
-            findings.error(path, f"the source '{spec.plugin_ref}' is listed twice")
+            plugins.findings.error(path, f"the source '{spec.plugin_ref}' is listed twice")
         elif bound is not None:
             yield bound
         seen.add(spec.plugin_ref)
@@ -156,14 +148,17 @@ def _sources(
     if layer is not None and layer.inject_defaults is False:
         return
     if not any(spec.plugin_ref == DEFAULT_SOURCE for spec in specs):
-        source, extractor = plugins.default(DEFAULT_SOURCE), plugins.default(DEFAULT_EXTRACTOR)
-        if source is not None and extractor is not None:
-            yield BoundSource(source, (extractor,))
+        yield from _default(plugins, DEFAULT_SOURCE, DEFAULT_EXTRACTOR)
 
 
-def _source(
-    spec: SourceSpec, path: Path, plugins: PluginInstances, findings: Findings
-) -> BoundSource | None:
+def _default(plugins: PluginInstances, *types: str) -> Iterator[BoundSource]:
+    source, extractor = (plugins.default(one) for one in types)
+    if source is not None and extractor is not None:
+        yield BoundSource(source, (extractor,))
+
+
+def _source(spec: SourceSpec, path: Path, plugins: PluginInstances) -> BoundSource | None:
+    findings = plugins.findings
     source = plugins.referenced(spec.plugin_ref, (*path, "pluginRef"))
     if source is not None and not isinstance(source.plugin, DataSource):
         findings.error((*path, "pluginRef"), f"'{source.name}' is not a data source")

@@ -52,9 +52,8 @@ def decode(
     A known key without a value is the same as no key. With `allow_unknown` an unknown key is
     dropped with a warning: it may be one of a newer schema.
     """
-    written, unknown = _written(value, shape), dict[Path, str]()
-    if allow_unknown:
-        written = _known(written, shape, at, unknown)
+    unknown: dict[Path, str] = {}
+    written = _written(value, shape, at, unknown if allow_unknown else None)
     converted = _converted(written, shape, at, findings)
     for path, text in unknown.items():
         findings.warn(path, text)
@@ -63,7 +62,7 @@ def decode(
 
 def decode_most(value: Any, shape: type[S], at: Path, findings: Findings) -> S:
     """Like `decode`, but omit or empty only the invalid parts."""
-    before, value = len(findings), _written(value, shape)
+    before, value = len(findings), _written(value, shape, at, None)
     decoded = _converted(value, shape, at, findings)
     if decoded is not None:
         return decoded
@@ -72,45 +71,27 @@ def decode_most(value: Any, shape: type[S], at: Path, findings: Findings) -> S:
     return valid if isinstance(valid, shape) else empty
 
 
-def _written(value: Any, annotation: Any) -> Any:
-    """Drop the known keys of structs that have no value."""
-    shape, _ = _required(annotation)
-    if get_origin(shape) is Annotated:
-        shape = get_args(shape)[0]
-    if isinstance(value, dict) and isinstance(shape, type) and issubclass(shape, msgspec.Struct):
-        kinds = {field.encode_name: field.type for field in _fields(shape)}
-        return {
-            key: _written(one, kinds.get(key, Any))
-            for key, one in value.items()
-            if one is not None or key not in kinds
-        }
-    if isinstance(value, list) and get_origin(shape) is tuple:
-        return [_written(one, get_args(shape)[0]) for one in value]
-    return value
-
-
-def _known(value: Any, annotation: Any, at: Path, unknown: dict[Path, str]) -> Any:
-    """Return `value` without the unknown keys of structs, which are added to `unknown`."""
+def _written(value: Any, annotation: Any, at: Path, unknown: dict[Path, str] | None) -> Any:
+    """Drop keys of structs that have no value, and move those that no struct has to `unknown`."""
     shape, _ = _required(annotation)
     if get_origin(shape) is Annotated:
         shape = get_args(shape)[0]
     if isinstance(value, list) and get_origin(shape) is tuple:
         item = get_args(shape)[0]
-        return [_known(one, item, (*at, i), unknown) for i, one in enumerate(value)]
+        return [_written(one, item, (*at, i), unknown) for i, one in enumerate(value)]
     if not (isinstance(value, dict) and isinstance(shape, type)):
         return value
     if not issubclass(shape, msgspec.Struct):
         return value
-    fields = {field.encode_name: field.type for field in _fields(shape)}
-    for key in [key for key in value if key not in fields]:
-        nearest = nearest_name(key, tuple(fields))
-        meant = "" if nearest is None else f"; did you mean '{nearest}'?"
-        unknown[*at, str(key)] = f"unknown key, which is ignored{meant}"
-    return {
-        key: _known(value[key], kind, (*at, key), unknown)
-        for key, kind in fields.items()
-        if key in value
-    }
+    kinds, written = {field.encode_name: field.type for field in _fields(shape)}, {}
+    for key, one in value.items():
+        if key not in kinds and unknown is not None:
+            nearest = nearest_name(key, tuple(kinds))
+            meant = "" if nearest is None else f"; did you mean '{nearest}'?"
+            unknown[*at, str(key)] = f"unknown key, which is ignored{meant}"
+        elif one is not None or key not in kinds:
+            written[key] = _written(one, kinds.get(key, Any), (*at, key), unknown)
+    return written
 
 
 def _converted(value: Any, shape: type[S], at: Path, findings: Findings) -> S | None:

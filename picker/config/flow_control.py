@@ -8,7 +8,7 @@ reference, is 1Gi if missing, and unlimited if 0.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
@@ -42,7 +42,6 @@ from picker.framework.flow import (
     UsageLimitPolicy,
 )
 from picker.framework.interfaces import SaturationDetector
-from picker.framework.registry import Registry
 
 DEFAULT_DETECTOR = "utilization-detector"
 DEFAULT_FAIRNESS = "global-strict-fairness-policy"
@@ -57,30 +56,22 @@ T = TypeVar("T")
 
 
 def plan_flow_control(
-    config: EndpointPickerConfig,
-    plugins: PluginInstances,
-    registry: Registry,
-    findings: Findings,
-    detector: Instance | None,
+    config: EndpointPickerConfig, plugins: PluginInstances, detector: Instance | None
 ) -> FlowControlSettings | None:
     """Plan flow control; None if its gate is off, or after errors."""
     # Without the gate the section is not checked either: `schema` warns that it has no effect.
     if not gate_settings(config)[FLOW_CONTROL_GATE]:
         return None
     section = config.flow_control or FlowControl()
-    request_ttl = DEFAULT_TTL_SECONDS
-    if section.default_request_ttl is not None:
-        at: Path = (*_SECTION, "defaultRequestTTL")
-        request_ttl = _seconds(section.default_request_ttl, at, findings)
-    planner = _Planner(section, plugins, registry.names, findings, request_ttl)
-    return planner.settings(detector)
+    at: Path = (*_SECTION, "defaultRequestTTL")
+    ttl = _seconds(section.default_request_ttl, at, plugins.findings, DEFAULT_TTL_SECONDS)
+    return _Planner(section, plugins, plugins.findings, ttl).settings(detector)
 
 
 @dataclass(frozen=True, slots=True)
 class _Planner:
     section: FlowControl
     plugins: PluginInstances
-    all_types: Collection[str]
     findings: Findings
     request_ttl: float
 
@@ -100,11 +91,11 @@ class _Planner:
         max_memory = DEFAULT_MEMORY_BYTES
         if section.max_memory is not None:
             max_memory = self._quantity(section.max_memory, (*at, "maxMemory"))
-        no_endpoint_ttl = self.request_ttl
-        if section.no_endpoint_request_ttl is not None:
-            where = (*at, "noEndpointRequestTTL")
-            no_endpoint_ttl = _seconds(section.no_endpoint_request_ttl, where, self.findings)
-        eviction = self._eviction() if section.enable_eviction else None
+        no_endpoint_ttl = self._ttl(section.no_endpoint_request_ttl, (*at, "noEndpointRequestTTL"))
+        eviction = None
+        if section.enable_eviction:
+            chosen, order = self._only(_EVICTION_FILTER), self._only(_EVICTION_ORDER)
+            eviction = None if chosen is None or order is None else (chosen, order)
         if default is None or negative is None or limits is None or detector is None:
             return None
         if not isinstance(detector.plugin, SaturationDetector):
@@ -150,10 +141,7 @@ class _Planner:
         ordering = self._policy(ordering_ref, (*at, "orderingPolicyRef"), _ORDERING)
         max_bytes = self._quantity(band.max_bytes, (*at, "maxBytes"))
         max_requests = self._quantity(band.max_requests, (*at, "maxRequests"))
-        request_ttl = self.request_ttl
-        if band.default_request_ttl is not None:
-            where = (*at, "defaultRequestTTL")
-            request_ttl = _seconds(band.default_request_ttl, where, self.findings)
+        request_ttl = self._ttl(band.default_request_ttl, (*at, "defaultRequestTTL"))
         if fairness is None or ordering is None:
             return None
         return BandSettings(
@@ -165,6 +153,9 @@ class _Planner:
         )
 
     # Values
+
+    def _ttl(self, text: str | None, at: Path) -> float:
+        return _seconds(text, at, self.findings, self.request_ttl)
 
     def _quantity(self, value: int | str | None, at: Path) -> int:
         text = "0" if value is None else str(value)
@@ -181,7 +172,7 @@ class _Planner:
     # Policies
 
     def _policy(self, ref: str, at: Path, kind: _Kind[T]) -> T | None:
-        types = [name for name in self.all_types if name.endswith(kind.endings)]
+        types = [name for name in self.plugins.registry.names if name.endswith(kind.endings)]
         # A default is created and not looked up, so it cannot be missing.
         if ref == kind.default:
             instance = self.plugins.default(ref)
@@ -195,10 +186,6 @@ class _Planner:
             text = f"'{ref}' is not {kind.name}"
             self.findings.unknown(at, text, ref, fitting.union(types))
         return policy
-
-    def _eviction(self) -> tuple[EvictionFilter, EvictionOrder] | None:
-        chosen = self._only(_EVICTION_FILTER), self._only(_EVICTION_ORDER)
-        return None if chosen[0] is None or chosen[1] is None else (chosen[0], chosen[1])
 
     def _only(self, kind: _Kind[T]) -> T | None:
         found = [one for one in self.plugins if kind.of(one.plugin) is not None]
@@ -238,8 +225,10 @@ class _Kind(Generic[T]):
         return policy
 
 
-def _seconds(text: str, at: Path, findings: Findings) -> float:
+def _seconds(text: str | None, at: Path, findings: Findings, default: float) -> float:
     """Parse a duration; 0 if it never ends, and if invalid, which is reported."""
+    if text is None:
+        return default
     try:
         return duration_seconds(text)
     except ConfigError as error:
@@ -267,13 +256,9 @@ _EVICTION_ORDER: _Kind[EvictionOrder] = _Kind(
 )
 
 
-def plan_detector(
-    config: EndpointPickerConfig,
-    plugins: PluginInstances,
-    registry: Registry,
-    findings: Findings,
-) -> Instance | None:
+def plan_detector(config: EndpointPickerConfig, plugins: PluginInstances) -> Instance | None:
     """Return the saturation detector, which is also used without flow control."""
+    findings = plugins.findings
     section = config.flow_control
     ref = section.saturation_detector if section else None
     path: Path = ("flowControl",)
@@ -283,7 +268,7 @@ def plan_detector(
         if ref is None:
             ref, path = config.saturation_detector, ()
     if ref is None:
-        return plugins.default(DEFAULT_DETECTOR) if DEFAULT_DETECTOR in registry else None
+        return plugins.default(DEFAULT_DETECTOR) if DEFAULT_DETECTOR in plugins.registry else None
     at: Path = (*path, "saturationDetector", "pluginRef")
     instance = plugins.referenced_or_type(ref.plugin_ref, at)
     if instance is not None and not isinstance(instance.plugin, SaturationDetector):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -59,9 +59,7 @@ class PluginInstances:
         services: Services,
         before: Mapping[str, Instance],
     ) -> None:
-        self._registry = registry
-        self._findings = findings
-        self._services = services
+        self.registry, self.findings, self._services = registry, findings, services
         self._before = before
         self._by_name: dict[str, Instance] = {}
         self._broken: set[str] = set()
@@ -92,11 +90,11 @@ class PluginInstances:
         name = spec.name or spec.type
         if name in self._by_name or name in self._broken:
             if name and origin is Origin.CONFIGURED:
-                self._findings.error(path, f"a plugin named '{name}' is already configured")
+                self.findings.error(path, f"a plugin named '{name}' is already configured")
             return
         instance = self._made(name, spec, path, origin)
         if instance is None:
-            meant = None if spec.name else nearest_name(spec.type, sorted(self._registry.names))
+            meant = None if spec.name else nearest_name(spec.type, sorted(self.registry.names))
             self._broken |= {name, meant or name}  # references use the right name
         else:
             self._by_name[name] = instance
@@ -114,14 +112,14 @@ class PluginInstances:
         instance = self._by_name.get(name)
         if instance is None and name and name not in self._broken:
             known = {*(one.name for one in self if one.path), *types} or {"none is configured"}
-            self._findings.unknown(path, f"there is no plugin '{name}'", name, known)
+            self.findings.unknown(path, f"there is no plugin '{name}'", name, known)
         return instance
 
     def referenced_or_type(
         self, name: str, path: Path, types: Sequence[str] = ()
     ) -> Instance | None:
         """Like `referenced`, but create the plugin if the name is a plugin type."""
-        if name not in self._by_name and name in self._registry:
+        if name not in self._by_name and name in self.registry:
             self.add(PluginSpec(name), path, Origin.NEEDED)
         return self.referenced(name, path, types)
 
@@ -172,7 +170,7 @@ class PluginInstances:
         if row is None:
             return None
         at = (*path, "parameters")
-        parameters = decode(spec.parameters or {}, row.parameters, at, self._findings)
+        parameters = decode(spec.parameters or {}, row.parameters, at, self.findings)
         if parameters is None:
             return None
         self._warn_of_no_effect(spec.parameters or {}, parameters, at)
@@ -180,7 +178,7 @@ class PluginInstances:
         # Equal parameters mean equal behaviour, so the old plugin continues with its state.
         before = self._before.get(name)
         if before is not None and instance.is_entry_of(before):
-            return Instance(name, row.name, before.plugin, path, parameters, origin)
+            return replace(instance, plugin=before.plugin)
         return self._create(instance)
 
     def _warn_of_no_effect(
@@ -191,39 +189,38 @@ class PluginInstances:
         for steps, value in _leaves(written):
             name = ".".join(map(str, steps))
             if name in ignored:
-                self._findings.warn((*at, *steps), f"has no effect: {ignored[name]}")
+                self.findings.warn((*at, *steps), f"has no effect: {ignored[name]}")
             elif value not in ("", None) and in_force.get(steps, value) != value:
-                self._findings.warn((*at, *steps), f"has no effect: {in_force[steps]} is in force")
+                self.findings.warn((*at, *steps), f"has no effect: {in_force[steps]} is in force")
 
     def _row(self, type_name: str, path: Path) -> PluginType | None:
-        at = (*path, "type")
+        findings, at = self.findings, (*path, "type")
         if not type_name:  # reported by the decoder
             return None
-        if type_name not in self._registry:
+        if type_name not in self.registry:
             if type_name in PLUGIN_TYPES:
                 text = f"the plugin type '{type_name}' is {PLUGIN_TYPES[type_name]}"
-                self._findings.error(at, text)
+                findings.error(at, text)
             else:
-                known = self._registry.names
-                self._findings.unknown(at, f"unknown plugin type '{type_name}'", type_name, known)
+                known = self.registry.names
+                findings.unknown(at, f"unknown plugin type '{type_name}'", type_name, known)
             return None
-        row = self._registry.get(type_name)
+        row = self.registry.get(type_name)
         if type_name != row.name:
             text = f"the plugin type '{type_name}' is deprecated, use '{row.name}'"
-            self._findings.warn(at, text)
+            findings.warn(at, text)
         elif row.stability is Stability.DEPRECATED:
-            self._findings.warn(at, f"the plugin type '{type_name}' is deprecated")
+            findings.warn(at, f"the plugin type '{type_name}' is deprecated")
         return row
 
     def _create(self, instance: Instance) -> Instance | None:
-        row = self._registry.get(instance.type_name)
+        row = self.registry.get(instance.type_name)
         try:
             plugin = row.make(instance.name, instance.parameters, self._services)
         except (ValueError, ConfigError) as error:
-            self._findings.error(self._at_fault(instance, str(error)), str(error))
+            self.findings.error(self._at_fault(instance, str(error)), str(error))
             return None
-        path, parameters = instance.path, instance.parameters
-        return Instance(instance.name, row.name, plugin, path, parameters, instance.origin)
+        return replace(instance, plugin=plugin)
 
     def _at_fault(self, instance: Instance, text: str) -> Path:
         """Return the path of the first parameter in the error message, or of all parameters."""
@@ -244,7 +241,7 @@ class PluginInstances:
         except CycleError as error:
             loop: list[str] = error.args[1]
             path = self._by_name[loop[0]].path
-            self._findings.error(path, f"plugins name each other in a circle: {' → '.join(loop)}")
+            self.findings.error(path, f"plugins name each other in a circle: {' → '.join(loop)}")
             return False
         return True
 
@@ -270,7 +267,7 @@ class PluginInstances:
         except ValueError as error:
             at = self._at_fault(instance, str(error))
             wrong = [path for name, path in self.names_in(instance).items() if name in str(error)]
-            self._findings.error(wrong[0] if wrong else at, str(error))
+            self.findings.error(wrong[0] if wrong else at, str(error))
 
 
 def _leaves(value: Any, steps: Path = ()) -> Iterator[tuple[Path, Any]]:

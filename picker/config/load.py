@@ -1,7 +1,6 @@
 """Bytes → `EndpointPickerConfig`, with findings that point at a line. Reads no files."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from picker.config import schema
 from picker.config.decode import decode_most
@@ -33,7 +32,13 @@ def load_config(content: bytes, name: str) -> LoadedConfig:
     """
     if len(content) > MAX_CONFIG_BYTES:
         raise unusable(name, f"the configuration is larger than {MAX_CONFIG_BYTES} bytes")
-    source, findings, document = _compose(content, name)
+    with yaml_loader(content, name, "the configuration") as loader:
+        root = loader.get_single_node()
+        if root is None:
+            raise unusable(name, "the configuration is empty")
+        source = Source(name, root)
+        findings = Findings(source)
+        document = as_plain(loader, root, name, findings)
     # As much as is valid, so that `build` can report its own errors together with these.
     config = decode_most(document, EndpointPickerConfig, (), findings)
     if config.api_version == schema.DEPRECATED_API_VERSION:
@@ -45,13 +50,3 @@ def load_config(content: bytes, name: str) -> LoadedConfig:
     if config.kind and config.kind != schema.KIND:
         findings.error(("kind",), f"'{config.kind}' is unknown", (schema.KIND,))
     return LoadedConfig(config, source, findings, content)
-
-
-def _compose(content: bytes, name: str) -> tuple[Source, Findings, Any]:
-    with yaml_loader(content, name, "the configuration") as loader:
-        root = loader.get_single_node()
-        if root is None:
-            raise unusable(name, "the configuration is empty")
-        source = Source(name, root)
-        findings = Findings(source)
-        return source, findings, as_plain(loader, root, name, findings)

@@ -127,7 +127,7 @@ class _Reading:
 
     def _read_document(self, loader: yaml.SafeLoader, root: yaml.Node) -> None:
         source = Source(self._name, root)
-        if not _has_key(root, "kind"):
+        if not any(key.value == "kind" for key, _ in _pairs(root)):
             self._read_endpoints(loader, source)
             return
         findings = self._room(source)
@@ -199,7 +199,12 @@ class _Reading:
             if decoded.spec.pool_ref.names(self._pool):
                 self._take(decoded, at, findings)
             else:
-                self._leave_out(decoded, at, findings)
+                named = decoded.spec.pool_ref
+                text = (
+                    f"is for the {named.kind} '{named.name}' of {named.group or 'core'}, not for "
+                )
+                text += f"this picker's '{self._pool}' (--pool-name or --pool), and is left out"
+                findings.warn((*at, "spec", "poolRef"), text)
         if findings.has_errors:
             self._skip(findings, _called(document))
         else:
@@ -220,12 +225,6 @@ class _Reading:
             return
         for doubt in doubts_about(decoded):
             findings.warn((*at, *doubt.path), doubt.text)
-
-    def _leave_out(self, decoded: PolicyObject, at: Path, findings: Findings) -> None:
-        reference = decoded.spec.pool_ref
-        text = f"is for the {reference.kind} '{reference.name}' of {reference.group or 'core'}"
-        text += f", not for this picker's '{self._pool}' (--pool-name or --pool), and is left out"
-        findings.warn((*at, "spec", "poolRef"), text)
 
     def _skip(self, findings: Findings, called: str) -> None:
         self._num_skipped += 1
@@ -277,10 +276,6 @@ def _kind_of(document: Any) -> str | None:
 
 def _pairs(root: yaml.Node) -> Sequence[tuple[yaml.Node, yaml.Node]]:
     return root.value if isinstance(root, yaml.MappingNode) else ()
-
-
-def _has_key(root: yaml.Node, key: str) -> bool:
-    return any(one.value == key for one, _ in _pairs(root))
 
 
 def _shown(text: str) -> str:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from picker.config.findings import Findings, Path
+from picker.config.findings import Path
 from picker.config.instances import Instance, PluginInstances
 from picker.config.schema import EndpointPickerConfig, SchedulingProfile
 from picker.framework.interfaces import (
@@ -58,12 +58,8 @@ class ProfilePlan:
 
 
 class ProfilePlanner:
-    def __init__(
-        self, config: EndpointPickerConfig, plugins: PluginInstances, findings: Findings
-    ) -> None:
-        self._config = config
-        self._plugins = plugins
-        self._findings = findings
+    def __init__(self, config: EndpointPickerConfig, plugins: PluginInstances) -> None:
+        self._config, self._plugins, self._findings = config, plugins, plugins.findings
 
     def profiles(self) -> list[ProfilePlan]:
         """Return the configured profiles, or one with every filter, scorer and picker."""

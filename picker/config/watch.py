@@ -1,7 +1,7 @@
 """The configuration file is followed: a change is applied as a whole, or changes nothing."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from picker.metrics.picker_metrics import PickerMetrics
 
 log = logging.getLogger(__name__)
 
-Apply = Callable[[LoadedConfig], Awaitable[tuple[Finding, ...]]]
+Apply = Callable[[LoadedConfig], tuple[Finding, ...]]
 
 
 def read_config_file(path: Path, flag: str) -> bytes:
@@ -58,9 +58,9 @@ class ConfigWatch:
         folder, name = self._path.parent.absolute(), self._path.name
         async with aclosing(moments_to_look(folder, name)) as moments:
             async for _ in moments:
-                await self.check()
+                self.check()
 
-    async def check(self) -> None:
+    def check(self) -> None:
         try:
             content = read_config_file(self._path, "--config-file")
         except ConfigError as error:
@@ -73,7 +73,7 @@ class ConfigWatch:
             return
         self._seen = content
         try:
-            warnings = await self._apply(load_config(content, str(self._path)))
+            warnings = self._apply(load_config(content, str(self._path)))
         except ConfigError as error:
             self._failed(error)
             return

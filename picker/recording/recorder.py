@@ -91,7 +91,7 @@ class Recorder:
         """Put `assembly` to use; return its `pipeline` with all decisions recorded."""
         if assembly is not self._in_use:
             self._configured(assembly)
-        recorder = _PipelineRecorder(self, self._config.number)
+        recorder = _PipelineRecorder(self, self._sink, self._config.number)
         # Replays need first pieces only for the hooks that use them.
         if not pipeline.response_progress:
             return replace(pipeline, recorder=recorder)
@@ -129,10 +129,6 @@ class Recorder:
         self._endpoint(key, "forgotten")
 
     # Decisions
-
-    @property
-    def is_recording(self) -> bool:
-        return self._sink.is_open
 
     def scheduling(self, decision: Decision, config: int) -> None:
         """Take the inputs of a decision by configuration `config`, before the scheduler runs."""
@@ -246,14 +242,13 @@ class _Failures:
 
 
 class _PipelineRecorder:
-    def __init__(self, recorder: Recorder, config: int) -> None:
-        self._recorder = recorder
-        self._config = config
+    def __init__(self, recorder: Recorder, sink: LineSink, config: int) -> None:
+        self._recorder, self._sink, self._config = recorder, sink, config
         self.scheduled, self.finished = recorder.scheduled, recorder.finished
 
     @property
     def is_recording(self) -> bool:
-        return self._recorder.is_recording
+        return self._sink.is_open
 
     def scheduling(self, decision: Decision) -> None:
         self._recorder.scheduling(decision, self._config)

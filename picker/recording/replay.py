@@ -148,25 +148,18 @@ class Replay:
                 yield decided
 
     def _take(self, numbered: NumberedLine) -> Redecided | None:
-        line = numbered.line
+        line, run = numbered.line, self._run
         if line is None:
             self._notes[f"line {numbered.number} is half-written"] += 1
             return None
         if isinstance(line, Header):
             self._begin(line)
             return None
-        run = self._run
         if run is None:
             raise ValueError("nothing before the header")
-        if isinstance(line, DecisionLine):
-            return self._decide(run, line)
-        self._happened(run, line)
-        return None
-
-    def _happened(
-        self, run: _Run, line: Config | EndpointChange | FirstPiece | End | Lost | Stop
-    ) -> None:
         match line:
+            case DecisionLine():
+                return self._decide(run, line)
             case Config():
                 self._configured(run, line)
             case EndpointChange():
@@ -181,11 +174,13 @@ class Replay:
                 self._notes[text] += line.lines
             case Stop(reason="size"):
                 self._notes["the recording ends where its file reached its size"] += 1
+        return None
 
     # Configurations
 
     def _begin(self, header: Header) -> None:
-        if header.again and self._run is not None and _is_alike(self._run.header, header):
+        known = None if self._run is None else changed(self._run.header, again=header.again)
+        if header.again and known == header:
             return  # repeated after a loss: the run continues
         self.runs += 1
         self._run = run = _Run(header)
@@ -364,10 +359,6 @@ def _built(
 
 def _no_time() -> float:
     return 0.0
-
-
-def _is_alike(one: Header, other: Header) -> bool:
-    return changed(one, again=other.again) == other
 
 
 def _matched(

@@ -32,7 +32,7 @@ from picker.framework.attributes import (
     Topology,
 )
 from picker.prefix.match import PrefixCacheMatchInfo
-from picker.recording.requests import Digests
+from picker.recording.requests import Digests, readable
 
 # Findings that a producer makes for itself, to know later what it looked up: no decision reads
 # them, and a replay makes them again.
@@ -128,31 +128,22 @@ def _composed(value: Any, kind: type[Any]) -> list[Any]:
     sequence = _KIND_OF_SEQUENCE.get(kind)
     if sequence is not None:
         return [sequence, *map(recordable, value)]
-    if isinstance(value, Mapping):
-        return _mapping(value)
-    raise NotReplayableError(kind.__name__)
-
-
-def _text(value: str) -> str:
-    # Lone surrogates, which JSON of clients may contain, have no UTF-8.
-    return value if value.isascii() else value.encode(errors="replace").decode()
+    if not isinstance(value, Mapping):
+        raise NotReplayableError(kind.__name__)
+    if all(type(key) is str for key in value):
+        return [_OBJECT, {recordable(key): recordable(one) for key, one in value.items()}]
+    return [_PAIRS, *[[recordable(key), recordable(one)] for key, one in value.items()]]
 
 
 _SCALARS: Mapping[type[Any], Callable[[Any], Any]] = MappingProxyType(
     {
         bool: lambda value: value,
-        str: _text,
+        str: readable,
         int: lambda value: value if -_INT_LIMIT <= value < _INT_LIMIT else [_INT, str(value)],
         float: lambda value: value if math.isfinite(value) else [_FLOAT, str(value)],
         bytes: lambda value: [_BYTES, base64.b64encode(value).decode()],
     }
 )
-
-
-def _mapping(value: Mapping[Any, Any]) -> list[Any]:
-    if all(type(key) is str for key in value):
-        return [_OBJECT, {recordable(key): recordable(one) for key, one in value.items()}]
-    return [_PAIRS, *[[recordable(key), recordable(one)] for key, one in value.items()]]
 
 
 def restored(value: Any) -> Any:

@@ -254,15 +254,12 @@ def _describe_stages(span: Span, headers: Mapping[str, str]) -> None:
         span.set("llm_d.epp.encode.pod_addresses", encoders)
 
 
-def _nothing() -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Tracing:
     """A tracer (None: tracing is off), and the function that sends its last spans."""
 
     tracer: Tracer | None = None
-    close: Callable[[], None] = _nothing
+    close: Callable[[], None] = lambda: None
 
 
 def build_tracing(enabled: bool, environment: Mapping[str, str]) -> Tracing:

@@ -25,7 +25,8 @@ from fleet.several_pools import (
     which_to_name,
 )
 from tests.support.fleet.terminal import LIMIT_SECONDS, terminal
-from tests.support.picker.pools_port import WholePools, whole_pools
+from tests.support.picker.pools_port import whole_pools
+from tests.support.picker.pools_scene import SeveralPools
 
 POOLS = {"here/qwen": {"one": 1}, "there/qwen": {"two": 2}, "here/llama": {"three": 3}}
 KEYS = ("here/qwen", "there/qwen", "llama")
@@ -33,7 +34,7 @@ ROOT = "http://picker:9090"
 
 
 @pytest.fixture
-async def whole(tmp_path: Path) -> AsyncIterator[WholePools]:
+async def whole(tmp_path: Path) -> AsyncIterator[SeveralPools]:
     """A picker of three pools; one request was for `there/qwen`, and a later one for `llama`."""
     async with whole_pools(tmp_path, POOLS) as one:
         await one.ask("there/qwen", "r-1")
@@ -66,7 +67,7 @@ async def _diagnosed(url: str) -> tuple[int, str]:
     return status, " ".join(" ".join(lines).split())
 
 
-async def test_each_command_takes_the_address_of_a_pool(whole: WholePools) -> None:
+async def test_each_command_takes_the_address_of_a_pool(whole: SeveralPools) -> None:
     url = f"{whole.url}/pools/there/qwen"
     shown = await _topped(url)
     assert "0 of 1 endpoints usable" in shown  # no picker has answered yet
@@ -87,7 +88,7 @@ async def test_each_command_takes_the_address_of_a_pool(whole: WholePools) -> No
     [("", "it serves several pools"), ("/pools/nobody", "it serves no such pool")],
 )
 async def test_top_and_doctor_say_which_addresses_there_are(
-    whole: WholePools, path: str, words: str
+    whole: SeveralPools, path: str, words: str
 ) -> None:
     url = f"{whole.url}{path}"
     message = f"{url}: {words}; name one of them: {_addresses(whole.url)}"
@@ -99,7 +100,7 @@ async def test_top_and_doctor_say_which_addresses_there_are(
     assert message in found.replace("- ", "-")
 
 
-async def test_top_does_not_wait_for_a_picker_to_become_another(whole: WholePools) -> None:
+async def test_top_does_not_wait_for_a_picker_to_become_another(whole: SeveralPools) -> None:
     """In a terminal it would wait for a picker that does not answer."""
     async with terminal(
         "-m", "fleet.commands.cli", "top", "--picker", whole.url, columns=300
@@ -110,7 +111,7 @@ async def test_top_does_not_wait_for_a_picker_to_become_another(whole: WholePool
         assert screen.output.rindex("\x1b[?1049l") < screen.output.index("name one of them")
 
 
-async def test_explain_finds_a_request_in_whichever_pool_it_is(whole: WholePools) -> None:
+async def test_explain_finds_a_request_in_whichever_pool_it_is(whole: SeveralPools) -> None:
     for request_id, key in (("r-1", "there/qwen"), ("r-2", "llama"), (None, "llama")):
         text = await _explained(whole.url, request_id)
         first, second = text.splitlines()[:2]
@@ -120,7 +121,7 @@ async def test_explain_finds_a_request_in_whichever_pool_it_is(whole: WholePools
     assert record["summary"]["request_id"] == "r-1"
 
 
-async def test_the_newest_of_two_requests_with_the_same_id_is_shown(whole: WholePools) -> None:
+async def test_the_newest_of_two_requests_with_the_same_id_is_shown(whole: SeveralPools) -> None:
     await whole.ask("here/qwen", "r-1")
     lines = (await _explained(whole.url, "r-1")).splitlines()
     here, there = (f"{key} ({whole.url}/pools/{key})" for key in KEYS[:2])
@@ -129,7 +130,7 @@ async def test_the_newest_of_two_requests_with_the_same_id_is_shown(whole: Whole
     assert "127.0.0.1:2" not in "".join(lines)
 
 
-async def test_explain_says_that_no_pool_knows_of_a_request(whole: WholePools) -> None:
+async def test_explain_says_that_no_pool_knows_of_a_request(whole: SeveralPools) -> None:
     with pytest.raises(FleetError) as caught:
         await _explained(whole.url, "r/3")
     names = ", ".join(KEYS)

@@ -14,6 +14,7 @@ from picker.app.picker import compose
 from picker.cli.options import Options, Ports
 from picker.errors import ConfigError
 from tests.support.picker.ext_proc_stream import GatewayStream, completion, destination_of
+from tests.support.picker.whole_picker import LOOPBACK
 
 FOLDER = Path(__file__).parents[1] / "golden" / "config"
 CASES = {
@@ -48,11 +49,8 @@ def options(folder: Path, case: str, meaning: Mapping[str, Any]) -> Options:
         config_text=text,
         endpoints_file=None if discovers else endpoints,
         allow_experimental_plugins="experimental_refused" not in case,
-        bind_address="127.0.0.1",
-        grpc_port=0,
-        grpc_health_port=0,
-        metrics_port=0,
         drain_timeout_seconds=0.0,
+        **LOOPBACK,
     )
 
 

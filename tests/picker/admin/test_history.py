@@ -15,12 +15,19 @@ from picker.admin.views import EndpointsView
 from picker.flowcontrol.views import QueuesView
 from picker.types import ServedTotals
 from tests.depth import examples
-from tests.support.picker.admin_scene import QUEUES, Scene, decision
+from tests.support.picker.admin_scene import QUEUES, Scene, decision, other_task
 
 
 def view_of(history: History, count: int) -> HistoryView:
     last, keys, taken = history.cut(count)
     return HistoryView(last, endpoints=dict(zip(keys, taken, strict=True)))
+
+
+async def shown(scene: Scene, query: str) -> EndpointsView:
+    routes = {route.path: route for route in scene.pages.routes(lambda: True)}
+    request = make_mocked_request("GET", f"/endpoints{query}")
+    answer = await routes["/endpoints"].handler(request)  # type: ignore[misc]
+    return msgspec.json.decode(answer.body, type=EndpointsView)
 
 
 VALUES = st.one_of(st.none(), st.integers(0, 10_000).map(float))
@@ -156,10 +163,7 @@ async def test_numbers_beside_a_history_are_those_of_its_last_sample(
     for _ in range(2):
         scene.inflight.acquire("default/a")
     scene.source.queues_view = QueuesView(True, queued_requests=3)
-    routes = {route.path: route for route in scene.pages.routes(lambda: True)}
-    request = make_mocked_request("GET", f"/endpoints{query}")
-    answer = await routes["/endpoints"].handler(request)  # type: ignore[misc]
-    view = msgspec.json.decode(answer.body, type=EndpointsView)
+    view = await shown(scene, query)
     [one] = view.endpoints
     history = view.history or HistoryView()
     found = (one.metrics.running_requests, one.inflight_requests, history.last)
@@ -186,23 +190,10 @@ async def test_a_view_of_a_thousand_endpoints_yields_to_other_tasks() -> None:
     keys = [f"default/{name}" for name in names]
     for second in range(3):
         history.record(dict.fromkeys(keys, EndpointSample(running=second)))
-    routes = {route.path: route for route in scene.pages.routes(lambda: True)}
-    turns = 0
-
-    async def work() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            history.record(dict.fromkeys(keys, EndpointSample(running=99)))
-            await asyncio.sleep(0)
-
-    async with asyncio.TaskGroup() as group:
-        working = group.create_task(work())
-        request = make_mocked_request("GET", "/endpoints?history=3")
-        answer = await routes["/endpoints"].handler(request)  # type: ignore[misc]
-        working.cancel()
-    assert turns > 20
-    view = msgspec.json.decode(answer.body, type=EndpointsView)
+    other = dict.fromkeys(keys, EndpointSample(running=99))
+    async with other_task(lambda: history.record(other)) as turns:
+        view = await shown(scene, "?history=3")
+    assert len(turns) > 20
     assert [one.key for one in view.endpoints] == keys
     assert view.history.last == 3
     assert {one.running for one in view.history.endpoints.values()} == {(0.0, 1.0, 2.0)}

@@ -2,8 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from picker.admin.answers import Turns
 from picker.admin.metrics_page import LABEL, RememberedCollector, merged, of_pool, whole
 from picker.metrics.picker_metrics import PickerMetrics
 from tests.depth import by_depth, examples
+from tests.support.picker.admin_scene import other_task
 from tests.support.picker.configured_requests import routing
 from tests.support.picker.pools_port import asked, whole_pools
 
@@ -198,20 +198,6 @@ def test_samples_without_labels_get_one_and_empty_series_have_only_a_type() -> N
     assert not [
         line for line in lines if line.startswith(b'llm_d_epp_request_total{inference_pool="b')
     ]
-
-
-@asynccontextmanager
-async def other_task() -> AsyncIterator[list[None]]:
-    turns: list[None] = []
-
-    async def count() -> None:
-        while True:
-            turns.append(None)
-            await asyncio.sleep(0)
-
-    counting = asyncio.ensure_future(count())
-    yield turns
-    counting.cancel()
 
 
 async def test_the_page_yields_to_other_tasks_after_each_pool() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from picker.app.in_use import BuildContext, ConfigInUse
+from picker.app.in_use import ConfigInUse
 from picker.config.build import Assembly, BuildOptions
 from picker.config.catalog import builtin_plugins
 from picker.config.load import LoadedConfig, load_config
@@ -24,8 +24,7 @@ def config(plugins: str = "- {type: prefix-cache-scorer}\n", more: str = "") -> 
 
 
 def in_use(loaded: LoadedConfig, metrics: PickerMetrics | None = None) -> ConfigInUse:
-    context = BuildContext(builtin_plugins(), metrics or PickerMetrics(), BuildOptions())
-    return ConfigInUse(loaded, context)
+    return ConfigInUse(loaded, builtin_plugins(), metrics or PickerMetrics(), BuildOptions())
 
 
 def plugin(used: ConfigInUse, name: str) -> object:

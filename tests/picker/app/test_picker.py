@@ -19,14 +19,13 @@ from picker.rpc.self_signed import self_signed
 from tests.support.picker.ext_proc_stream import GatewayStream, completion, destination_of
 from tests.support.picker.metrics_pages import Pod, page, pods
 from tests.support.picker.whole_picker import (
+    LOOPBACK,
     WholePicker,
     started_picker,
     whole_picker,
     write_endpoints,
 )
 from tests.support.waiting import until
-
-LOOPBACK = {"bind_address": "127.0.0.1", "grpc_port": 0, "grpc_health_port": 0, "metrics_port": 0}
 
 
 def options(folder: Path, **changes: Any) -> Options:

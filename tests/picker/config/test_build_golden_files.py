@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from picker.config.build import BuildOptions, build
+from picker.config.build import BuildOptions, assemble
 from picker.config.catalog import builtin_plugins
-from picker.config.load import load_config
 from picker.config.schema import PLUGIN_TYPES
 from picker.errors import ConfigError
-from picker.metrics.picker_metrics import PickerMetrics
 from tests.support.picker.assembly_meaning import meaning
 
 FOLDER = Path(__file__).parents[2] / "golden" / "config"
@@ -27,8 +25,7 @@ CASES = sorted(path.name.removesuffix(".in.yaml") for path in FOLDER.glob("*.in.
 def outcome(path: Path) -> dict[str, Any]:
     options = BuildOptions(allow_experimental="experimental_refused" not in path.name)
     try:
-        loaded = load_config(path.read_bytes(), path.name)
-        return meaning(build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0, options))
+        return meaning(assemble(path.read_bytes(), path.name, builtin_plugins(), options)[1])
     except ConfigError as error:
         return {"errors": str(error).splitlines()}
 

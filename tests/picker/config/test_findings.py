@@ -9,11 +9,9 @@ import msgspec
 import pytest
 import yaml
 
-from picker.config.build import BuildOptions, build
+from picker.config.build import BuildOptions, check_config
 from picker.config.catalog import builtin_plugins
-from picker.config.findings import Finding, InvalidConfigError, Severity
-from picker.config.load import load_config
-from picker.metrics.picker_metrics import PickerMetrics
+from picker.config.findings import Finding, Severity
 
 FOLDER = Path(__file__).parents[2] / "golden" / "config"
 CASES = (
@@ -31,12 +29,8 @@ REGISTRY = builtin_plugins()
 
 
 def findings(document: Any) -> list[Finding]:
-    options = BuildOptions(allow_experimental=True)
-    try:
-        loaded = load_config(yaml.safe_dump(document, sort_keys=False).encode(), "c")
-        return list(build(loaded, REGISTRY, PickerMetrics(), lambda: 0.0, options).warnings)
-    except InvalidConfigError as error:
-        return list(error.findings)
+    content = yaml.safe_dump(document, sort_keys=False).encode()
+    return list(check_config(content, "c", REGISTRY, BuildOptions(allow_experimental=True)))
 
 
 def keys(node: Any) -> Iterator[tuple[Any, str]]:

@@ -5,12 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picker.config.build import DEFAULT_CONFIG, Assembly, BuildOptions, build, default_config
+from picker.config.build import DEFAULT_CONFIG, Assembly, BuildOptions, assemble
 from picker.config.catalog import builtin_plugins
 from picker.config.findings import MAX_FINDINGS, InvalidConfigError, Severity
 from picker.config.load import MAX_CONFIG_BYTES, load_config
 from picker.errors import ConfigError
-from picker.metrics.picker_metrics import PickerMetrics
 from tests.depth import examples
 
 LINES = DEFAULT_CONFIG.decode().splitlines()
@@ -29,7 +28,7 @@ def test_a_mangled_configuration_is_refused_or_built(edits: list[tuple[int, str]
     said = ""
     try:
         content = "\n".join(lines).encode(errors="surrogatepass")
-        build(load_config(content, "f"), builtin_plugins(), PickerMetrics(), lambda: 0.0)
+        assemble(content, "f", builtin_plugins(), BuildOptions())
     except ConfigError as error:
         said = str(error)
     assert not said or said.startswith("f:")
@@ -42,7 +41,7 @@ def test_bytes_that_are_not_text_are_refused(content: bytes) -> None:
 
 
 def test_the_built_in_configuration_has_the_reference_weights_and_a_load_term() -> None:
-    assembly = build(default_config(), builtin_plugins(), PickerMetrics(), lambda: 0.0)
+    _, assembly = assemble(DEFAULT_CONFIG, "f", builtin_plugins(), BuildOptions())
     scorers = assembly.profiles["default"].scorers
     assert [weighted.weight for weighted in scorers] == [2.0, 2.0, 2.0, 3.0]
     assert assembly.warnings == ()
@@ -56,9 +55,9 @@ schedulingProfiles:
 """
 
 
-def built(text: str) -> Assembly:
-    loaded = load_config((HEAD + text).encode(), "f")
-    return build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0)
+def built(text: str, **options: bool) -> Assembly:
+    content = (HEAD + text).encode()
+    return assemble(content, "f", builtin_plugins(), BuildOptions(**options))[1]
 
 
 def weight_of(text: str) -> float:
@@ -185,9 +184,7 @@ def test_findings_beyond_the_limit_are_counted_and_not_listed() -> None:
 
 
 def models_sources(text: str, lists_models: bool = True) -> list[tuple[str, list[str], str]]:
-    loaded = load_config(text.encode(), "f")
-    options = BuildOptions(lists_models=lists_models, allow_experimental=True)
-    plan = build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0, options).data_layer
+    plan = built(text, lists_models=lists_models, allow_experimental=True).data_layer
     return [
         (one.source.name, [other.name for other in one.extractors], one.source.parameters.interval)
         for one in plan.sources
@@ -195,28 +192,22 @@ def models_sources(text: str, lists_models: bool = True) -> list[tuple[str, list
     ]
 
 
-OWN_MODELS = (
-    HEAD
-    + """
+OWN_MODELS = """
 plugins:
 - {type: models-data-source, name: own, parameters: {interval: 5s}}
 - {type: models-data-extractor}
 dataLayer:
   sources: [{pluginRef: own, extractors: [{pluginRef: models-data-extractor}]}]
 """
-)
 
 
 def test_endpoints_are_asked_for_their_models_on_demand() -> None:
     extractor = ["models-data-extractor"]
-    assert models_sources(HEAD, lists_models=False) == []
-    assert models_sources(HEAD) == [("models-data-source", extractor, "1s")]
+    assert models_sources("", lists_models=False) == []
+    assert models_sources("") == [("models-data-source", extractor, "1s")]
     assert models_sources(OWN_MODELS) == [("own", extractor, "5s")]
 
 
 def test_allowed_plugins_of_alpha_types_are_listed() -> None:
     plugins = "plugins: [{type: queue-scorer}, {type: topology-affinity-scorer, name: near}]\n"
-    options = BuildOptions(allow_experimental=True)
-    loaded = load_config(f"{HEAD}\n{plugins}".encode(), "f")
-    assembly = build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0, options)
-    assert assembly.experimental == ("near",)
+    assert built(plugins, allow_experimental=True).experimental == ("near",)

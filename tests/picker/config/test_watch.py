@@ -23,7 +23,7 @@ class Recorder:
         self.happened = asyncio.Event()
         self.breaks = False
 
-    async def __call__(self, loaded: LoadedConfig) -> tuple[Finding, ...]:
+    def __call__(self, loaded: LoadedConfig) -> tuple[Finding, ...]:
         self.happened.set()
         if self.breaks:
             raise ZeroDivisionError
@@ -98,56 +98,48 @@ async def test_a_volume_of_kubernetes_is_followed_through_its_links(tmp_path: Pa
         assert recorder.applied[-1].config.plugins[0].type == "random-picker"
 
 
+class Watched:
+    def __init__(self, path: Path) -> None:
+        self.path, self.recorder, self.metrics = path, Recorder(), PickerMetrics()
+        path.write_bytes(DEFAULT_CONFIG)
+        clock = map(float, range(100, 200)).__next__
+        self._watch = ConfigWatch(path, DEFAULT_CONFIG, self.recorder, self.metrics, clock)
+
+    def becomes(self, content: bytes | None, looks: int = 1) -> tuple[dict[str, float], float]:
+        if content is not None:
+            self.path.write_bytes(content)
+        for _ in range(looks):
+            self._watch.check()
+        return reloads(self.metrics), healthy(self.metrics)
+
+
 @pytest.fixture
-def watched(tmp_path: Path) -> tuple[Path, Recorder, PickerMetrics, ConfigWatch]:
-    path, recorder, metrics = tmp_path / "c.yaml", Recorder(), PickerMetrics()
-    path.write_bytes(DEFAULT_CONFIG)
-    times = iter(range(100, 200))
-    watch = ConfigWatch(path, DEFAULT_CONFIG, recorder, metrics, lambda: float(next(times)))
-    return path, recorder, metrics, watch
+def watched(tmp_path: Path) -> Watched:
+    return Watched(tmp_path / "c.yaml")
 
 
-async def test_an_invalid_change_is_reported_once_until_a_valid_one(
-    watched: tuple[Path, Recorder, PickerMetrics, ConfigWatch], caplog: pytest.LogCaptureFixture
+def test_an_invalid_change_is_reported_once_until_a_valid_one(
+    watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path, recorder, metrics, watch = watched
-    assert (healthy(metrics), loaded_at(metrics)) == (1, 100)
-    path.write_bytes(config("refuse"))
-    await watch.check()
-    await watch.check()
-    assert (reloads(metrics), healthy(metrics)) == ({"success": 0, "failure": 1}, 0)
+    assert (healthy(watched.metrics), loaded_at(watched.metrics)) == (1, 100)
+    assert watched.becomes(config("refuse"), looks=2) == ({"success": 0, "failure": 1}, 0)
     assert "the previous configuration remains in use" in caplog.records[-1].message
-    path.write_bytes(b"a: [")
-    await watch.check()
-    assert reloads(metrics)["failure"] == 2
-    path.write_bytes(config("queue-scorer"))
-    await watch.check()
-    assert (reloads(metrics), healthy(metrics)) == ({"success": 1, "failure": 2}, 1)
-    assert loaded_at(metrics) == 101
-    assert len(recorder.applied) == 1
+    assert watched.becomes(b"a: [") == ({"success": 0, "failure": 2}, 0)
+    assert watched.becomes(config("queue-scorer")) == ({"success": 1, "failure": 2}, 1)
+    assert loaded_at(watched.metrics) == 101
+    assert len(watched.recorder.applied) == 1
 
 
-async def test_a_missing_file_is_reported_once(
-    watched: tuple[Path, Recorder, PickerMetrics, ConfigWatch],
-) -> None:
-    path, recorder, metrics, watch = watched
-    path.unlink()
-    await watch.check()
-    await watch.check()
-    assert (reloads(metrics), healthy(metrics)) == ({"success": 0, "failure": 1}, 0)
-    path.write_bytes(DEFAULT_CONFIG)
-    await watch.check()
-    assert (len(recorder.applied), healthy(metrics)) == (1, 1)
+def test_a_missing_file_is_reported_once(watched: Watched) -> None:
+    watched.path.unlink()
+    assert watched.becomes(None, looks=2) == ({"success": 0, "failure": 1}, 0)
+    assert watched.becomes(DEFAULT_CONFIG)[1] == 1
+    assert len(watched.recorder.applied) == 1
 
 
-async def test_unchanged_content_is_not_applied(
-    watched: tuple[Path, Recorder, PickerMetrics, ConfigWatch],
-) -> None:
-    path, recorder, metrics, watch = watched
-    path.write_bytes(DEFAULT_CONFIG)
-    await watch.check()
-    assert recorder.applied == []
-    assert reloads(metrics) == {"success": 0, "failure": 0}
+def test_unchanged_content_is_not_applied(watched: Watched) -> None:
+    assert watched.becomes(DEFAULT_CONFIG) == ({"success": 0, "failure": 0}, 1)
+    assert watched.recorder.applied == []
 
 
 def test_only_the_limit_and_one_byte_of_a_file_are_read(tmp_path: Path) -> None:
@@ -158,17 +150,13 @@ def test_only_the_limit_and_one_byte_of_a_file_are_read(tmp_path: Path) -> None:
         read_config_file(tmp_path / "none", "--config-file")
 
 
-async def test_an_unexpected_error_does_not_end_the_watch(
-    watched: tuple[Path, Recorder, PickerMetrics, ConfigWatch], caplog: pytest.LogCaptureFixture
+def test_an_unexpected_error_does_not_end_the_watch(
+    watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path, recorder, metrics, watch = watched
-    recorder.breaks = True
-    path.write_bytes(config("queue-scorer"))
-    await watch.check()
-    await watch.check()
-    assert (reloads(metrics), healthy(metrics)) == ({"success": 0, "failure": 1}, 0)
+    watched.recorder.breaks = True
+    failed = {"success": 0, "failure": 1}
+    assert watched.becomes(config("queue-scorer"), looks=2) == (failed, 0)
     assert "ZeroDivisionError" in caplog.text
-    recorder.breaks = False
-    path.write_bytes(config("random-picker"))
-    await watch.check()
-    assert (len(recorder.applied), healthy(metrics)) == (1, 1)
+    watched.recorder.breaks = False
+    assert watched.becomes(config("random-picker"))[1] == 1
+    assert len(watched.recorder.applied) == 1

@@ -1,8 +1,9 @@
 """A picker's HTTP port with made-up state behind it, the same in every run."""
 
+import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -298,3 +299,20 @@ async def serving(scene: Scene, host: str = "127.0.0.1", port: int = 0) -> Async
         yield scene
     finally:
         await scene.server.stop()
+
+
+@asynccontextmanager
+async def other_task(work: Callable[[], object] = lambda: None) -> AsyncIterator[list[None]]:
+    turns: list[None] = []
+
+    async def run() -> None:
+        while True:
+            turns.append(None)
+            work()
+            await asyncio.sleep(0)
+
+    running = asyncio.ensure_future(run())
+    try:
+        yield turns
+    finally:
+        running.cancel()

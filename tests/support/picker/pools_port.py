@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import grpc
 import yarl
 
-from picker.admin.server import SeveralPools
-from picker.cli.options import Options, PoolFlags, Ports
+from picker.admin.server import SeveralPools as PoolsServer
 from picker.metrics.picker_metrics import PickerMetrics
 from tests.support.picker.admin_scene import Scene
-from tests.support.picker.ext_proc_stream import GatewayStream, completion, destination_of
-from tests.support.picker.whole_picker import started_picker
+from tests.support.picker.metrics_pages import Pod
+from tests.support.picker.pools_scene import SeveralPools, pool_flags, pools_picker
+from tests.support.picker.whole_picker import write_endpoints
 from tests.support.waiting import until
 
 HOST = "127.0.0.1"
@@ -33,7 +32,7 @@ class PoolsPort:
 
     def __post_init__(self) -> None:
         pages = {key: (scene.pages, self._readiness(key)) for key, scene in self.pools.items()}
-        self.server = SeveralPools(pages, self.process, lambda: not self.away).server()
+        self.server = PoolsServer(pages, self.process, lambda: not self.away).server()
 
     def _readiness(self, key: str) -> Any:
         return lambda: key not in self.away
@@ -71,37 +70,17 @@ async def serving_pools(pools: Mapping[str, Scene], **wishes: Any) -> AsyncItera
         await port.server.stop()
 
 
-@dataclass
-class WholePools:
-    ports: Ports
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.ports.metrics}"
-
-    async def ask(self, key: str, request_id: str) -> str:
-        async with grpc.aio.insecure_channel(f"{HOST}:{self.ports.pools[key]}") as channel:
-            stream = GatewayStream(channel)
-            answers = await stream.ask(completion(), {"x-request-id": request_id})
-            await stream.rest()
-            return destination_of(answers)
-
-
 @asynccontextmanager
 async def whole_pools(
     folder: Path, pools: Mapping[str, Mapping[str, int]]
-) -> AsyncIterator[WholePools]:
+) -> AsyncIterator[SeveralPools]:
     flags = []
-    for place, (qualified, endpoints) in enumerate(pools.items()):
-        namespace, _, name = qualified.partition("/")
+    for place, (key, endpoints) in enumerate(pools.items()):
         path = folder / f"pool-{place}.yaml"
-        listed = [{"name": one, "address": HOST, "port": at} for one, at in endpoints.items()]
-        path.write_text(json.dumps({"endpoints": listed}))
-        flags.append(PoolFlags(name, namespace, grpc_port=0, endpoints_file=path))
-    options = Options(
-        pools=tuple(flags), bind_address=HOST, grpc_port=0, grpc_health_port=0, metrics_port=0
-    )
-    async with started_picker(options) as (_, ports):
-        running = WholePools(ports)
+        write_endpoints(
+            path, [Pod(name, HOST, None, port=port) for name, port in endpoints.items()]
+        )
+        flags.append(pool_flags(key, endpoints_file=path))
+    async with pools_picker(folder, {"pools": tuple(flags)}) as running:
         await until(lambda: asked(running.url, "/readyz"), lambda found: found.status == 200)
         yield running

@@ -13,9 +13,11 @@ import grpc
 
 from picker.app.picker import Picker
 from picker.cli.options import Options, PoolFlags, Ports
+from tests.support.picker.ext_proc_stream import completion
 from tests.support.picker.metrics_pages import Pod, serving
 from tests.support.picker.whole_picker import (
     FOUR_SCORERS,
+    LOOPBACK,
     MAX_MESSAGE,
     PolicyObject,
     WholePicker,
@@ -43,6 +45,14 @@ class SeveralPools:
     ports: Ports
     common: WholePicker
     pools: Mapping[str, WholePicker]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.ports.metrics}"
+
+    async def ask(self, key: str, request_id: str) -> str:
+        async with self.at_its_port(key) as pool:
+            return await pool.destination(completion(), {"x-request-id": request_id})
 
     def __getitem__(self, key: str) -> WholePicker:
         return self.pools[key]
@@ -106,13 +116,7 @@ async def several_pools(
 async def pools_picker(
     folder: Path, changes: Mapping[str, Any], pods: Mapping[str, Sequence[Pod]] | None = None
 ) -> AsyncIterator[SeveralPools]:
-    options = {
-        "bind_address": "127.0.0.1",
-        "grpc_port": 0,
-        "grpc_health_port": 0,
-        "metrics_port": 0,
-        "allow_experimental_plugins": True,
-    }
+    options = LOOPBACK | {"allow_experimental_plugins": True}
     async with (
         started_picker(Options(**options | changes)) as (picker, ports),
         grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc}", options=MAX_MESSAGE) as channel,

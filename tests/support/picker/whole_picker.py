@@ -25,6 +25,7 @@ from tests.support.picker.metrics_pages import Pod, serving
 from tests.support.waiting import until
 
 PolicyObject = dict[str, Any]
+LOOPBACK = {"bind_address": "127.0.0.1", "grpc_port": 0, "grpc_health_port": 0, "metrics_port": 0}
 MAX_MESSAGE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 HEAD = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
 # What the reference's hermetic tests run with.
@@ -202,13 +203,9 @@ async def whole_picker(
         options = {
             "config_text": config,
             "endpoints_file": path,
-            "bind_address": "127.0.0.1",
-            "grpc_port": 0,
-            "grpc_health_port": 0,
-            "metrics_port": 0,
             "allow_experimental_plugins": True,
         }
-        async with started_picker(Options(**options | changes)) as (picker, ports):
+        async with started_picker(Options(**LOOPBACK | options | changes)) as (picker, ports):
             address = f"127.0.0.1:{ports.grpc}"
             async with (
                 grpc.aio.insecure_channel(address, options=MAX_MESSAGE) as channel,
