@@ -2,6 +2,16 @@
 
 from typing import Any
 
+TINY = {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 5000.0,

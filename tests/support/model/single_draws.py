@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from worker.ops.drafted import DraftBatch
 from worker.ops.rejection import STANDARD, DraftVerdict, certain, verify_batch
 from worker.ops.sample import TORCH_SAMPLER, ChosenToken, Sampler, Undrawable, draws
-from worker.types import Draw, SampleSpec
+from worker.types import Draw, SampleSpec, ScheduledSequence
 
 
 def verify(
@@ -44,3 +45,19 @@ def sample(
     ]
     drawn = iter(draws(logits, chosen))
     return [token if isinstance(token, Undrawable) else next(drawn) for token in tokens]
+
+
+class AnsweredRows:
+    """The fields of a `StepBatch` that `PendingAnswers` reads."""
+
+    def __init__(self, sequences: Sequence[ScheduledSequence]) -> None:
+        self.sampled = [s for s in sequences if s.samples]
+        self.scored = [s for s in sequences if s.prompt_targets]
+        self.silent = [s for s in sequences if not s.samples]
+        self.pooled: list[ScheduledSequence] = []
+        self.sampled_slots = np.arange(len(self.sampled), dtype=np.int32)
+        self.num_logits = sum(1 + s.num_drafts for s in self.sampled)
+        self.num_logits += sum(len(s.prompt_targets) for s in self.scored)
+
+    def __len__(self) -> int:
+        return self.num_logits + len(self.silent)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tests.support.model.single_draws import AnsweredRows
 from worker.executor.answers import PendingAnswers, Verification
 from worker.ops.draft import choose_drafts
 from worker.ops.drafted import AcceptedPrefixes, DraftBatch
@@ -281,7 +282,7 @@ class Toy:
             )
             hidden = [self.raw([*output, *drafts[:i]]) for i in range(len(drafts) + 1)]
             proposals = {} if q is None or how.method == "coupled" else {7: q}
-            batch: Any = _Rows(sequence)
+            batch: Any = AnsweredRows([sequence])
             verification = Verification(proposals, how.method)
             answers = PendingAnswers(batch, torch.stack(hidden), torch.clone, verification)
             result = answers.collect()
@@ -315,18 +316,6 @@ class Toy:
             drafts.append(draft)
             node = child(node, draft)
         return drafts, torch.stack(proposals) if proposals else None
-
-
-class _Rows:
-    """The fields of a `StepBatch` that `PendingAnswers` reads."""
-
-    def __init__(self, sequence: ScheduledSequence) -> None:
-        self.sampled = [sequence]
-        self.sampled_slots = np.zeros(1, np.int32)
-        self.scored: list[ScheduledSequence] = []
-        self.silent: list[ScheduledSequence] = []
-        self.pooled: list[ScheduledSequence] = []
-        self.num_logits = 1 + sequence.num_drafts
 
 
 @dataclass(frozen=True)

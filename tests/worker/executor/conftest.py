@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from worker.config import EngineConfig, SchedulerConfig
+from tests.support.model.whole_engine import torch_config
+from worker.config import SchedulerConfig
 from worker.executor.interface import Executor
 from worker.executor.model_runner import ModelRunner
 from worker.executor.start import build_executor
@@ -79,12 +80,7 @@ def tiny_checkpoint(make_checkpoint: Callable[..., Path]) -> Path:
 
 @pytest.fixture
 def tiny_executor(tiny_checkpoint: Path) -> ModelRunner:
-    limits = SchedulerConfig(max_model_len=256)
-    return build_executor(
-        EngineConfig(
-            "torch", str(tiny_checkpoint), "float32", num_blocks_override=32, scheduler=limits
-        )
-    )[0]
+    return build_executor(torch_config(tiny_checkpoint))[0]
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +95,8 @@ def auto_executor(model_path: Path) -> Executor:
 
 def _executor(path: Path, dtype: str) -> Executor:
     limits = SchedulerConfig(max_model_len=2048)
-    return build_executor(
-        EngineConfig("torch", str(path), dtype, num_blocks_override=1000, scheduler=limits)
-    )[0]
+    config = torch_config(path, dtype=dtype, num_blocks_override=1000, scheduler=limits)
+    return build_executor(config)[0]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.model.lora_files import ALL, merge, weight_shapes, write_adapter
-from worker.config import EngineConfig, LoraConfig, SchedulerConfig, SpeculativeConfig
+from tests.support.model.whole_engine import outputs_of, torch_config
+from worker.config import LoraConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.engine.process.build import build_core
@@ -22,6 +23,7 @@ from worker.models.loader import expected_shapes
 from worker.types import Adapter, SamplingParams
 
 NUM_ADAPTERS = 5
+Asked = tuple[Sequence[int], Adapter | None]
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 
 
@@ -42,39 +44,23 @@ def adapters(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def make_core(checkpoint: Path, max_loras: int = NUM_ADAPTERS, **changes: Any) -> EngineCore:
-    config = EngineConfig(
-        "torch",
-        str(checkpoint),
-        "float32",
-        num_blocks_override=64,
-        scheduler=SchedulerConfig(max_model_len=256),
-        lora=LoraConfig(max_loras, max(max_loras, NUM_ADAPTERS)),
-    )
-    return build_core(replace(config, **changes))[0]
+    lora = LoraConfig(max_loras, max(max_loras, NUM_ADAPTERS))
+    changes = {"num_blocks_override": 64, "lora": lora, **changes}
+    return build_core(torch_config(checkpoint, **changes))[0]
 
 
-def outputs_of(
-    core: EngineCore,
-    requests: Sequence[tuple[Sequence[int], Adapter | None]],
-    params: SamplingParams = GREEDY,
+def run(
+    core: EngineCore, asked: Sequence[Asked], params: SamplingParams = GREEDY
 ) -> list[list[RequestOutput]]:
-    for number, (prompt, adapter) in enumerate(requests):
-        core.add(AddRequest(str(number), list(prompt), params, 0.0, adapter=adapter))
-    found: list[list[RequestOutput]] = [[] for _ in requests]
-    while core.has_work:  # also while a thread reads an adapter
-        report = core.step()
-        for output in report.outputs if report is not None else ():
-            found[int(output.request_id)].append(output)
-    return found
-
-
-def answers(
-    core: EngineCore, requests: Sequence[tuple[Sequence[int], Adapter | None]]
-) -> list[list[int]]:
-    return [
-        [token for output in outputs for token in output.token_ids]
-        for outputs in outputs_of(core, requests)
+    requests = [
+        AddRequest(str(number), list(prompt), params, 0.0, adapter=adapter)
+        for number, (prompt, adapter) in enumerate(asked)
     ]
+    return list(outputs_of(core, requests).values())
+
+
+def answers(core: EngineCore, asked: Sequence[Asked]) -> list[list[int]]:
+    return [[token for o in outputs for token in o.token_ids] for outputs in run(core, asked)]
 
 
 def prompts(count: int, seed: int = 0) -> list[list[int]]:
@@ -123,16 +109,16 @@ def test_an_answer_does_not_depend_on_its_batch(
     params = replace(GREEDY, logprobs=3)
     requests = list(zip(prompts(6, seed=1), [*adapters, None], strict=True))
 
-    def run(core: EngineCore, some: Sequence[tuple[list[int], Adapter | None]]) -> list[Any]:
-        outputs_by_request = outputs_of(core, some, params)
+    def drawn(core: EngineCore, some: Sequence[Asked]) -> list[Any]:
+        outputs_by_request = run(core, some, params)
         core.shutdown()
         return [[(o.token_ids, o.logprobs) for o in outputs] for outputs in outputs_by_request]
 
-    together = run(make_core(tiny_checkpoint), requests)
-    assert run(make_core(tiny_checkpoint, max_loras=1), requests) == together
+    together = drawn(make_core(tiny_checkpoint), requests)
+    assert drawn(make_core(tiny_checkpoint, max_loras=1), requests) == together
     for request, wanted in zip(requests[:-1], together, strict=False):
-        assert run(make_core(tiny_checkpoint), [request]) == [wanted]
-    assert run(make_core(tiny_checkpoint, lora=None), requests[-1:]) == together[-1:]
+        assert drawn(make_core(tiny_checkpoint), [request]) == [wanted]
+    assert drawn(make_core(tiny_checkpoint, lora=None), requests[-1:]) == together[-1:]
 
 
 def test_a_draft_model_without_the_adapter_changes_no_token(
@@ -151,7 +137,7 @@ def test_blocks_of_one_adapter_are_no_hits_for_another(
     core, prompt = make_core(tiny_checkpoint), list(range(3, 43))
 
     def num_cached(adapter: Adapter | None) -> int:
-        (outputs,) = outputs_of(core, [(prompt, adapter)])
+        (outputs,) = run(core, [(prompt, adapter)])
         return outputs[-1].num_cached_tokens
 
     other = replace(adapters[0], number=9, version=1)
@@ -164,7 +150,7 @@ def test_an_adapter_that_cannot_be_read_fails_its_request_alone(
 ) -> None:
     core, (text,) = make_core(tiny_checkpoint), prompts(1)
     late = Adapter("late", str(tmp_path / "late"), 7)
-    failed, answered = outputs_of(core, [(text, late), (text, adapters[0])])
+    failed, answered = run(core, [(text, late), (text, adapters[0])])
     assert failed[-1].error is not None
     assert f"there is no file {tmp_path / 'late' / 'adapter_config.json'}" in failed[-1].error
     assert answered[-1].error is None

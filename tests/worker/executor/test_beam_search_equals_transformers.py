@@ -13,37 +13,25 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.depth import by_depth
-from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
+from tests.support.model.whole_engine import Lent, torch_config
+from worker.config import CacheConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
 from worker.engine.drafters.ngram import NgramDrafter
 from worker.engine.features.speculation import Speculation
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.engine.scheduling.scheduler import Scheduler
-from worker.executor.interface import Executor, Ticket
 from worker.executor.start import build_executor
-from worker.types import (
-    BeamParams,
-    EngineStats,
-    FinishReason,
-    SamplingParams,
-    SchedulerOutput,
-)
+from worker.types import BeamParams, EngineStats, FinishReason, SamplingParams, SchedulerOutput
 
 VOCAB_SIZE = 96
 BLOCK_SIZE = 4
 MAX_BLOCKS = 256
 
 
-class Lent(Executor):
-    def __init__(self, executor: Any) -> None:
-        self._executor = executor
-
-    def submit(self, step: SchedulerOutput) -> Ticket:
-        for sequence in step.sequences:
-            if any(spec.params.beam is not None for spec in sequence.samples):
-                assert (sequence.num_drafts, sequence.num_to_draft) == (0, 0)
-        ticket: Ticket = self._executor.submit(step)
-        return ticket
+def check_drafts(step: SchedulerOutput) -> None:
+    for sequence in step.sequences:
+        if any(spec.params.beam is not None for spec in sequence.samples):
+            assert (sequence.num_drafts, sequence.num_to_draft) == (0, 0)
 
 
 @dataclass(frozen=True)
@@ -105,15 +93,7 @@ class Run:
 @pytest.fixture(scope="module", params=range(by_depth(1, 4)))
 def tiny(request: pytest.FixtureRequest, make_checkpoint: Callable[..., Path]) -> Tiny:
     path = make_checkpoint(seed=40 + request.param)
-    limits = SchedulerConfig(max_model_len=256)
-    config = EngineConfig(
-        "torch",
-        str(path),
-        "float32",
-        block_size=BLOCK_SIZE,
-        num_blocks_override=MAX_BLOCKS,
-        scheduler=limits,
-    )
+    config = torch_config(path, block_size=BLOCK_SIZE, num_blocks_override=MAX_BLOCKS)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     found = generated(model, Search(tuple(range(3, 12)), BeamParams(8, 1.0, True), 8, 12), ())
     seen = [token for tokens, _ in found for token in tokens[2:]]
@@ -163,7 +143,7 @@ def run(
     config = SpeculativeConfig("ngram", 3, enable_adaptive_verification=False)
     speculation = Speculation(config, NgramDrafter(1, 3), False, VOCAB_SIZE)
     scheduler = Scheduler(cache, limits, tiny.ends, [speculation])
-    core = EngineCore(scheduler, Lent(tiny.executor), lambda: 0.0, house.overlap)
+    core = EngineCore(scheduler, Lent(tiny.executor, check_drafts), lambda: 0.0, house.overlap)
     coming = [*(s.request(name) for name, s in searches.items()), *others]
     made, step = Run(), 0
     while coming or core.has_work:

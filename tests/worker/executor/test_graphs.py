@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.depth import by_depth
+from tests.support.model.whole_engine import outputs_of, tokens_of
 from tests.support.worker.poisoned_graphs import PoisonedGraphs
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
@@ -165,23 +166,14 @@ def answers(
         constrained = scheduler.find(ConstrainedOutputs)
         if request.params.grammar is not None and constrained is not None:
             constrained.grammars.compile(request.params.grammar).result()
-    found: dict[str, list[Any]] = {request.request_id: [] for request in asked}
-    logprobs: dict[str, list[Any]] = {request.request_id: [] for request in asked}
-    waiting = list(asked)
-    while core.has_work or waiting:
-        for _ in range(min(2, len(waiting))):
-            core.add(waiting.pop(0))
-        report = core.step()
-        for output in report.outputs if report is not None else ():
-            assert output.error is None
-            found[output.request_id] += output.token_ids
-            logprobs[output.request_id] += output.logprobs
+    outputs = outputs_of(core, asked, at_once=2)
+    logprobs = {name: [entry for o in own for entry in o.logprobs] for name, own in outputs.items()}
     stats = scheduler.stats()
     assert bool(stats.scheduler.num_preemptions) == (num_blocks < 20)
     if drafter is not None:
         assert 20 < stats.speculation.num_accepted_tokens < stats.speculation.num_draft_tokens - 5
     core.shutdown()
-    return {name: own + logprobs[name] for name, own in found.items()}
+    return {name: own + logprobs[name] for name, own in tokens_of(outputs).items()}
 
 
 PREEMPTED = pytest.param(17, id="preempted")

@@ -37,9 +37,6 @@ GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 class Generation:
     prompt: list[int]
     num_tokens: int
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
     tokens: list[int] = field(default_factory=list)
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
@@ -96,19 +93,8 @@ def _schedule(requests: list[Generation], budget: int) -> list[ScheduledSequence
             break
         budget -= len(token_ids)
         end = start + len(token_ids)
-        params = SamplingParams(
-            max_tokens=1, temperature=request.temperature, top_p=request.top_p, seed=request.seed
-        )
-        reaches_end = end == len(request.tokens)
-        scheduled.append(
-            ScheduledSequence(
-                index,
-                token_ids,
-                start,
-                request.blocks,
-                (SampleSpec(params, end),) if reaches_end else (),
-            )
-        )
+        samples = (SampleSpec(GREEDY, end),) if end == len(request.tokens) else ()
+        scheduled.append(ScheduledSequence(index, token_ids, start, request.blocks, samples))
     return scheduled
 
 
@@ -211,14 +197,8 @@ def test_prompt_logprobs_are_transformers_in_any_chunks(
         found: list[TokenLogprobs] = []
         for start, end in itertools.pairwise(cuts):
             targets = prompt[start + 1 : end + 1]
-            chunk = ScheduledSequence(
-                0,
-                prompt[start:end],
-                start,
-                range(40),
-                prompt_targets=targets,
-                num_prompt_logprobs=3,
-            )
+            asked = {"prompt_targets": targets, "num_prompt_logprobs": 3}
+            chunk = ScheduledSequence(0, prompt[start:end], start, range(40), **asked)
             found += execute(float32_executor, SchedulerOutput(0, (chunk,))).prompt_logprobs[0]
         assert len(found) == len(prompt) - 1
         answers.append(found)

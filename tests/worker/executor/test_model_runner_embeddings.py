@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.model.whole_engine import outputs_of
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.core import EngineCore
-from worker.engine.messages import AddRequest, RequestOutput
+from worker.engine.messages import AddRequest
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.executor.interface import Executor
 from worker.types import FinishReason, Pooling, SamplingParams
@@ -23,18 +24,6 @@ def prompts(vocab_size: int) -> list[list[int]]:
         torch.randint(3, vocab_size, (length,), generator=generator).tolist() for length in LENGTHS
     ]
     return [*texts[:4], *(texts[3][:64] + text[64:] for text in texts[4:])]
-
-
-def answers(core: EngineCore, requests: list[AddRequest]) -> dict[str, RequestOutput]:
-    for request in requests:
-        core.add(request)
-    ended: dict[str, RequestOutput] = {}
-    while core.has_work:
-        report = core.step()
-        for output in () if report is None else report.outputs:
-            if output.finish_reason is not None:
-                ended[output.request_id] = output
-    return ended
 
 
 def pooled(states: torch.Tensor, pooling: Pooling) -> torch.Tensor:
@@ -55,7 +44,7 @@ def check(executor: Executor, model: Any, texts: list[list[int]], *, overlap: bo
             for n, ids in enumerate(texts)
         ]
         requests.insert(3, AddRequest(f"{turn}-generated", texts[2], GREEDY, 0.0))
-        ended = answers(core, requests)
+        ended = {name: outputs[-1] for name, outputs in outputs_of(core, requests).items()}
         assert len(ended.pop(f"{turn}-generated").token_ids) > 0
         for request_id, output in ended.items():
             _, name, n = request_id.split("-")

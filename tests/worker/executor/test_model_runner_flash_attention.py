@@ -11,12 +11,9 @@ import torch
 from torch import Tensor
 
 from tests.support.model.tiny_llama import TINY, tiny_llama
-from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
-from worker.engine.core import EngineCore
-from worker.engine.drafters.registry import build_drafter
-from worker.engine.features.speculation import Speculation
+from tests.support.model.whole_engine import Way, run_way, tokens_of
+from worker.config import EngineConfig
 from worker.engine.messages import AddRequest
-from worker.engine.scheduling.scheduler import Scheduler
 from worker.errors import ConfigError
 from worker.executor import start
 from worker.executor.kv_cache import allocate
@@ -94,28 +91,11 @@ def requests() -> list[AddRequest]:
 
 
 def run(model: LlamaModel, backend: Backend, drafts: int) -> dict[str, list[int]]:
-    speculation = None
-    if drafts:
-        config = SpeculativeConfig(
-            "ngram", drafts, prompt_lookup_min=1, enable_adaptive_verification=False
-        )
-        speculation = Speculation(config, build_drafter(config), False)
     served = dataclasses.replace(model, backend=backend)
     args = (NUM_BLOCKS, BLOCK, model.config, torch.float32, model.device)
     runner = ModelRunner(served, lambda: served, lambda: allocate(*args))
-    limits = SchedulerConfig(100, 5, 1000)
-    scheduler = Scheduler(CacheConfig(NUM_BLOCKS, BLOCK), limits, features=[speculation])
-    core = EngineCore(scheduler, runner, lambda: 0.0, overlap=True)
-    for request in requests():
-        core.add(request)
-    found: dict[str, list[int]] = {}
-    while core.has_work:
-        report = core.step()
-        for output in report.outputs if report is not None else ():
-            assert output.error is None
-            found.setdefault(output.request_id, []).extend(output.token_ids)
-    core.shutdown()
-    return found
+    way = Way(NUM_BLOCKS, 100, 5, overlap=True, drafts=drafts, block_size=BLOCK)
+    return tokens_of(run_way(runner, way, requests()))
 
 
 @pytest.mark.parametrize("drafts", [0, 3])

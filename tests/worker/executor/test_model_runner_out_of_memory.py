@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.depth import by_depth
+from tests.support.model.whole_engine import outputs_of, tokens_of
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
 from worker.engine.drafters.registry import build_drafter
@@ -81,16 +82,7 @@ def run(checkpoint: Path, faults: set[int], overlap: bool, method: str | None) -
     executor._model = model
     scheduler = Scheduler(CacheConfig(num_blocks, 4), limits, features=[speculation])
     core = EngineCore(scheduler, executor, lambda: 0.0, overlap)
-    asked = requests()
-    for request in asked:
-        core.add(request)
-    answers: dict[str, Any] = {request.request_id: [] for request in asked}
-    while core.has_work:
-        report = core.step()
-        scheduler.check_integrity()
-        for output in report.outputs if report is not None else ():
-            assert output.error is None
-            answers[output.request_id] += output.token_ids
+    answers = tokens_of(outputs_of(core, requests(), after_step=scheduler.check_integrity))
     core.shutdown()
     stats = scheduler.stats()
     assert stats.scheduler.num_out_of_memory == len(faults)

@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from worker.errors import ModelError
 from worker.executor.interface import execute
-from worker.executor.model_runner import ModelRunner
+from worker.executor.model_runner import ModelRunner, OffloadedWeights
+from worker.models.loader import load_model
 from worker.types import ModelOutput, SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0, logprobs=4)
@@ -84,3 +86,21 @@ def test_a_runner_that_is_shut_down_does_not_wake(tiny_executor: ModelRunner) ->
     tiny_executor.shutdown()
     with pytest.raises(RuntimeError, match="shut down"):
         tiny_executor.wake(BOTH)
+
+
+@torch.inference_mode()
+def test_weights_come_back_to_the_bit(tiny_checkpoint: Path) -> None:
+    model, twin = (
+        load_model(tiny_checkpoint, torch.float16, torch.device("cpu")) for _ in range(2)
+    )
+    away = OffloadedWeights(model)
+    storage = model.embedding.weight.untyped_storage()
+    assert storage.nbytes() == 0
+    num_weights = 96 * 64 + 64 + 2 * (64 * (64 + 32 + 32 + 64 + 80 + 80 + 80) + 2 * 64)
+    rope_bytes = 2 * 512 * 16 * 4
+    assert away.num_bytes == 2 * num_weights + rope_bytes
+    away.restore()
+    hidden = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)).half()
+    assert torch.equal(model.embedding.weight, twin.embedding.weight)
+    assert torch.equal(model.logits(hidden), twin.logits(hidden))
+    assert model.embedding.weight.untyped_storage().data_ptr() == storage.data_ptr()

@@ -1,7 +1,6 @@
 """Two ranks on a CPU answer as one process does, and sleep and wake together."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -10,14 +9,11 @@ import pytest
 import torch
 
 from tests.depth import some
-from tests.support.model.model_variants import GEMMA2, PARTLY, PHI3
+from tests.support.model.model_variants import GEMMA2, PARTLY, PHI3, TINY
 from tests.support.model.tiny_checkpoint import save_checkpoint
-from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
-from worker.engine.core import EngineCore
-from worker.engine.drafters.registry import build_drafter
-from worker.engine.features.speculation import Speculation
-from worker.engine.messages import AddRequest, RequestOutput
-from worker.engine.scheduling.scheduler import Scheduler
+from tests.support.model.whole_engine import Outputs, Way, run_way, tokens_of, torch_config
+from worker.config import EngineConfig, SpeculativeConfig
+from worker.engine.messages import AddRequest
 from worker.errors import ConfigError, DeviceMemoryError
 from worker.executor import ranks
 from worker.executor.interface import Executor, execute
@@ -44,16 +40,7 @@ CONFIG = {
     "attention_bias": True,
     "mlp_bias": True,
 }
-TINY = {
-    "vocab_size": 91,
-    "hidden_size": 48,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": True,
-}
+SIZES = {"vocab_size": 91, "tie_word_embeddings": True}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "phi3": {
         **PHI3,
@@ -68,33 +55,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 BOTH = frozenset({"weights", "kv_cache"})
 
 
-@dataclass(frozen=True)
-class Way:
-    num_blocks: int = 200
-    budget: int = 512
-    batch: int = 32
-    overlap: bool = False
-    drafts: int = 0
-
-
 WAYS = {
     "batched, one step ahead": Way(overlap=True),
-    "chunked and preempted, one step ahead": Way(40, budget=48, batch=16, overlap=True),
+    "chunked and preempted, one step ahead": Way(40, 48, 16, overlap=True, preempts=True),
     "with drafts": Way(drafts=3),
 }
-
-
-@dataclass
-class Answer:
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[Any] = field(default_factory=list)
-    prompt_logprobs: list[Any] = field(default_factory=list)
-
-    def add(self, output: RequestOutput) -> None:
-        assert output.error is None
-        self.token_ids += output.token_ids
-        self.logprobs += output.logprobs
-        self.prompt_logprobs += output.prompt_logprobs
 
 
 @pytest.fixture(scope="module")
@@ -105,18 +70,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(checkpoint: Path, size: int, **changes: Any) -> EngineConfig:
-    config = EngineConfig(
-        "torch",
-        str(checkpoint),
-        "float32",
-        block_size=8,
-        num_blocks_override=200,
-        scheduler=SchedulerConfig(max_model_len=256),
-        attention_backend="torch",
-        device="cpu",
-        tensor_parallel_size=size,
-    )
-    return replace(config, **changes)
+    same = {"block_size": 8, "attention_backend": "torch", "device": "cpu"}
+    changes = {"num_blocks_override": 200, "tensor_parallel_size": size, **changes}
+    return torch_config(checkpoint, **same, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -134,11 +90,6 @@ def two_ranks(checkpoint: Path) -> Iterator[Executor]:
     for call in (lambda: executor.wake(BOTH), lambda: execute(executor, SchedulerOutput(0, ()))):
         with pytest.raises(RuntimeError, match="shut down"):
             call()
-
-
-class Lent(Executor):
-    def __init__(self, executor: Executor) -> None:
-        self.submit = executor.submit  # type: ignore[method-assign]
 
 
 def requests() -> list[AddRequest]:
@@ -163,34 +114,21 @@ def requests() -> list[AddRequest]:
     return made
 
 
-def run(executor: Executor, way: Way, asked: list[AddRequest] | None = None) -> dict[str, Answer]:
-    limits = SchedulerConfig(way.budget, way.batch, 256)
-    speculation = None
-    if way.drafts:
-        config = SpeculativeConfig(
-            "ngram", way.drafts, prompt_lookup_min=1, enable_adaptive_verification=False
-        )
-        speculation = Speculation(config, build_drafter(config), False)
-    scheduler = Scheduler(CacheConfig(way.num_blocks, 8), limits, features=[speculation])
-    core = EngineCore(scheduler, Lent(executor), lambda: 0.0, way.overlap)
-    answers: dict[str, Answer] = {}
-    for request in requests() if asked is None else asked:
-        core.add(request)
-        answers |= {name: Answer() for name in (request.request_id, *request.branch_ids)}
-    while core.has_work:
-        report = core.step()
-        for output in report.outputs if report is not None else ():
-            answers[output.request_id].add(output)
-    core.shutdown()
-    assert bool(scheduler.stats().scheduler.num_preemptions) == (way.num_blocks < 100)
-    assert bool(scheduler.stats().speculation.num_accepted_tokens) == bool(way.drafts)
-    return answers
+def run(executor: Executor, way: Way, asked: list[AddRequest] | None = None) -> Outputs:
+    return run_way(executor, way, requests() if asked is None else asked)
+
+
+def parts_of(outputs: Outputs, field: str) -> dict[str, list[Any]]:
+    return {
+        name: [entry for output in each for entry in getattr(output, field)]
+        for name, each in outputs.items()
+    }
 
 
 # A process is in one group at a time: before `two_ranks` is.
 @pytest.mark.parametrize("name", some(LAYOUTS))
 def test_other_layouts_answer_as_one_process(name: str, tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, {**TINY, **LAYOUTS[name]})
+    save_checkpoint(tmp_path, {**TINY, **SIZES, **LAYOUTS[name]})
     asked, way = requests()[:40], Way(overlap=True)
     expected = run(build_executor(config_of(tmp_path, 1))[0], way, asked)
     executor, _ = build_executor(config_of(tmp_path, 2))
@@ -200,27 +138,20 @@ def test_other_layouts_answer_as_one_process(name: str, tmp_path: Path) -> None:
             check_kv_moves(build_executor(config_of(tmp_path, 1))[0], executor)
     finally:
         executor.shutdown()
-    assert {key: own.token_ids for key, own in found.items()} == {
-        key: own.token_ids for key, own in expected.items()
-    }
+    assert tokens_of(found) == tokens_of(expected)
 
 
 @pytest.mark.parametrize("name", some(WAYS))
 def test_two_ranks_answer_as_one_process(alone: Executor, two_ranks: Executor, name: str) -> None:
     expected, answers = run(alone, WAYS[name]), run(two_ranks, WAYS[name])
-    assert answers.keys() == expected.keys()
-    for name_of, answer in answers.items():
-        wanted = expected[name_of]
-        assert answer.token_ids == wanted.token_ids, name_of
-        for own, other in (
-            (answer.logprobs, wanted.logprobs),
-            (answer.prompt_logprobs, wanted.prompt_logprobs),
-        ):
-            assert [each.token_ids for each in own] == [each.token_ids for each in other]
-            for each, reference in zip(own, other, strict=True):
+    assert tokens_of(answers) == tokens_of(expected)
+    for field in ("logprobs", "prompt_logprobs"):
+        found, wanted = parts_of(answers, field), parts_of(expected, field)
+        for key, own in found.items():
+            assert [each.token_ids for each in own] == [each.token_ids for each in wanted[key]]
+            for each, reference in zip(own, wanted[key], strict=True):
                 assert each.logprobs == pytest.approx(reference.logprobs, abs=1e-5)
-    assert sum(len(answer.logprobs) for answer in answers.values()) > 100
-    assert sum(len(answer.prompt_logprobs) for answer in answers.values()) > 100
+        assert sum(map(len, found.values())) > 100
 
 
 def draw_of(executor: Executor, tokens: list[int], start: int = 0) -> Any:

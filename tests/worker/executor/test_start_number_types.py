@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.model.tiny_llama import BLOCK_SIZE, step_of
+from tests.support.model.whole_engine import outputs_of, tokens_of
 from worker.config import EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.messages import AddRequest
 from worker.engine.process.build import build_core
@@ -269,20 +270,14 @@ def answers(asked: EngineConfig, prompts: dict[str, list[int]]) -> tuple[dict[st
     params = [
         SamplingParams(max_tokens=24, temperature=t, seed=7, ignore_eos=True) for t in (0.0, 0.9)
     ]
-    for index, (name, prompt) in enumerate(prompts.items()):
-        core.add(AddRequest(name, prompt, params[int(name) % 2], float(index)))
-    found: dict[str, list[int]] = {name: [] for name in prompts}
-    num_preemptions = 0
-    while core.has_work:
-        report = core.step()
-        if report is None:
-            continue
-        num_preemptions = report.stats.scheduler.num_preemptions
-        for output in report.outputs:
-            found[output.request_id] += output.token_ids
+    requests = [
+        AddRequest(name, prompt, params[int(name) % 2], float(index))
+        for index, (name, prompt) in enumerate(prompts.items())
+    ]
+    found = tokens_of(outputs_of(core, requests))
     core.shutdown()
     assert all(len(tokens) == 24 for tokens in found.values())
-    return found, num_preemptions
+    return found, core._scheduler.stats().scheduler.num_preemptions
 
 
 @torch.inference_mode()

@@ -1,22 +1,40 @@
-"""Drafters on the device draft as if they read every sequence anew, after any history."""
+"""Drafters on the device draft as if they read every sequence anew, after any history.
+
+Drawn drafts change no distribution, and theirs take bounded memory, by a rule that no drawn token
+can influence.
+"""
 
 import dataclasses
 import functools
 import random
 
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.depth import by_depth, examples
-from tests.support.model.tiny_llama import TINY, tiny_llama
+from tests.support.model.tiny_llama import BLOCK_SIZE, TINY, states_of, tiny_llama
+from tests.support.model.toy_speculation import PROMPT, VOCAB, fit
 from tests.support.worker.draft_bench import (
     Walk,
+    Walker,
     drafts_of_head,
     drafts_of_model,
     make_bench,
+    share_of,
     tiny_head,
 )
+from tests.support.worker.drawn_bench import DRAFT, PARAMS, BreaksLate, DrawnBench, exact
+from tests.support.worker.drawn_bench import TARGET as DRAWN
+from worker.executor.drafting.cached_drafter import MAX_PROPOSAL_BYTES, CachedDrafter, bound_drawn
+from worker.executor.drafting.interface import DraftNetwork, DraftRequest
 from worker.executor.drafting.loading import HeadNetwork, ModelNetwork
+from worker.executor.interface import execute
+from worker.executor.kv_cache import allocate
+from worker.executor.model_runner import ModelRunner
+from worker.ops.rejection import METHODS
+from worker.types import SamplingParams, SchedulerOutput
 
 # A head of its own, or the likeliest token would be the last one again.
 UNTIED = dataclasses.replace(TINY, tied_head=False)
@@ -58,3 +76,98 @@ def test_every_draft_of_the_target_itself_is_accepted(seed: int) -> None:
     walk.run(num_steps=40)
     assert walk.accepted == walk.verified > 0
     assert bench.num_steps == 40
+
+
+REQUESTS = by_depth(240, 1440)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("breaks", [False, True], ids=["sound", "breaks-late"])
+def test_drawn_drafts_leave_the_distribution_unchanged(method: str, breaks: bool) -> None:
+    """Runs are cut at random, steps left out, sequences preempted; a break of the network ends
+    some.
+    """
+    network: DraftNetwork = BreaksLate(frozenset({3, 4})) if breaks else ModelNetwork(DRAFT)
+    bench = DrawnBench(network, method)
+    found = fit(bench.outputs(REQUESTS, random.Random(4)), exact())
+    assert found.p_value > 0.01
+    assert found.variation < found.bound
+    assert bench.num_accepted > REQUESTS / 4
+
+
+def drawn_runner(network: DraftNetwork) -> tuple[ModelRunner, CachedDrafter]:
+    blocks = (8, BLOCK_SIZE)
+    drafter = CachedDrafter(lambda _: network, network, DRAWN, blocks, "probabilistic")
+    cache = allocate(*blocks, DRAWN.config, torch.float32, DRAWN.device)
+    return ModelRunner(DRAWN, lambda: DRAWN, lambda: cache, drafter), drafter
+
+
+@pytest.mark.parametrize("raises", [False, True], ids=["no-numbers", "raises"])
+def test_drafts_before_a_fault_keep_their_distributions(raises: bool) -> None:
+    network = BreaksLate(frozenset(range(VOCAB)), raises=raises)
+    runner, drafter = drawn_runner(network)
+    walker = Walker(1, list(PROMPT), table=[0, 1, 2])
+    share = share_of(walker, len(PROMPT), (), 3, PARAMS)
+    output = execute(runner, SchedulerOutput(0, (share,)))
+    drafts = output.drafts[1]
+    assert len(drafts.token_ids) == 1
+    walker.tokens.append(output.sampled[1][0].token_id)
+    walker.computed = len(PROMPT)
+    [q] = drafter.proposals([share_of(walker, 1, drafts.token_ids)]).values()
+    with torch.inference_mode():
+        logits = DRAWN.logits(states_of(DRAWN, walker.tokens)[-1:])
+    torch.testing.assert_close(q, (logits / PARAMS.temperature).softmax(-1))
+
+
+DRAWS = SamplingParams(max_tokens=1, temperature=0.5)
+GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+def asks(*drafts: int, params: SamplingParams = DRAWS) -> list[DraftRequest]:
+    return [DraftRequest(i, 1, 9, [0], params, count) for i, count in enumerate(drafts)]
+
+
+def lengths(bounded: list[DraftRequest]) -> dict[int, int]:
+    return {request.seq_id: request.num_drafts for request in bounded}
+
+
+def test_a_common_batch_stays_unchanged() -> None:
+    asked = asks(*[8] * 100)
+    assert bound_drawn(asked, 49_152) == asked
+
+
+def test_the_longest_runs_are_cut_first() -> None:
+    room = 10 * 4 * 1000
+    assert lengths(bound_drawn(asks(6, 1, 5, 2), 1000, room)) == {0: 4, 1: 1, 2: 3, 3: 2}
+    assert lengths(bound_drawn(asks(*[3] * 4), 1000, 2 * 4 * 1000)) == {0: 1, 1: 1}
+    assert bound_drawn(asks(2, 2), 1000, 0) == []
+
+
+def test_greedy_requests_keep_their_drafts() -> None:
+    greedy = asks(50, 60, params=GREEDY)
+    assert bound_drawn([*greedy, *asks(4)], 1000, 3 * 4 * 1000) == [
+        *greedy,
+        *asks(3),
+    ]
+
+
+@given(st.lists(st.integers(1, 40), max_size=30), st.integers(0, 200))
+def test_the_bound_holds_and_all_of_it_is_used(drafts: list[int], room: int) -> None:
+    """No request gets two drafts more than one that would take another."""
+    found = lengths(bound_drawn(asks(*drafts), 7, room * 4 * 7 + 27))
+    assert sum(found.values()) == min(sum(drafts), room)
+    assert all(0 < count <= drafts[i] for i, count in found.items())
+    cut = [found.get(i, 0) for i, count in enumerate(drafts) if found.get(i, 0) < count]
+    assert not cut or max(found.values(), default=0) <= min(cut) + 1
+
+
+def test_a_drafter_asks_its_network_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bound_drawn, "__defaults__", (5 * 4 * VOCAB,))
+    assert MAX_PROPOSAL_BYTES == 256 << 20
+    runner, _ = drawn_runner(ModelNetwork(DRAWN))
+    shares = [
+        share_of(Walker(i, [2, 4, 2], table=table), 3, (), 3, PARAMS)
+        for i, table in enumerate(([0, 1], [2, 3]))
+    ]
+    drafts = execute(runner, SchedulerOutput(0, tuple(shares))).drafts
+    assert [len(drafts[i].token_ids) for i in (0, 1)] == [3, 2]

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.model.whole_engine import torch_config
 from tests.support.worker.draft_bench import tiny_head
-from worker.config import EngineConfig, SchedulerConfig, SpeculativeConfig
+from worker.config import EngineConfig, SpeculativeConfig
 from worker.errors import ConfigError, ModelError
 from worker.executor.drafting.loading import (
     HeadNetwork,
@@ -27,15 +28,7 @@ GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 def config(path: Path, speculative: SpeculativeConfig | None) -> EngineConfig:
-    limits = SchedulerConfig(max_model_len=256)
-    return EngineConfig(
-        "torch",
-        str(path),
-        "float32",
-        num_blocks_override=32,
-        scheduler=limits,
-        speculative=speculative,
-    )
+    return torch_config(path, speculative=speculative)
 
 
 def test_a_model_drafts_for_itself(tiny_checkpoint: Path) -> None:

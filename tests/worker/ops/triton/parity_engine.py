@@ -1,7 +1,7 @@
 """A whole engine on the Triton backend answers as it does on torch's; see `test_kernels`."""
 
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -10,13 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.model.tiny_checkpoint import save_checkpoint
+from tests.support.model.whole_engine import Way, run_way, tokens_of, torch_config
 from tests.support.worker.poisoned_graphs import PoisonedGraphs
-from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
-from worker.engine.core import EngineCore
-from worker.engine.drafters.registry import build_drafter
-from worker.engine.features.speculation import Speculation
+from worker.config import EngineConfig, SchedulerConfig
 from worker.engine.messages import AddRequest
-from worker.engine.scheduling.scheduler import Scheduler
 from worker.executor.graphs import DecodeGraphs
 from worker.executor.interface import Executor
 from worker.executor.model_runner import ModelRunner
@@ -43,20 +40,11 @@ REQUESTS = 50 if torch.cuda.is_available() else 20  # the interpreter takes seco
 Answers = dict[str, list[int]]
 
 
-@dataclass(frozen=True)
-class Way:
-    num_blocks: int = 200
-    budget: int = 512
-    batch: int = 25
-    overlap: bool = False
-    drafts: int = 0
-
-
 WAYS = {
     "alone": Way(batch=1),
-    "batched, one step ahead": Way(overlap=True),
-    "chunked and preempted": Way(num_blocks=38, budget=40, batch=12),
-    "with drafts": Way(drafts=3),
+    "batched, one step ahead": Way(batch=25, overlap=True),
+    "chunked and preempted": Way(38, 40, 12, preempts=True),
+    "with drafts": Way(batch=25, drafts=3),
 }
 
 
@@ -68,15 +56,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def engine_config(checkpoint: Path, backend: str) -> EngineConfig:
-    return EngineConfig(
-        "torch",
-        str(checkpoint),
-        "float32",
-        block_size=8,
-        num_blocks_override=200,
-        scheduler=SchedulerConfig(max_model_len=512),
-        attention_backend=backend,
-    )
+    limits = SchedulerConfig(max_model_len=512)
+    changes = {"block_size": 8, "num_blocks_override": 200, "scheduler": limits}
+    return torch_config(checkpoint, attention_backend=backend, **changes)
 
 
 def executor(checkpoint: Path, backend: str) -> Executor:
@@ -97,11 +79,6 @@ def graphed(checkpoint: Path) -> Executor:
     return ModelRunner(model, lambda: model, cache, graphs=graphs)
 
 
-class Lent(Executor):
-    def __init__(self, executor: Executor) -> None:
-        self.submit = executor.submit  # type: ignore[method-assign]
-
-
 def requests() -> dict[str, AddRequest]:
     draw = Random(11)
     stem = [draw.randrange(90) for _ in range(20)]
@@ -116,27 +93,7 @@ def requests() -> dict[str, AddRequest]:
 
 
 def run(executor: Executor, way: Way, asked: dict[str, AddRequest]) -> Answers:
-    limits = SchedulerConfig(way.budget, way.batch, 512)
-    speculation = None
-    if way.drafts:
-        config = SpeculativeConfig(
-            "ngram", way.drafts, prompt_lookup_min=1, enable_adaptive_verification=False
-        )
-        speculation = Speculation(config, build_drafter(config), False)
-    scheduler = Scheduler(CacheConfig(way.num_blocks, 8), limits, features=[speculation])
-    core = EngineCore(scheduler, Lent(executor), lambda: 0.0, way.overlap)
-    for request in asked.values():
-        core.add(request)
-    answers: Answers = {name: [] for name in asked}
-    while core.has_work:
-        report = core.step()
-        for output in report.outputs if report is not None else ():
-            assert output.error is None
-            answers[output.request_id] += output.token_ids
-    core.shutdown()
-    assert bool(scheduler.stats().scheduler.num_preemptions) == (way.num_blocks < 100)
-    assert bool(scheduler.stats().speculation.num_accepted_tokens) == bool(way.drafts)
-    return answers
+    return tokens_of(run_way(executor, way, list(asked.values())))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.model.model_variants import GEMMA2, GEMMA3, QWEN3_MOE
+from tests.support.model.model_variants import GEMMA2, GEMMA3, QWEN3_MOE, TINY
 from tests.support.model.tiny_checkpoint import save_checkpoint
 from worker.executor.kv_cache import allocate
 from worker.executor.state import DeviceState
@@ -17,15 +17,6 @@ from worker.ops.triton.backend import TritonBackend
 from worker.types import ScheduledSequence
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-TINY = {
-    "vocab_size": 61,
-    "hidden_size": 48,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-}
 MODELS: dict[str, dict[str, Any]] = {
     "gemma2": {**GEMMA2, "model_type": "gemma2", "num_hidden_layers": 2},
     "qwen3 moe": {**QWEN3_MOE, "model_type": "qwen3_moe"},
