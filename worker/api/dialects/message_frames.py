@@ -14,10 +14,10 @@ from worker.api.generate.frames import (
     Answer,
     Delta,
     Ending,
+    NamedEvents,
     ResponseHead,
     TokenCounts,
     encode,
-    in_order,
 )
 from worker.api.schema.answers import TOOL_CALLS_ENDED, Count
 from worker.api.tools.writer import CallDelta
@@ -61,32 +61,19 @@ class Message(msgspec.Struct, kw_only=True):
     usage: MessagesUsage
 
 
-class MessageFrames:
-    """Implements `Frames` for one answer."""
-
-    done = b""
-
+class MessageFrames(NamedEvents):
     def __init__(self, head: ResponseHead) -> None:
-        self._head = head
+        super().__init__(head)
         self._blocks: list[ContentBlock] = []
         self._next_index = 0  # in the stream, which has broken calls too
         self._open: ContentBlock | None = None
         self._arguments = ""  # of the last call, so far
-        self._num_chars = 0  # of content, so far
-        self._ending: Ending | None = None
-        self._events: list[bytes] = []
 
     def opening(self, index: int, usage: TokenCounts | None) -> bytes:
         counts = MessagesUsage(0, 0) if usage is None else _usage(usage)
         counts.output_tokens = 0
         self._emit("message_start", message=self._message([], None, counts))
         self._emit("ping")
-        return self._take()
-
-    def delta(self, delta: Delta) -> bytes:
-        self._add(delta.text, delta.reasoning, delta.calls)
-        if delta.ending is not None:
-            self._end(delta.ending)
         return self._take()
 
     def usage(self, usage: TokenCounts, metrics: Json | None) -> bytes:
@@ -98,7 +85,7 @@ class MessageFrames:
 
     def body(self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None) -> bytes:
         [answer] = answers
-        self._add(answer.text, answer.reasoning, answer.calls)
+        self._add(answer)
         self._end(answer.ending)
         return encode(self._message(self._blocks, answer.ending, _usage(usage)))
 
@@ -115,15 +102,14 @@ class MessageFrames:
             usage=usage,
         )
 
-    def _add(self, text: str, reasoning: str, calls: Sequence[CallDelta]) -> None:
-        if reasoning:
-            self._text("thinking", reasoning)
-        for part in in_order(text, calls, self._num_chars):
-            if isinstance(part, CallDelta):
-                self._call(part)
+    def _add(self, part: Delta | Answer) -> None:
+        if part.reasoning:
+            self._text("thinking", part.reasoning)
+        for piece in self._in_order(part):
+            if isinstance(piece, CallDelta):
+                self._call(piece)
             else:
-                self._text("text", part)
-        self._num_chars += len(text)
+                self._text("text", piece)
 
     def _end(self, ending: Ending) -> None:
         self._ending = ending
@@ -172,14 +158,6 @@ class MessageFrames:
         self._emit("content_block_stop", index=self._next_index)
         self._next_index += 1
         self._open = None
-
-    def _emit(self, kind: str, **fields: Any) -> None:
-        data = encode({"type": kind, **fields})
-        self._events.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
-
-    def _take(self) -> bytes:
-        frames, self._events = b"".join(self._events), []
-        return frames
 
 
 def _stop(ending: Ending | None) -> tuple[_StopReason | None, str | None]:

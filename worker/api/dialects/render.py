@@ -94,10 +94,7 @@ class Renderer:
         return arrival_of(exchange, exchange.request_id, time.monotonic(), self._config.api_keys)
 
     async def _rendered(
-        self,
-        request: GenerationFields,
-        prepared: Prepared,
-        encodings: Sequence[Encoding | None],
+        self, request: GenerationFields, prepared: Prepared, encodings: Sequence[Encoding | None]
     ) -> list[bytes]:
         several = len(prepared.requests) > 1
 

@@ -16,10 +16,10 @@ from worker.api.generate.frames import (
     Answer,
     Delta,
     Ending,
+    NamedEvents,
     ResponseHead,
     TokenCounts,
     encode,
-    in_order,
 )
 from worker.api.schema.answers import Count
 from worker.api.tools.writer import CallDelta
@@ -111,23 +111,16 @@ class Response(msgspec.Struct, kw_only=True):
     metrics: Any = None
 
 
-class ResponseFrames:
-    """Implements `Frames` for one answer."""
-
-    done = b""
-
+class ResponseFrames(NamedEvents):
     def __init__(self, head: ResponseHead, facts: Json) -> None:
         """`facts` are the fields of the response that repeat its request."""
-        self._head = head
+        super().__init__(head)
         self._facts = facts
         self._items: list[OutputItem] = []
         self._open: int | None = None  # its place among the items
         self._broken: set[int] = set()  # no calls after all; the final response leaves them out
-        self._num_chars = 0  # of content, so far
         self._entries: list[Any] = []  # log probabilities that no message has yet
-        self._ending: Ending | None = None
         self._next_event = 0
-        self._events: list[bytes] = []
 
     # ---- the wire ---------------------------------------------------------------------------
 
@@ -137,12 +130,6 @@ class ResponseFrames:
         self._emit("response.in_progress", response=response)
         return self._take()
 
-    def delta(self, delta: Delta) -> bytes:
-        self._add(delta.text, delta.reasoning, delta.calls, delta.logprobs)
-        if delta.ending is not None:
-            self._end(delta.ending)
-        return self._take()
-
     def usage(self, usage: TokenCounts, metrics: Json | None) -> bytes:
         status = self._status()
         self._emit(f"response.{status}", response=self._response(status, usage, metrics))
@@ -150,18 +137,13 @@ class ResponseFrames:
 
     def body(self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None) -> bytes:
         [answer] = answers
-        self._add(answer.text, answer.reasoning, answer.calls, answer.logprobs)
+        self._add(answer)
         self._end(answer.ending)
         return encode(self._response(self._status(), usage, metrics))
 
     def _emit(self, kind: str, **fields: Any) -> None:
-        event = {"type": kind, "sequence_number": self._next_event, **fields}
+        super()._emit(kind, sequence_number=self._next_event, **fields)
         self._next_event += 1
-        self._events.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), encode(event)))
-
-    def _take(self) -> bytes:
-        frames, self._events = b"".join(self._events), []
-        return frames
 
     def _status(self) -> Literal["completed", "incomplete"]:
         return "completed" if self._incomplete() is None else "incomplete"
@@ -192,21 +174,18 @@ class ResponseFrames:
 
     # ---- items ------------------------------------------------------------------------------
 
-    def _add(
-        self, text: str, reasoning: str, calls: Sequence[CallDelta], logprobs: Any = None
-    ) -> None:
-        self._entries += _entries(logprobs)
-        if reasoning:
-            self._grow_text(self._text_item("reasoning"), reasoning)
-        for part in in_order(text, calls, self._num_chars):
-            if isinstance(part, CallDelta):
-                self._add_call(part)
+    def _add(self, part: Delta | Answer) -> None:
+        self._entries += _entries(part.logprobs)
+        if part.reasoning:
+            self._grow_text(self._text_item("reasoning"), part.reasoning)
+        for piece in self._in_order(part):
+            if isinstance(piece, CallDelta):
+                self._add_call(piece)
             elif self._is_open("message"):
-                self._grow_text(self._text_item("message"), part)
+                self._grow_text(self._text_item("message"), piece)
             else:  # blanks behind a call belong to no item
-                begun = part.lstrip() if self._items else part
+                begun = piece.lstrip() if self._items else piece
                 self._grow_text(self._text_item("message"), begun)
-        self._num_chars += len(text)
         if self._entries and self._is_open("message"):
             self._grow_text(self._text_item("message"), "")
 

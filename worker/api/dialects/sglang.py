@@ -1,6 +1,6 @@
 """`POST /generate` of SGLang and forge-infer: a text completion under other names."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any
@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET
 
-from worker.api.generate.frames import DONE, Answer, Delta, Ending, TokenCounts, WholeFrames, encode
-from worker.api.generate.logprobs import TokenBytes, clamped
+from worker.api.generate.frames import DONE, Answer, Delta, Ending, Frames, TokenCounts, encode
+from worker.api.generate.logprobs import LogprobsWriter, TokenBytes, clamped
 from worker.api.generate.open_sequences import own_id
 from worker.api.generate.prepared import Prepared
 from worker.api.http.arrival import Arrival
@@ -200,21 +200,14 @@ def completion_of_forge(request: ForgeRequest, max_model_len: int) -> Completion
     return CompletionRequest(prompt=request.prompt, max_tokens=most, temperature=0)
 
 
-class SglangLogprobs:
-    """Implements `LogprobsWriter`: `[logprob, id, text]`, where the text is null without
-    `token_bytes`, of the drawn tokens, of the `num_top` likeliest, and of fixed ones.
+class SglangLogprobs(LogprobsWriter):
+    """`[logprob, id, text]` of the drawn tokens, of the `num_top` likeliest, and of fixed ones. The
+    text is null without `token_bytes`.
     """
 
     def __init__(self, num_top: int, token_bytes: TokenBytes | None) -> None:
         self._num_top = num_top
         self._bytes = token_bytes
-
-    def prompt(
-        self, prompt_ids: Sequence[int], prompt_text: str, entries: Sequence[TokenLogprobs]
-    ) -> Iterator[Json]:
-        return iter(())
-
-    def follow(self, prompt_text: str) -> None: ...
 
     def take(self, entries: Sequence[TokenLogprobs]) -> Json:
         drawn, top = [], []
@@ -239,8 +232,8 @@ class _SoFar:
     logprobs: dict[str, list[Any]] = field(default_factory=dict)
 
 
-class SglangFrames:
-    """Implements `Frames`: every event repeats the whole answer so far."""
+class SglangFrames(Frames):
+    """Every event repeats the whole answer so far."""
 
     done = DONE
 
@@ -301,7 +294,7 @@ def _reason(ending: Ending | None, token_ids: Sequence[int]) -> Json | None:
     return {"type": "stop", "matched": token_ids[-1] if matched is None else matched}
 
 
-class ForgeFrames(WholeFrames):
+class ForgeFrames(Frames):
     def body(self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None) -> bytes:
         [answer] = answers
         return encode(ForgeAnswer(answer.text, usage.prompt_tokens, usage.completion_tokens))

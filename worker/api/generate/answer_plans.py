@@ -78,7 +78,7 @@ class AnswerPlans:
         if self._tools is None and text.template is not None and text.template.shows_tools:
             self._tools = format_of_template(text.template.tool_source)
         of_model = None if self._tools is None else TOOL_FORMATS[self._tools]
-        self._new_id = _short_id if of_model is not None and of_model.short_ids else _long_id
+        self._short_ids = of_model is not None and of_model.short_ids
         self._tokenizer = text.tokenizer
         self._grammars = text.grammars
 
@@ -136,8 +136,14 @@ class AnswerPlans:
         )
         return form, frozenset(self._special[mark] for mark in special)
 
+    def _new_id(self) -> str:
+        return (
+            secrets.token_hex(5)[:9]
+            if self._short_ids
+            else f"chatcmpl-tool-{secrets.token_hex(16)}"
+        )
+
     def _format(self, use: ToolUse) -> str:
-        """Calls that an answer must have are plain JSON."""
         # An answer that must be a call is constrained to JSON, whatever the model writes by itself.
         if use.choice != "auto":
             return "json"
@@ -229,11 +235,3 @@ def _formatted(request: GenerationFields) -> list[Constraint]:
         return [Constraint(StructuredOutputs(structural_tag=tag), "response_format")]
     assert form is None or isinstance(form, TextFormat)  # noqa: S101 (there are no others)
     return []
-
-
-def _long_id() -> str:
-    return f"chatcmpl-tool-{secrets.token_hex(16)}"
-
-
-def _short_id() -> str:
-    return secrets.token_hex(5)[:9]

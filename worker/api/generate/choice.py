@@ -31,6 +31,19 @@ class Piece:
     calls: Sequence[CallDelta] = ()
 
 
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """Return the pieces of a choice, which follow each other, as one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return Piece(
+        "".join(piece.text for piece in pieces),
+        [token_id for piece in pieces for token_id in piece.token_ids],
+        [entry for piece in pieces for entry in piece.logprobs],
+        "".join(piece.reasoning for piece in pieces),
+        [call for piece in pieces for call in piece.calls],
+    )
+
+
 class Choice:
     """Owns one sequence's text and counts. `ending` is set at the end; `reason` is the reason to
     record if it ended now (by default: the client left).

@@ -6,7 +6,7 @@ A frame is written per engine step and request, so what is constant over a strea
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec import UNSET
@@ -105,67 +105,41 @@ class PromptFacts:
         return None if self.token_ids is None else self.token_ids[index // self.choices_each]
 
 
-class Frames(Protocol):
-    """The wire form of one response: frames when streamed, one body when not."""
+_NO_FACTS = PromptFacts()
 
-    @property
-    def done(self) -> bytes: ...
+
+class Frames:
+    """The wire form of one response: frames when streamed, one body when not. What is never
+    streamed implements `body` alone.
+    """
+
+    done: bytes = b""
 
     def opening(self, index: int, usage: TokenCounts | None) -> bytes:
         """The frames before the first text of a choice; may be empty."""
-        ...
-
-    def delta(self, delta: Delta) -> bytes: ...
-
-    def usage(self, usage: TokenCounts, metrics: Json | None) -> bytes:
-        """The frame after the last choice that carries the usage."""
-        ...
-
-    def body(
-        self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None
-    ) -> bytes: ...
-
-
-class WholeFrames:
-    """The methods of `Frames` that streams use, for answers that are never streamed."""
-
-    done = b""
-
-    def opening(self, index: int, usage: TokenCounts | None) -> bytes:
         raise NotImplementedError
 
     def delta(self, delta: Delta) -> bytes:
         raise NotImplementedError
 
     def usage(self, usage: TokenCounts, metrics: Json | None) -> bytes:
+        """The frame after the last choice that carries the usage."""
         raise NotImplementedError
 
-
-def tail(
-    head: ResponseHead, usage: TokenCounts | None, metrics: Json | None, *, last: bool
-) -> bytes:
-    """`last`: the tail of a choice's last frame, or of the usage's."""
-    # The usual frame: nothing to encode.
-    if not last and usage is None:
-        return b"]}\n\n"
-    tail = b"]"
-    if last and head.fingerprint is not None:
-        tail += b',"system_fingerprint":' + encode(head.fingerprint)
-    if usage is not None:
-        tail += b',"usage":' + encode(usage.usage())
-    if metrics is not None:
-        tail += b',"metrics":' + encode(metrics)
-    return tail + b"}\n\n"
+    def body(self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None) -> bytes:
+        raise NotImplementedError
 
 
 def or_null(value: object) -> bytes:
     return b"null" if value is None else encode(value)
 
 
-class OpenAiFrames:
+@dataclass
+class OpenAiFrames(Frames):
+    head: ResponseHead
+    prompt: PromptFacts = _NO_FACTS
     done = DONE
     kind: ClassVar[str]
-    head: ResponseHead
 
     @cached_property
     def start(self) -> bytes:
@@ -175,7 +149,76 @@ class OpenAiFrames:
         return b"data: " + encode(fields)[:-1] + b',"choices":['
 
     def usage(self, usage: TokenCounts, metrics: Json | None) -> bytes:
-        return self.start + tail(self.head, usage, metrics, last=True)
+        return self.start + self.tail(usage, metrics, last=True)
+
+    def tail(self, usage: TokenCounts | None, metrics: Json | None, *, last: bool) -> bytes:
+        """`last`: the tail of a choice's last frame, or of the usage's."""
+        # The usual frame: nothing to encode.
+        if not last and usage is None:
+            return b"]}\n\n"
+        tail = b"]"
+        if last and self.head.fingerprint is not None:
+            tail += b',"system_fingerprint":' + encode(self.head.fingerprint)
+        if usage is not None:
+            tail += b',"usage":' + encode(usage.usage())
+        if metrics is not None:
+            tail += b',"metrics":' + encode(metrics)
+        return tail + b"}\n\n"
+
+    def fields_of_body(
+        self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None
+    ) -> Json:
+        return {
+            "id": self.head.id,
+            "created": self.head.created,
+            "model": self.head.model,
+            "system_fingerprint": self.head.fingerprint,
+            "usage": usage.usage(whole=True),
+            "metrics": metrics,
+            "kv_transfer_params": answers[0].kv_transfer if answers else None,
+        }
+
+
+class NamedEvents(Frames):
+    """Frames that are events with names, for APIs whose answer is one list of parts."""
+
+    def __init__(self, head: ResponseHead) -> None:
+        self._head = head
+        self._num_chars = 0  # of content, so far
+        self._ending: Ending | None = None
+        self._events: list[bytes] = []
+
+    def delta(self, delta: Delta) -> bytes:
+        self._add(delta)
+        if delta.ending is not None:
+            self._end(delta.ending)
+        return self._take()
+
+    def _add(self, part: Delta | Answer) -> None:
+        raise NotImplementedError
+
+    def _end(self, ending: Ending) -> None:
+        raise NotImplementedError
+
+    def _emit(self, kind: str, **fields: Any) -> None:
+        data = encode({"type": kind, **fields})
+        self._events.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
+
+    def _take(self) -> bytes:
+        frames, self._events = b"".join(self._events), []
+        return frames
+
+    def _in_order(self, part: Delta | Answer) -> Iterator[str | CallDelta]:
+        start, taken = self._num_chars, 0
+        self._num_chars += len(part.text)
+        for call in part.calls:
+            before = call.content_before - start
+            if before > taken:
+                yield part.text[taken:before]
+                taken = before
+            yield call
+        if taken < len(part.text):
+            yield part.text[taken:]
 
 
 def whole_calls(parts: Sequence[CallDelta]) -> list[ToolCallOut]:
@@ -190,30 +233,6 @@ def whole_calls(parts: Sequence[CallDelta]) -> list[ToolCallOut]:
         else:
             calls[part.index].function.arguments += part.arguments
     return list(calls.values())
-
-
-def in_order(text: str, calls: Sequence[CallDelta], start: int) -> Iterator[str | CallDelta]:
-    """Return text and calls in order. The text begins behind `start` characters of content."""
-    taken = 0
-    for call in calls:
-        before = call.content_before - start
-        if before > taken:
-            yield text[taken:before]
-            taken = before
-        yield call
-    if taken < len(text):
-        yield text[taken:]
-
-
-def fields_of_body(head: ResponseHead, usage: TokenCounts, metrics: Json | None) -> Json:
-    return {
-        "id": head.id,
-        "created": head.created,
-        "model": head.model,
-        "system_fingerprint": head.fingerprint,
-        "usage": usage.usage(whole=True),
-        "metrics": metrics,
-    }
 
 
 def fields_of_choice(answer: Answer) -> Json:

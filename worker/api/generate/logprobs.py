@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import chain, repeat
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 
 # One writer for each choice: text offsets run over all pieces of an answer.
-class LogprobsWriter(Protocol):
+class LogprobsWriter:
     """Writes the log probabilities of one choice, piece by piece."""
 
     def prompt(
@@ -35,13 +35,13 @@ class LogprobsWriter(Protocol):
         """Return the echoed prompt's part, in slices. `entries` has one for each token but the
         first; missing ones (the sequence ended before) are null.
         """
-        ...
+        return iter(())
 
     def follow(self, prompt_text: str) -> None:
         """Called before `take` if the answer follows an echoed prompt."""
-        ...
 
-    def take(self, entries: Sequence[TokenLogprobs]) -> Json: ...
+    def take(self, entries: Sequence[TokenLogprobs]) -> Json:
+        raise NotImplementedError
 
 
 def clamped(logprob: float) -> float:
@@ -110,28 +110,18 @@ class _Naming:
         return self._bytes(token_id).decode("utf-8", "replace")
 
 
-class ChatLogprobs:
+class ChatLogprobs(LogprobsWriter):
     """`choices[].logprobs` of a chat: {"content": [{token, logprob, bytes, top_logprobs}]}."""
 
     def __init__(self, token_bytes: TokenBytes, *, as_ids: bool) -> None:
         self._naming = _Naming(token_bytes, as_ids=as_ids)
-
-    def prompt(
-        self, prompt_ids: Sequence[int], prompt_text: str, entries: Sequence[TokenLogprobs]
-    ) -> Iterator[Json]:
-        return iter(())
-
-    def follow(self, prompt_text: str) -> None: ...
 
     def take(self, entries: Sequence[TokenLogprobs]) -> Json:
         return {"content": [self._content(entry) for entry in entries]}
 
     def _content(self, entry: TokenLogprobs) -> Json:
         likeliest = [self._token(i, lp) for i, lp in _distinct(entry)]
-        return {
-            **self._token(entry.token_ids[0], entry.logprobs[0]),
-            "top_logprobs": likeliest,
-        }
+        return {**self._token(entry.token_ids[0], entry.logprobs[0]), "top_logprobs": likeliest}
 
     def _token(self, token_id: int, logprob: float) -> Json:
         return {
@@ -141,7 +131,7 @@ class ChatLogprobs:
         }
 
 
-class CompletionLogprobs:
+class CompletionLogprobs(LogprobsWriter):
     """`choices[].logprobs` of a text completion: {tokens, token_logprobs, top_logprobs,
     text_offset}. Every piece of one character has the same offset. Tokens in `skip_ids` have no
     text.

@@ -66,10 +66,7 @@ class _ListedStream:
     __slots__ = ("_listed", "_prefilled", "_stream", "request_id")
 
     def __init__(
-        self,
-        stream: OutputStream,
-        prefilled: Callable[[], None],
-        listed: dict[str, _ListedStream],
+        self, stream: OutputStream, prefilled: Callable[[], None], listed: dict[str, _ListedStream]
     ) -> None:
         self.request_id = stream.request_id
         self._stream = stream

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from worker.api.generate.choice import Choice, Piece
+from worker.api.generate.choice import Choice, Piece, joined
 from worker.api.generate.frames import Answer, TokenCounts
 from worker.api.generate.logprobs import (
     Columns,
@@ -178,22 +178,21 @@ class AnswerCollector:
 
     def _answer(self, run: PromptRun, choice: Choice, token_bytes: TokenBytes) -> Answer:
         assert choice.ending is not None  # noqa: S101 (the caller's promise)
-        pieces, shown = self._pieces[choice.index], self._shown
+        piece, shown = joined(self._pieces[choice.index]), self._shown
         logprobs = None
         if shown.new_logprobs is not None:
             writer = shown.new_logprobs()
-            entries = [entry for piece in pieces for entry in piece.logprobs]
-            logprobs = written(writer, entries, run.echoed(writer))
+            logprobs = written(writer, piece.logprobs, run.echoed(writer))
         asked = shown.prompt_logprobs
         offer = None if choice.last is None else choice.last.kv_offer
         return Answer(
-            text=(run.echo or "") + "".join(piece.text for piece in pieces),
+            text=(run.echo or "") + piece.text,
             ending=choice.ending,
             logprobs=logprobs,
-            token_ids=[i for p in pieces for i in p.token_ids] if shown.token_ids else None,
+            token_ids=piece.token_ids if shown.token_ids else None,
             prompt_logprobs=None if asked is None else run.raw_logprobs(asked, token_bytes),
-            reasoning="".join(piece.reasoning for piece in pieces),
-            calls=[call for piece in pieces for call in piece.calls],
+            reasoning=piece.reasoning,
+            calls=piece.calls,
             pooled=() if choice.last is None else choice.last.pooled,
             usage=usage_so_far(run, choice, cached=shown.cached_tokens),
             kv_transfer=None if offer is None else kv_transfer_answer(offer),

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from worker.api.generate import resumption
-from worker.api.generate.choice import Choice, Piece
+from worker.api.generate.choice import Choice, Piece, joined
 from worker.api.generate.engine import OutputStream
 from worker.api.generate.frames import KEEP_ALIVE, Delta
 from worker.api.generate.logprobs import Columns, LogprobsWriter, written
@@ -26,7 +26,6 @@ from worker.api.generate.response import (
 )
 from worker.api.http.exchange import Exchange
 from worker.api.http.off_loop import off_loop_when_large
-from worker.api.tools.writer import CallDelta
 from worker.engine.messages import RequestOutput
 from worker.errors import EngineDeadError
 from worker.metrics.page import WorkerMetrics
@@ -215,11 +214,7 @@ class _Pending:
     writer: LogprobsWriter | None
     begun: bool = False
     written: bool = False  # at least one delta
-    text: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    calls: list[CallDelta] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    entries: list[TokenLogprobs] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
     echoed: Columns | None = None
 
     def replay(self, token_ids: Sequence[int]) -> None:
@@ -228,27 +223,16 @@ class _Pending:
         if self.writer is not None:
             self.writer.take([TokenLogprobs((token_id,), (0.0,), 1) for token_id in token_ids])
 
-    def add(self, piece: Piece) -> None:
-        self.text.append(piece.text)
-        self.reasoning.append(piece.reasoning)
-        self.calls += piece.calls
-        self.token_ids += piece.token_ids
-        self.entries += piece.logprobs
-
-    def logprobs(self) -> dict[str, Any] | msgspec.Raw | None:
+    def logprobs(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | msgspec.Raw | None:
         if self.writer is None:
             return None
         echoed, self.echoed = self.echoed, None
-        return written(self.writer, self.entries, echoed)
+        return written(self.writer, entries, echoed)
 
-    def clear(self) -> None:
+    def take(self) -> Piece:
         self.written = True
-        self.text, self.reasoning, self.calls = [], [], []
-        self.token_ids, self.entries = [], []
-
-    @property
-    def says_something(self) -> bool:
-        return any(self.text) or any(self.reasoning) or bool(self.calls)
+        pieces, self.pieces = self.pieces, []
+        return joined(pieces)
 
 
 class StreamWriter:
@@ -278,12 +262,13 @@ class StreamWriter:
         if not piece.token_ids and choice.ending is None:
             return  # of the prompt
         pending = self._pending[choice.index]
-        pending.add(piece)
         frames = b"" if pending.begun else await self._begin(run, choice, pending)
+        pending.pieces.append(piece)
         token_ids: Sequence[int] = ()
         if self._is_due(choice, pending):
-            token_ids = pending.token_ids
-            frames += self._delta(run, choice, pending)
+            due = pending.take()
+            token_ids = due.token_ids
+            frames += self._delta(run, choice, due, pending.logprobs(due.logprobs))
         if frames and self._is_marked and self._unfinished:
             frames += resumption.mark(token_ids)
         if frames:
@@ -292,7 +277,7 @@ class StreamWriter:
     async def _begin(self, run: PromptRun, choice: Choice, pending: _Pending) -> bytes:
         pending.begun = True
         if run.echo is not None:
-            pending.text.insert(0, run.echo)
+            pending.pieces.append(Piece(run.echo))
             if pending.writer is not None:
                 # The first choice's outputs bring the prompt's log probabilities for all.
                 await run.prompt_known.wait()
@@ -309,12 +294,13 @@ class StreamWriter:
         if choice.ending is not None:
             return True
         # The first text is never held back: clients measure the time to it.
-        if pending.written and len(pending.token_ids) < self._shown.interval:
+        num_tokens = sum(len(piece.token_ids) for piece in pending.pieces)
+        if pending.written and num_tokens < self._shown.interval:
             return False
         shows = self._shown.token_ids or pending.writer is not None
-        return shows or pending.says_something
+        return shows or any(p.text or p.reasoning or p.calls for p in pending.pieces)
 
-    def _delta(self, run: PromptRun, choice: Choice, pending: _Pending) -> bytes:
+    def _delta(self, run: PromptRun, choice: Choice, piece: Piece, logprobs: Any) -> bytes:
         shown = self._shown
         usage = metrics = None
         if shown.continuous_usage:
@@ -326,17 +312,16 @@ class StreamWriter:
         frames = self._frames.delta(
             Delta(
                 choice.index,
-                "".join(pending.text),
+                piece.text,
                 choice.ending,
-                logprobs=pending.logprobs(),
-                token_ids=pending.token_ids if shown.token_ids else None,
+                logprobs=logprobs,
+                token_ids=piece.token_ids if shown.token_ids else None,
                 usage=usage,
                 metrics=None if shown.usage else metrics,
-                reasoning="".join(pending.reasoning),
-                calls=pending.calls,
+                reasoning=piece.reasoning,
+                calls=piece.calls,
             )
         )
-        pending.clear()
         if self._unfinished:
             return frames
         if shown.usage:

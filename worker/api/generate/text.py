@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from worker.api.http.field_errors import refused
 from worker.api.http.off_loop import off_loop_when_large
 from worker.api.schema.conversation import template_messages
 from worker.api.schema.params import ModelLimits
-from worker.api.schema.requests import MAX_DOCUMENTS, ChatMessage, Tool
+from worker.api.schema.requests import MAX_DOCUMENTS, ChatMessage, ChatRequest, TokenizeRequest
 from worker.api.schema.tools import template_tools
 from worker.engine.sequences.grammar import Grammars
 from worker.errors import RequestError
@@ -21,19 +21,7 @@ class Encode(Protocol):
     def __call__(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
 
-class ChatOptions(Protocol):
-    @property
-    def add_generation_prompt(self) -> bool | None: ...
-    @property
-    def continue_final_message(self) -> bool | None: ...
-    @property
-    def documents(self) -> list[dict[str, Any]] | None: ...
-    @property
-    def chat_template_kwargs(self) -> dict[str, object] | None: ...
-    @property
-    def reasoning_effort(self) -> str | None: ...
-    @property
-    def tools(self) -> list[Tool] | None: ...
+ChatOptions = ChatRequest | TokenizeRequest
 
 
 def opens_a_turn(options: ChatOptions) -> bool:
@@ -107,11 +95,8 @@ class ModelText:
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Encode a text, in a thread if it is long."""
-        self._check_length(text)
-        # The render routes record offsets on the way.
-        encode = self.prompt_encoder or self.tokenizer.encode
-        encoding = partial(encode, text, add_special_tokens=add_special_tokens)
-        return await off_loop_when_large(len(text), encoding)
+        [ids] = await self.encode_all([text], add_special_tokens=add_special_tokens)
+        return ids
 
     async def encode_all(
         self, texts: Sequence[str], *, add_special_tokens: bool
@@ -119,21 +104,15 @@ class ModelText:
         """Encode several texts, in a thread if they are long together."""
         for text in texts:
             self._check_length(text)
+        # The render routes record offsets on the way.
         encode = self.prompt_encoder or self.tokenizer.encode
-
-        def encode_each() -> list[list[int]]:
-            return [encode(text, add_special_tokens=add_special_tokens) for text in texts]
-
-        return await off_loop_when_large(sum(map(len, texts)), encode_each)
+        one = partial(encode, add_special_tokens=add_special_tokens)
+        return await off_loop_when_large(sum(map(len, texts)), partial(list, map(one, texts)))
 
     async def decode_all(self, prompts: Sequence[Sequence[int]]) -> list[str]:
         """Decode token ids, control tokens included; in a thread if they are many together."""
-
-        def decode_each() -> list[str]:
-            decode = self.tokenizer.decode
-            return [decode(ids, skip_special_tokens=False) for ids in prompts]
-
-        return await off_loop_when_large(sum(map(len, prompts)), decode_each)
+        one = partial(self.tokenizer.decode, skip_special_tokens=False)
+        return await off_loop_when_large(sum(map(len, prompts)), partial(list, map(one, prompts)))
 
     def encode_word(self, text: str) -> list[int]:
         """Encode a short text, without the model's prefix."""

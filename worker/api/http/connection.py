@@ -69,9 +69,7 @@ class ConnectionLimits:
 
 def protocol_of(config: ApiConfig, refused: Callable[[int], None]) -> type[asyncio.Protocol]:
     limits = ConnectionLimits(
-        config.header_timeout_seconds,
-        allowed_connections(config.max_connections),
-        refused,
+        config.header_timeout_seconds, allowed_connections(config.max_connections), refused
     )
     return cast("type[asyncio.Protocol]", partial(GuardedProtocol, limits=limits))
 
@@ -85,14 +83,18 @@ def allowed_connections(asked: int | None = None) -> int:
     return max(1, min(most, files - _RESERVED_FILES))
 
 
-class _LingeringTransport(asyncio.Transport):
+class _LingeringTransport:
     """A transport whose `close` lets the client read the last answer first."""
 
     def __init__(self, transport: asyncio.Transport, before_close: Callable[[], bool]) -> None:
-        super().__init__()
         self._transport = transport
         self._before_close = before_close
         self._closing = False
+        self.write = transport.write
+        self.pause_reading = transport.pause_reading
+        self.resume_reading = transport.resume_reading
+        self.get_extra_info = transport.get_extra_info
+        self.abort = transport.abort
 
     def close(self) -> None:
         if not self._closing:
@@ -102,21 +104,6 @@ class _LingeringTransport(asyncio.Transport):
 
     def is_closing(self) -> bool:
         return self._closing or self._transport.is_closing()
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self._transport.write(data)
-
-    def pause_reading(self) -> None:
-        self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        self._transport.resume_reading()
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self._transport.get_extra_info(name, default)
-
-    def abort(self) -> None:
-        self._transport.abort()
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -149,7 +136,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._socket = transport
-        super().connection_made(_LingeringTransport(transport, self._linger))
+        super().connection_made(cast(Any, _LingeringTransport(transport, self._linger)))
         if len(self.connections) > self._limits.max_connections:
             self._deaf = True
             self._limits.refused(HTTPStatus.SERVICE_UNAVAILABLE)

@@ -14,10 +14,8 @@ from worker.api.generate.frames import (
     ResponseHead,
     TokenCounts,
     encode,
-    fields_of_body,
     fields_of_choice,
     or_null,
-    tail,
     whole_calls,
 )
 from worker.api.generate.logprobs import ChatLogprobs
@@ -31,7 +29,6 @@ from worker.api.schema.parse import decode_supported
 from worker.api.schema.requests import ChatRequest
 
 Json = dict[str, Any]
-_NO_FACTS = PromptFacts()
 
 
 class ChatApi:
@@ -79,8 +76,6 @@ def _frames(
 class ChatFrames(OpenAiFrames):
     """`role` is whose turn the answer is; `echo` is the text of the turn that it continues."""
 
-    head: ResponseHead
-    prompt: PromptFacts = _NO_FACTS
     role: str = "assistant"
     echo: str = ""
     kind = "chat.completion.chunk"
@@ -109,23 +104,18 @@ class ChatFrames(OpenAiFrames):
                 encode(ending.stop_reason),
                 ids,
             )
-        return start + end + tail(self.head, delta.usage, delta.metrics, last=ending is not None)
+        return start + end + self.tail(delta.usage, delta.metrics, last=ending is not None)
 
     def body(self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None) -> bytes:
         return encode(
             ChatCompletion(
-                **fields_of_body(self.head, usage, metrics),
+                **self.fields_of_body(answers, usage, metrics),
                 choices=[
-                    ChatChoice(
-                        index=index,
-                        message=self._message(answer),
-                        **fields_of_choice(answer),
-                    )
-                    for index, answer in enumerate(answers)
+                    ChatChoice(index=n, message=self._message(answer), **fields_of_choice(answer))
+                    for n, answer in enumerate(answers)
                 ],
                 prompt_logprobs=answers[0].prompt_logprobs if answers else None,
                 prompt_token_ids=self.prompt.ids_of(0),
-                kv_transfer_params=answers[0].kv_transfer if answers else None,
                 prompt_text=self.prompt.text,
             )
         )

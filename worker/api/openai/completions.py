@@ -1,7 +1,7 @@
 """`POST /v1/completions`: body → prompts → checks → requests to the engine → frames."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from worker.api.generate.answer_plans import AnswerPlan, constraint_of
@@ -10,14 +10,10 @@ from worker.api.generate.frames import (
     Delta,
     Ending,
     OpenAiFrames,
-    PromptFacts,
-    ResponseHead,
     TokenCounts,
     encode,
-    fields_of_body,
     fields_of_choice,
     or_null,
-    tail,
 )
 from worker.api.generate.logprobs import CompletionLogprobs
 from worker.api.generate.prepared import Prepared
@@ -29,7 +25,6 @@ from worker.api.schema.parse import decode_supported
 from worker.api.schema.requests import CompletionRequest
 
 Json = dict[str, Any]
-_NO_FACTS = PromptFacts()
 
 
 class CompletionApi:
@@ -75,10 +70,7 @@ class CompletionApi:
         )
 
 
-@dataclass
 class CompletionFrames(OpenAiFrames):
-    head: ResponseHead
-    prompt: PromptFacts = _NO_FACTS
     kind = "text_completion"
 
     def opening(self, index: int, usage: TokenCounts | None) -> bytes:
@@ -88,7 +80,7 @@ class CompletionFrames(OpenAiFrames):
             return b""
         choice = b'{"index":%d,"text":"","logprobs":null,"finish_reason":null,"stop_reason":null,'
         facts = b'"prompt_token_ids":%b,"token_ids":[]}' % encode(ids)
-        return self.start + choice % index + facts + tail(self.head, usage, None, last=False)
+        return self.start + choice % index + facts + self.tail(usage, None, last=False)
 
     def delta(self, delta: Delta) -> bytes:
         end = delta.ending or Ending("", None)
@@ -104,13 +96,13 @@ class CompletionFrames(OpenAiFrames):
                 encode(end.stop_reason),
                 ids,
             )
-            + tail(self.head, delta.usage, delta.metrics, last=delta.ending is not None)
+            + self.tail(delta.usage, delta.metrics, last=delta.ending is not None)
         )
 
     def body(self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None) -> bytes:
         return encode(
             TextCompletion(
-                **fields_of_body(self.head, usage, metrics),
+                **self.fields_of_body(answers, usage, metrics),
                 choices=[
                     TextChoice(
                         index=index,
@@ -121,6 +113,5 @@ class CompletionFrames(OpenAiFrames):
                     )
                     for index, answer in enumerate(answers)
                 ],
-                kv_transfer_params=answers[0].kv_transfer if answers else None,
             )
         )

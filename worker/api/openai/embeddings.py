@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from worker.api.generate.frames import Answer, ResponseHead, TokenCounts, WholeFrames
+from worker.api.generate.frames import Answer, Frames, ResponseHead, TokenCounts
 from worker.api.generate.prepared import Prepared, Shown
 from worker.api.http.arrival import Arrival
 from worker.api.http.field_errors import fields_named
@@ -43,7 +43,7 @@ _IS_LITTLE_ENDIAN = array("H", [1]).tobytes() == b"\x01\x00"
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingFrames(WholeFrames):
+class EmbeddingFrames(Frames):
     """Answers `/v1/embeddings`, or with `of_pooling` `/pooling`. Embeddings are cut to `dimensions`
     (None: all), then divided by their length if `normalizes`.
     """

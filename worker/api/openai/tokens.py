@@ -3,11 +3,12 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 from msgspec import UNSET
 
-from worker.api.generate.frames import DONE, Answer, Delta, TokenCounts, encode
+from worker.api.generate.frames import DONE, Answer, Delta, Frames, TokenCounts, encode
 from worker.api.generate.logprobs import ChatLogprobs
 from worker.api.generate.open_sequences import own_id
 from worker.api.generate.prepared import Prepared
@@ -45,15 +46,13 @@ class TokenApi:
         with fields_named(_NAMES):
             if sampling.truncate_prompt_tokens is None:
                 room_for_output(len(request.token_ids), self._limits)  # before a look at each
-            prepared = await self._completions.prepared(
-                self._completion(request, sampling), arrival
-            )
+            completion = self._completion(request, sampling)
+            prepared = await self._completions.prepared(completion, arrival)
         # The answer is token ids, whatever the body says.
         shown = replace(prepared.shown, token_ids=True)
         if shown.new_logprobs is not None:
-            shown = replace(
-                shown, new_logprobs=lambda: ChatLogprobs(self._token_bytes, as_ids=True)
-            )
+            new_logprobs = partial(ChatLogprobs, self._token_bytes, as_ids=True)
+            shown = replace(shown, new_logprobs=new_logprobs)
         adapter = prepared.requests[0].adapter
         frames = TokenFrames(
             own_id(prepared.requests[0].request_id),
@@ -64,9 +63,8 @@ class TokenApi:
         return replace(prepared, frames=frames, shown=shown)
 
     def _completion(self, request: GenerateRequest, sampling: TokenSampling) -> CompletionRequest:
-        fields = fields_shared(request, CompletionRequest) | fields_shared(
-            sampling, CompletionRequest
-        )
+        fields = fields_shared(request, CompletionRequest)
+        fields |= fields_shared(sampling, CompletionRequest)
         # Text completions default to 16 tokens; this route does not.
         if sampling.max_tokens is None:
             room = self._limits.max_model_len - len(request.token_ids)
@@ -78,7 +76,7 @@ class TokenApi:
         )
 
 
-class TokenFrames:
+class TokenFrames(Frames):
     done = DONE
 
     def __init__(self, request_id: str, model: str, created: int, *, with_text: bool) -> None:

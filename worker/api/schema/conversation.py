@@ -10,13 +10,7 @@ from msgspec import UNSET
 from worker.api.http.field_errors import Field, FieldError, malformed, refused
 from worker.api.http.limits import MAX_JSON_CONTAINERS, num_containers
 from worker.api.schema.parse import shown
-from worker.api.schema.requests import (
-    MAX_MESSAGES,
-    MAX_TOOL_CALLS,
-    ROLES,
-    ChatMessage,
-    ContentPart,
-)
+from worker.api.schema.requests import MAX_MESSAGES, MAX_TOOL_CALLS, ROLES, ChatMessage, ContentPart
 from worker.errors import RequestError
 
 # Fields of a message; only null and empty ones are taken.

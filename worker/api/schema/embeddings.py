@@ -6,12 +6,7 @@ import msgspec
 
 from worker.api.schema.answers import Count, Usage
 from worker.api.schema.parse import Whole, hint
-from worker.api.schema.requests import (
-    CacheSalt,
-    RequestId,
-    only,
-    says,
-)
+from worker.api.schema.requests import CacheSalt, RequestId, only, says
 
 
 class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

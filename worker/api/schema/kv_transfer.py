@@ -174,11 +174,7 @@ def kv_peer_answer(request_id: str, role: str | None, address: KvAddress | None)
     """Return the fields with which another worker asks this one for the KV of a stream."""
     if role is None or address is None or not KvTransferConfig(kv_role=role).gives:
         return None
-    return {
-        "remote_host": address.host,
-        "remote_port": address.port,
-        "kv_request_id": request_id,
-    }
+    return {"remote_host": address.host, "remote_port": address.port, "kv_request_id": request_id}
 
 
 def kv_transfer_answer(offer: KvOffer) -> dict[str, Any]:

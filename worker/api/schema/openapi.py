@@ -22,11 +22,7 @@ _WITH_BODY = (413,)
 _EMPTY = frozenset({"health", "ping", "ping_post"})  # their errors have no body either
 
 # One event; a stream ends with the data `[DONE]`.
-_EVENT: Json = {
-    "type": "object",
-    "properties": {"data": {"type": "string"}},
-    "required": ["data"],
-}
+_EVENT: Json = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 
 _HEADERS: tuple[Json, ...] = (
     {

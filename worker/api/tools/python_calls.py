@@ -5,14 +5,7 @@ import json
 import re
 import warnings
 
-from worker.api.tools.scanner import (
-    MAX_DEPTH,
-    Malformed,
-    Parse,
-    Scanner,
-    Unfinished,
-    is_unicode,
-)
+from worker.api.tools.scanner import MAX_DEPTH, Malformed, Parse, Scanner, Unfinished, is_unicode
 from worker.api.tools.writer import AnswerWriter
 
 PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
