@@ -30,10 +30,7 @@ _TOKEN: Final = "BearerToken"  # the package's name for the header's value, of w
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """An API server and the credentials for it.
-
-    `authorization` is the whole header; without `tls` the defaults apply.
-    """
+    """An API server and the credentials for it; without `tls` the defaults apply."""
 
     url: str
     authorization: str | None = field(default=None, repr=False)
@@ -51,10 +48,7 @@ class AccessSource(Protocol):
 
 
 class Credentials:
-    """Owns the last access from `source`, and reads it again in time.
-
-    Requests wait for a source for at most `timeout_seconds`.
-    """
+    """Owns the last access from `source`; requests wait `timeout_seconds` for a newer one."""
 
     def __init__(
         self,
@@ -121,11 +115,9 @@ def find_credentials(
     clock: Callable[[], float],
     places: Places | None = None,
 ) -> Credentials:
-    """Search `kubeconfig`, `KUBECONFIG`, the Pod's service account and `~/.kube/config`, in this
-    order.
+    """Search `kubeconfig`, `KUBECONFIG`, the Pod's service account and `~/.kube/config` in turn.
 
-    `context` None: the current one. Blocks while files are read and plugins run. Raises
-    `ConfigError`.
+    Blocks while files are read and plugins run. Raises `ConfigError`.
     """
     return Credentials(
         _source(kubeconfig, context, places or Places(os.environ, Path.home())), clock
@@ -151,10 +143,7 @@ def _source(kubeconfig: str, context: str | None, places: Places) -> AccessSourc
 
 
 class _AccessMaker:
-    """Makes an `Access` from a `Configuration` of the package.
-
-    It returns the last one while nothing changes, so that connections stay open.
-    """
+    """Makes an `Access`, and the same one while nothing changes, so that connections stay open."""
 
     def __init__(self) -> None:
         self._access: Access | None = None

@@ -100,11 +100,7 @@ async def installed(api: KubernetesApi, kind: Kind) -> ApiResource | None:
 
 
 class KindFollower(Generic[R]):
-    """Calls `use` with all records of a kind after each change, in the group that the server has.
-
-    A followed resource is given up only if it is missing twice in a row, because an API server that
-    starts may not know its kinds yet.
-    """
+    """Calls `use` with all records of a kind after each change, in the group of the server."""
 
     def __init__(
         self,
@@ -138,6 +134,7 @@ class KindFollower(Generic[R]):
                     await asyncio.sleep(RETRY_SECONDS if is_first else ASK_AGAIN_SECONDS)
                     continue
                 self._failure = None
+                # An API server that starts may not know its kinds yet: the second miss counts.
                 is_missing = following is not None and found not in (following, self._kind.current)
                 if is_missing and not was_missing:
                     found = following

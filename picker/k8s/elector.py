@@ -60,10 +60,7 @@ class Step(enum.Enum):
 
 
 class Elector:
-    """Owns one replica's view of the Lease, and the end of its leadership.
-
-    Every `now` is of one monotonic clock that does not stop while the process does.
-    """
+    """Owns one replica's view of the Lease; `now` is of a clock that runs while it is suspended."""
 
     def __init__(self, identity: str, timings: Timings) -> None:
         self._identity, self._timings = identity, timings

@@ -74,9 +74,8 @@ class _Held(Generic[R]):
 class ObjectMap(Generic[R]):
     """Owns the records by namespace and name, and the problems of malformed objects.
 
-    `decode` makes a record of an object and returns None for an irrelevant one. If it raises an
-    error, the last record of the same object, by uid, stays unless a `MalformedObjectError` says
-    otherwise.
+    `decode` returns None for an irrelevant object. If it raises an error, the last record of the
+    same uid stays unless a `MalformedObjectError` says otherwise.
     """
 
     def __init__(self, decode: Decode[R], label: str) -> None:
@@ -138,10 +137,7 @@ class ObjectMap(Generic[R]):
         return metadata.key, self._read(metadata, raw)
 
     def replace(self, listed: Sequence[tuple[ObjectKey, _Held[R]] | None]) -> bool:
-        """Replace all objects by results of `read`; return whether the view changed.
-
-        A list with an unidentified object removes nothing.
-        """
+        """Replace all objects by results of `read`; return whether the view changed."""
         known, found = self._held, dict(one for one in listed if one is not None)
         old = known | found if None in listed else {k: found[k] for k in known if k in found}
         return self._replace(old | found)

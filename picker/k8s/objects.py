@@ -300,10 +300,7 @@ class PoolName:
 
 @dataclass(slots=True)
 class ObjectReader:
-    """Decodes the objects that concern `pool`.
-
-    Problems are logged, and errors counted by `count_error`, once per version of an object.
-    """
+    """Decodes the objects that concern `pool`; logs and counts problems once per version."""
 
     pool: PoolName
     count_error: Callable[[], object]

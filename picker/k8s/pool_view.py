@@ -50,10 +50,7 @@ class Contest:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The changes since the last look: endpoints, the keys of removed ones, and new contests.
-
-    `next_due` is the time of the next change that needs no event; None: there is none.
-    """
+    """The changes since the last look; `next_due` is the time of the next one without an event."""
 
     changed: tuple[Endpoint, ...]
     gone: tuple[str, ...]

@@ -60,10 +60,7 @@ class PoolReconciler:
         changed: Collection[PodKey],
         now: float,
     ) -> None:
-        """Set all Pods of a selector, unless it is no longer wanted.
-
-        They equal those of the last call with this selector, except for `changed`.
-        """
+        """Set all Pods of a selector, which equal the last ones except for `changed`."""
         wanted = self._wanted
         if selector == self._selector and self._view is not None:
             self._view.update(records, changed, now)
@@ -82,10 +79,7 @@ class PoolReconciler:
         self._rewrites = tuple(sorted(rules, key=lambda one: (one.name, one.position)))
 
     def apply(self, now: float, stale: Container[str] = ()) -> float | None:
-        """Update the datastore and the rules; return the time of the next call that is due.
-
-        `stale` are the selectors whose watches are interrupted.
-        """
+        """Update datastore and rules; return the next due time. `stale` watches do not work."""
         if self._is_gone:
             self._clear()
             return None

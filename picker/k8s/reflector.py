@@ -42,10 +42,7 @@ _SLICE: Final = 64  # objects of a list to decode before the loop gets a turn
 
 @dataclass(frozen=True, slots=True)
 class Subject(Generic[R]):
-    """The objects to follow, and their decoder (see `ObjectMap`).
-
-    A record must not reference the bytes that `decode` receives: they are a part of a whole reply.
-    """
+    """The objects to follow; a record must not reference the bytes that `decode` receives."""
 
     resource: ApiResource
     selection: Selection
@@ -54,12 +51,11 @@ class Subject(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Intervals in seconds.
+    """Intervals in seconds: `gather` between two calls of listeners, `relist` between two lists.
 
-    `gather`: the minimum between two calls of listeners. `relist`: the mean between two lists.
-    `trust`: the time after a failure in which a watch may resume from its version. `steady`: the
-    minimum duration of a successful watch. `refused`: the wait after an error that an operator has
-    to fix. `absent`: an unknown kind has no objects after this time.
+    A watch may resume from its version until `trust` after a failure, and succeeds if it lasts
+    `steady`. `refused` follows an error that an operator has to fix; after `absent` a kind has no
+    objects.
     """
 
     gather_seconds: float = 0.005
@@ -120,10 +116,7 @@ class Reflector(Generic[R]):
         return self._contact.problem(self._clock())
 
     def subscribe(self, listener: Listener[R]) -> None:
-        """Call `listener` with the view, and the keys that may have changed, after each change.
-
-        The first call is when the view is first known. The listener must be quick.
-        """
+        """Call `listener`, which is quick, with the view and the changed keys after each change."""
         self._listeners.append(listener)
 
     async def run(self) -> None:
@@ -317,11 +310,7 @@ async def check_api_server(api: KubernetesApi) -> None:
 
 
 class Contact:
-    """The state of the connection to a server, for one selection of one resource.
-
-    After a silent watch only an event is proof: a path that swallows the stream may pass its
-    beginning.
-    """
+    """The state of the connection to a server, for one selection of one resource."""
 
     def __init__(self, resource: ApiResource, selection: Selection) -> None:
         self._resource = resource
@@ -340,6 +329,7 @@ class Contact:
 
     def answered(self, now: float) -> bool:
         """Note a list or the opening of a watch; return whether it ends a failure but silence."""
+        # A path that swallows the stream of a watch may pass its beginning.
         return not isinstance(self._error, SilentError) and self.received(now)
 
     def failed(self, now: float, error: ApiError | UnreachableError) -> bool:

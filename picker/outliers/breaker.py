@@ -31,11 +31,7 @@ class AnswerKind(Enum):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The beginning of a response, reduced to what concerns the endpoint.
-
-    `served_by` is the `ip:port` that the proxy reports as its origin. With `reached_no_endpoint`
-    the answer is the proxy's own.
-    """
+    """The beginning of a response; `served_by` is the `ip:port` that the proxy reports."""
 
     status: int | None
     served_by: str | None = None
@@ -98,11 +94,7 @@ def kind_of(answer: Answer) -> AnswerKind:
 
 
 class Breaker:
-    """Owns the state of one endpoint since it joined or restarted.
-
-    `epoch` counts the transitions that make answers to earlier requests stale; `under_way` counts
-    this epoch's requests. Requests that left after the last increment of `suspicion` are late.
-    """
+    """Owns the state of one endpoint; each `epoch` makes answers to earlier requests stale."""
 
     __slots__ = (
         "_early_failures",
@@ -192,18 +184,14 @@ class Breaker:
         return True
 
     def is_held_back(self, sees_responses: bool) -> bool:
-        """Return whether requests should go to other endpoints, if there are any.
-
-        After k failures in a row, `failures` − k requests that left since may be under way, so that
-        sending on before the answers arrive never costs more failures than an ejection does (k = 0
-        while unproven).
-        """
+        """Return whether requests should go to other endpoints, if there are any."""
         settings = self._settings
         if self.state is EndpointState.EJECTED:
             return True
         if self.state is EndpointState.ON_TRIAL:
             return self.under_way >= settings.trial_requests
         if self.state is EndpointState.SUSPECT:
+            # Requests whose answers are not known yet must not exceed what an ejection costs.
             under_way = self._num_tried if self.is_proven else self.under_way
             return under_way + self.failures >= settings.failures
         return sees_responses and not self.is_proven and self.under_way >= settings.failures
@@ -243,10 +231,7 @@ class Breaker:
             self._early_failures = 0
 
     def failed(self, finding: AttemptResult, now: float, draw: Callable[[], float]) -> bool:
-        """Process a failure of a request of this epoch; return whether it ejects the endpoint.
-
-        `draw` returns the part of the jitter that lengthens a wait, in [0, 1).
-        """
+        """Process a failure; return whether it ejects. `draw` returns a part of the jitter."""
         if self.state is EndpointState.EJECTED:
             self._late_failures += 1
             if finding.is_probe:

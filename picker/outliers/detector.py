@@ -102,10 +102,7 @@ class Attempt(msgspec.Struct, eq=False):
 
 
 class OutlierDetector:
-    """Sole owner of the breakers of a pool's endpoints. Event-loop thread only.
-
-    `held` are the keys of endpoints that are held back; `settled` is called when `is_unsure` ends.
-    """
+    """Sole owner of the breakers of a pool's endpoints. Event-loop thread only."""
 
     def __init__(
         self,
@@ -164,10 +161,7 @@ class OutlierDetector:
         return without_failure or blameless or candidates
 
     def probe(self, candidates: Sequence[Candidate], now_seconds: float) -> Candidate | None:
-        """Return the ejected candidate that this request should probe, if one is due.
-
-        This changes no state: the request that then leaves for it becomes the probe.
-        """
+        """Return the ejected candidate to probe, if one is due; what leaves is the probe."""
         if not self._ejected:
             return None
         due = {key: one for key, one in self._ejected.items() if one.is_due(now_seconds)}
@@ -190,11 +184,7 @@ class OutlierDetector:
         return self._is_burst
 
     def left(self, endpoint: Endpoint, now_seconds: float, is_bodyless: bool = False) -> Attempt:
-        """Count a request that leaves for `endpoint`, whose port may differ from the one picked.
-
-        With `is_bodyless` it does not reach the engine (a model list, say): its success clears no
-        breaker.
-        """
+        """Count a request that leaves; one that `is_bodyless` does not reach the engine."""
         breaker = self._breakers.get(endpoint.key)
         if breaker is None:
             breaker = Breaker(endpoint.key, self._settings)

@@ -121,10 +121,7 @@ class PeerExchange:
     # The called side
 
     def greeted(self, data: bytes, now_seconds: float) -> tuple[bytes, bytes]:
-        """Accept a call; return the caller's id, which may be this replica's own, and the answer.
-
-        Raises `PeerMessageError` or `PeerRefusedError`; the caller sees their texts.
-        """
+        """Accept a call; return the caller's id and the answer. The caller sees error texts."""
         hello = decoded_report(data).hello
         if hello is None:
             raise PeerMessageError("a call must begin with a hello")

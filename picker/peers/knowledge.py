@@ -36,10 +36,7 @@ class Learned:
 
 
 class Knowledge:
-    """Connects the plugins of the configuration in use to an outbox.
-
-    Loads are the director's in-flight counts (`inflight`) and the counts of plugins.
-    """
+    """Connects the plugins of the configuration in use, and the in-flight counts, to an outbox."""
 
     def __init__(self, datastore: Datastore, inflight: InflightLoad) -> None:
         self._datastore, self._inflight = datastore, inflight

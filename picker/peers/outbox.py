@@ -101,10 +101,7 @@ class LoadBoard:
 
 
 class Outbox:
-    """Owns the pending entries, the log, and the loads of the last flush.
-
-    `identify` maps an endpoint's key to its present server (None: it has left the pool).
-    """
+    """Owns pending entries and log; `identify` maps an endpoint's key to its present server."""
 
     def __init__(
         self, identify: Callable[[str], EndpointName | None], limits: OutboxLimits | None = None

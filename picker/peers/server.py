@@ -38,10 +38,7 @@ class _NotYetError(PickerError): ...
 
 
 class PoolReports:
-    """The reports about one pool. Owns the number of calls per replica.
-
-    Calls are refused until `is_ready`, because a report about unknown endpoints would be lost.
-    """
+    """The reports about one pool; none counts before `is_ready`, when endpoints are known."""
 
     def __init__(
         self, exchange: PeerExchange, series: PeerSeries, is_ready: Callable[[], bool]

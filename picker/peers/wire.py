@@ -64,11 +64,7 @@ class Binding(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """The entries that a replica gathered in some milliseconds; numbered from 1 without gaps.
-
-    `fingerprints` identify the plugins' hash seeds; `unusable` counts the entries skipped in
-    decoding.
-    """
+    """The entries of some milliseconds, numbered from 1; `fingerprints` are those of hash seeds."""
 
     sequence: int
     placements: tuple[Placement, ...] = ()

@@ -84,11 +84,7 @@ class WorkerCapacity(
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The requests per second to all workers, and the mean tokens of a prompt and of an answer.
-
-    The variations are squared coefficients of variation, of the uncached prompt and the output
-    tokens.
-    """
+    """Requests per second to all workers, mean tokens, and squared coefficients of variation."""
 
     rate: float
     prompt_tokens: float
@@ -110,11 +106,7 @@ class LatencyObjective(
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The prediction for a number of replicas.
-
-    `within` is the share of requests within the objective, the latencies are quantiles at its
-    `share`, infinite under overload; `busy` is the used share of a worker's capacity.
-    """
+    """The share within the objective and the latencies at its `share`, infinite under overload."""
 
     replicas: int
     within: float

@@ -9,10 +9,7 @@ QUIET_SECONDS = 1.0
 
 
 class Activity:
-    """Tracks whether a decision was made within the last second or a request is under way.
-
-    The task that awaits `began` detects that the pool is idle; until then it counts as busy.
-    """
+    """Tracks whether a decision was made within the last second or a request is under way."""
 
     def __init__(
         self, datastore: Datastore, inflight: InflightLoad, quiet_seconds: float = QUIET_SECONDS

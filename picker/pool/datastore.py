@@ -20,11 +20,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The pool at one moment.
-
-    `candidates` are in the order in which endpoints were first named; `metrics` is None for an
-    endpoint without fresh scrapes, `last_metrics` are the last ones known.
-    """
+    """The pool at one moment; `candidates` are in the order in which they were first named."""
 
     candidates: tuple[Candidate, ...]
     version: int
@@ -52,12 +48,7 @@ Describe = Callable[[Endpoint], Mapping[str, Any]]
 
 
 class Datastore:
-    """Owns the endpoints with their metrics and attributes.
-
-    The plugins are those of the configuration in use: `observers` drop their state about an
-    endpoint that left or restarted, `describers` derive attributes from an endpoint alone, by
-    "Type/producer".
-    """
+    """Owns the endpoints; `describers` derive attributes by "Type/producer" from each alone."""
 
     def __init__(
         self, observers: Iterable[EndpointObserver] = (), describers: Iterable[Describe] = ()
@@ -123,11 +114,7 @@ class Datastore:
         return not candidate.attributes.keys() <= described
 
     def set_endpoints(self, desired: Iterable[Endpoint]) -> EndpointChanges:
-        """Make the pool exactly `desired` (a later duplicate key wins).
-
-        A new address, port or incarnation means another server: metrics are dropped, observers
-        notified.
-        """
+        """Make the pool exactly `desired`; a later duplicate key wins."""
         wanted = {endpoint.key: endpoint for endpoint in desired}
         gone = [key for key in self._candidates if key not in wanted]
         self.synced = True
@@ -136,10 +123,7 @@ class Datastore:
     def change_endpoints(
         self, present: Iterable[Endpoint], gone: Iterable[str] = ()
     ) -> EndpointChanges:
-        """Replace the endpoints with the keys of `present`, and remove those of `gone`.
-
-        The cost is independent of the size of the pool.
-        """
+        """Replace the endpoints with the keys of `present`, and remove those of `gone`."""
         removed = [self._candidates.pop(key).endpoint for key in gone if key in self._candidates]
         added: list[Endpoint] = []
         updated: list[Endpoint] = []
@@ -175,11 +159,7 @@ class Datastore:
     def update_metrics(
         self, key: str, metrics: EndpointMetrics, attributes: Mapping[str, Any] = _NOTHING
     ) -> None:
-        """Store the result of a scrape; ignored if the endpoint has left.
-
-        Another process start time than the last known one means that the worker restarted with an
-        empty cache, even if scrapes failed in between.
-        """
+        """Store the result of a scrape; ignored if the endpoint has left."""
         candidate = self._candidates.get(key)
         if candidate is None:
             return
@@ -187,6 +167,7 @@ class Datastore:
         if started is not None:
             before = self._process_starts.get(key)
             self._process_starts[key] = started
+            # The worker restarted with an empty cache, even if scrapes failed in between.
             if before is not None and before != started:
                 self._forget(key)
                 self._notify(EndpointChanges(restarted=(key,)))

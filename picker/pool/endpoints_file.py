@@ -60,11 +60,7 @@ Resolve: TypeAlias = Callable[[str], tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class PoolContents:
-    """The contents of an endpoints file.
-
-    `skipped` names ignored entries with reasons and `remarks` are hints for the author, both
-    truncated; `num_skipped` counts all.
-    """
+    """An endpoints file: `skipped` entries with reasons, and `remarks`, both truncated."""
 
     endpoints: tuple[Endpoint, ...]
     rules: RuleSet = NO_RULES
@@ -87,10 +83,7 @@ class FileDiscovery:
         *,
         follows: bool = True,
     ) -> None:
-        """`read` parses the file's bytes and raises `ConfigError` for a malformed file.
-
-        Without `resolve` the proxy routes to host names; with `follows` the file is watched.
-        """
+        """`read` raises `ConfigError`; without `resolve` the proxy itself routes to host names."""
         self._path, self._decode, self._follows = path, read, follows
         self._names = None if resolve is None else HostNames(resolve)
         self._datastore, self._rules = datastore, rules
@@ -199,10 +192,7 @@ class FileDiscovery:
 
 
 class HostNames:
-    """Owns the addresses of the host names in a list of endpoints.
-
-    `problems` are sentences about names that failed to resolve the last time, by name.
-    """
+    """Owns the addresses of the host names in a list of endpoints, and the last problems."""
 
     def __init__(self, resolve: Resolve) -> None:
         self._resolve, self._lock = resolve, Lock()
@@ -269,10 +259,7 @@ class EndpointList:
 
 
 def endpoints_of(document: Any, wrong: Mapping[int, str] = _NOTHING_WRONG) -> EndpointList:
-    """Parse the endpoints of a document. Raises `ConfigError` for a malformed list.
-
-    `wrong` are the errors that its text already showed, by the positions of entries.
-    """
+    """Parse the endpoints of a document, where entries may be `wrong`. Raises `ConfigError`."""
     if not isinstance(document, dict) or not isinstance(document.get("endpoints"), list):
         raise ConfigError("expected a mapping with a list under the key 'endpoints'")
     endpoints: dict[str, Endpoint] = {}

@@ -10,9 +10,8 @@ from types import MappingProxyType
 class InflightLoad:
     """Sole owner of the in-flight counters, keyed by endpoint key. Event-loop thread only.
 
-    `counts` (of all replicas) and `own_counts` are live, read-only views of the non-zero counters.
-    Legs are parts of requests at endpoints other than their destination; only `requests` includes
-    them. Every `acquire` needs exactly one `release`, even if the endpoint has left the pool.
+    `counts` (of all replicas) and `own_counts` are live views of the non-zero counters. Legs are
+    parts of requests at other endpoints; only `requests` includes them.
     """
 
     __slots__ = (

@@ -287,10 +287,7 @@ NO_RULES = RuleSet()
 
 
 class RequestRules:
-    """Owns the objectives and the rewrites. Event-loop thread only; no method does I/O.
-
-    Discovery replaces all of them at once, and a request reads each once.
-    """
+    """Owns the objectives and the rewrites, which change all at once. Event-loop thread only."""
 
     def __init__(self) -> None:
         self.current = NO_RULES

@@ -58,10 +58,7 @@ class BlockKeys:
         return _fnv(cbor2.dumps([_fnv(self._seed), None, model], canonical=True))
 
     def chain(self, parent: int, tokens: bytes, extras: Sequence[Extras] = ()) -> list[int]:
-        """Compute the keys of the full blocks of `tokens` (packed uint32) that follow `parent`.
-
-        `extras` has one entry per block; blocks beyond its end have no extras.
-        """
+        """Compute the keys of the full blocks of `tokens` (packed uint32) that follow `parent`."""
         keys: list[int] = []
         step, make = self._step, self._key
         for index, start in enumerate(range(0, len(tokens) - step + 1, step)):

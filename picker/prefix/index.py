@@ -38,10 +38,7 @@ class _Holder:
 
 
 class PrefixIndex:
-    """Owns the estimated prefix placement. Not thread safe; does no I/O.
-
-    Every `hashes` argument is one prompt: its chained hashes, first block first.
-    """
+    """Owns the estimated placement of prompts, given as chained hashes. Not thread safe."""
 
     def __init__(self) -> None:
         self._table = PairTable()

@@ -80,11 +80,7 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
-    """Consecutive blocks entered a cache.
-
-    `tokens` are packed uint32, `block_size` per hash, or empty if only the tier is new. `parent` is
-    None at the beginning of a prompt.
-    """
+    """Consecutive blocks of packed uint32 `tokens`, which are empty if only the tier is new."""
 
     hashes: tuple[int, ...]
     parent: int | None

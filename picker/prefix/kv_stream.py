@@ -33,11 +33,7 @@ class EventStream:
         return 0 if self.applied is None else self.applied + 1
 
     def receive(self, number: int, now_seconds: float) -> Continuity:
-        """Classify message `number` of the subscription.
-
-        `RESTARTED` resets the stream; the caller passes the message again. `GAP` asks the caller to
-        request the missing messages, then to apply this one.
-        """
+        """Classify a message; after `RESTARTED` and a filled `GAP` the caller passes it again."""
         if self._last_received is not None and number <= self._last_received:
             self.reset()
             return Continuity.RESTARTED

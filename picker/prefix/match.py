@@ -14,9 +14,8 @@ _NO_TIERS: Mapping[str, Mapping[str, int]] = MappingProxyType({})
 class PrefixCacheMatchInfo(msgspec.Struct, frozen=True):
     """The part of a request's prompt that each candidate probably has in its KV cache.
 
-    `match_blocks` maps endpoint keys to numbers of blocks in [0, `total_blocks`]; absent keys match
-    nothing. A block has `block_size_tokens` tokens, the last perhaps fewer. `tier_blocks` counts
-    them by tier, if tiers are known (`gpu`, `cpu`; a block may be in several).
+    `match_blocks` maps endpoint keys to numbers of blocks of `block_size_tokens` tokens;
+    `tier_blocks` counts them by tier, if tiers are known (`gpu`, `cpu`; a block may be in several).
     """
 
     total_blocks: int

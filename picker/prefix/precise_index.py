@@ -70,10 +70,7 @@ class _Expected:
 
 @dataclass(frozen=True, slots=True)
 class PreciseMatch:
-    """The prefix of a prompt that an endpoint holds.
-
-    `score` is the sum of the blocks' tier weights, `blocks` their number; `tiers` counts by tier.
-    """
+    """The prefix that an endpoint holds; `score` sums the weights of its `blocks`, by tier."""
 
     score: float
     blocks: int
@@ -233,10 +230,7 @@ class PreciseIndex:
             )
 
     def _put(self, shelf: _Shelf, block: int, keys: tuple[int, ...], is_again: bool = True) -> None:
-        """Put a block on a shelf, or add keys to a block already there (then not `is_again`).
-
-        If a block is stored again with other keys, the new keys replace the old ones.
-        """
+        """Put a block on a shelf, or unless `is_again` add keys; other keys replace the old."""
         before = shelf.keys.get(block)
         if before is None:
             shelf.keys[block] = keys

@@ -22,10 +22,7 @@ _LABEL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A series to read: its name, and the labels that a sample must have.
-
-    `old_names`, of earlier versions of the engine, are read if a page does not have `name`.
-    """
+    """A series to read, with required labels; `old_names` are of earlier versions of the engine."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -37,8 +34,7 @@ class EngineSeries:
     """The series of one engine; None where the engine has none.
 
     The geometry of the KV cache is in labels of an info series (`cache_info` with the two label
-    names) or in two gauges. `lora` is an info series whose sample with the greatest value names the
-    adapters. `ttft` is the histogram of times to first token, `generated` a counter of tokens.
+    names) or in two gauges. `ttft` is the histogram of times to first token.
     """
 
     waiting: Series | None = None
@@ -82,10 +78,7 @@ def bucket_name(histogram: Series) -> str:
 
 
 def parse_series(text: str) -> Series | None:
-    """Parse `name` or `name{label=value,…}`, quotes optional; an empty text means no series.
-
-    Raises `ValueError`, also for regular expressions, which are not supported.
-    """
+    """Parse `name` or `name{label=value,…}`; an empty text is no series. Raises `ValueError`."""
     text = text.strip()
     if not text:
         return None

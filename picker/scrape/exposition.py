@@ -135,10 +135,7 @@ def _number(word: bytes) -> float | None:
 
 
 def _labelled(body: bytes) -> tuple[Mapping[str, str] | None, bytes]:
-    """Return the labels at the start of `body`, and the rest; (None, …) when malformed.
-
-    The labels of a worker do not change between scrapes, so short ones are decoded once.
-    """
+    """Return the labels at the start of `body`, and the rest; (None, …) when malformed."""
     end = body.rfind(b"}") + 1
     if 0 < end <= MAX_REMEMBERED_BYTES:
         labels = _remembered_labels(body[:end])
@@ -147,6 +144,7 @@ def _labelled(body: bytes) -> tuple[Mapping[str, str] | None, bytes]:
     return _labels(body)
 
 
+# The labels of a worker do not change between scrapes, so short ones are decoded once.
 @lru_cache(maxsize=4096)
 def _remembered_labels(block: bytes) -> Mapping[str, str] | None:
     labels, rest = _labels(block)

@@ -27,11 +27,7 @@ _Samples = Mapping[str, Sequence[PageSample]]
 
 
 def extract(scrape: Scrape, engine: EngineSeries) -> Extraction:
-    """Read one metrics page.
-
-    A load series that is missing or unusable (NaN, infinite, negative) is unknown and reported.
-    Raises `ExtractError` if the engine has load series and none is readable.
-    """
+    """Read one page. Raises `ExtractError` if the engine has load series and none is readable."""
     samples = scan(scrape.page, engine.names)
     problems: list[str] = []
     attributes = _custom(samples, engine, scrape.rank, problems)
@@ -88,11 +84,9 @@ def _served_models(samples: _Samples, engine: EngineSeries) -> frozenset[str]:
 def _served(
     scrape: Scrape, engine: EngineSeries, before: ServedTotals | None
 ) -> ServedTotals | None:
-    """Return the served totals; `before` while that is fresh, None for an engine without them.
-
-    Dozens of buckets would double the cost of a scrape, and no decision reads them.
-    """
+    """Return the served totals; `before` while that is fresh, None for an engine without them."""
     now, ttft, generated = scrape.now_seconds, engine.ttft, engine.generated
+    # Dozens of buckets double the cost of a scrape, and no decision reads them.
     if before is not None and now - before.read_at_seconds < SERVED_SECONDS:
         return before
     buckets = None if ttft is None else Series(bucket_name(ttft), ttft.labels)
@@ -255,11 +249,8 @@ def _process_start(samples: _Samples) -> float | None:
 def _adapters(
     page: bytes, series: Series | None, rank: int | None
 ) -> tuple[frozenset[str], frozenset[str], int | None]:
-    """Return the running and waiting LoRA adapters, and the limit, from the latest sample.
-
-    Engines write a new sample for every combination and never remove one; the value is the time of
-    writing.
-    """
+    """Return the running and waiting LoRA adapters, and the limit, from the latest sample."""
+    # Engines write a new sample for every combination; the value is the time of writing.
     latest = None if series is None else greatest(page, series.name)
     if series is None or latest is None:
         return frozenset(), frozenset(), None
@@ -303,10 +294,7 @@ def _names(text: str) -> set[str]:
 def _custom(
     samples: _Samples, engine: EngineSeries, rank: int | None, problems: list[str]
 ) -> dict[str, float]:
-    """Return custom numbers: the sample with the latest timestamp, the first of equals.
-
-    Their meaning is unknown, so samples are not combined: labels in the configuration select one.
-    """
+    """Return custom numbers: the sample with the latest timestamp, the first of equals."""
     attributes: dict[str, float] = {}
     for name, series in engine.custom:
         matching: Sequence[PageSample] = [

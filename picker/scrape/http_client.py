@@ -36,10 +36,7 @@ class PageFetcher(Protocol):
 
 
 class HttpPages:
-    """A `PageFetcher` for one `PageLocation`. Owns its connections; an async context manager.
-
-    A second concurrent fetch from one address opens a connection of its own.
-    """
+    """A `PageFetcher` for one `PageLocation`. Owns its connections; an async context manager."""
 
     def __init__(
         self,
@@ -181,10 +178,7 @@ class _Connection(asyncio.Protocol):
         return transport is not None and self._answer is None and not transport.is_closing()
 
     async def ask(self, request: bytes, deadline: float) -> PageReader:
-        """Send `request` and return the complete response. Closes the connection on any error.
-
-        Raises `TimeoutError`, `ResponseError` and `_LostError`.
-        """
+        """Send `request` and return the complete response; any error closes the connection."""
         if self._transport is None:
             raise _LostError("the connection is closed")
         loop = asyncio.get_running_loop()

@@ -67,10 +67,7 @@ class PageReader:
         return self._keep_alive and not self._surplus
 
     def feed(self, data: bytes) -> bool:
-        """Parse `data`; return whether the response is complete. Raises `ResponseError`.
-
-        Bytes beyond its end make the connection unfit for reuse.
-        """
+        """Parse `data`; return whether the response is complete. Raises `ResponseError`."""
         self._received += len(data)
         try:
             self._parser.feed_data(data)

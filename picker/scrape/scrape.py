@@ -37,15 +37,11 @@ MAX_SHARE = 0.05  # of the event loop's time, for reading the pages of one addre
 
 @dataclass(frozen=True, slots=True)
 class ScrapeSettings:
-    """The rate of scrapes, and the expiry of old values.
-
-    `tick_seconds` is the interval while the pool is busy, `idle_seconds` the longest one while it
-    is idle. A scrape costs about 0.1 ms of the event loop, so the limit of `max_scrapes_per_second`
-    over all addresses is a third of a core: beyond 125 endpoints the interval grows with the pool.
-    """
+    """The rate of scrapes (at least every `idle_seconds`), and the expiry of old values."""
 
     tick_seconds: float = MIN_TICK_SECONDS
     idle_seconds: float = 1.0
+    # A scrape costs 0.1 ms of the event loop: with 125 endpoints, a third of a core.
     max_scrapes_per_second: float = 2500.0
     patience: StalenessLimits = field(default_factory=StalenessLimits)
 
@@ -77,11 +73,7 @@ def polled(bindings: Sequence[SourceBinding]) -> tuple[PolledSource, ...]:
 
 
 class Scraper:
-    """Owns one task per address; the values that they find belong to the datastore.
-
-    `rng` jitters the waits, so that the scrapes of a large pool are even instead of in bursts.
-    Without `activity` the pool always counts as busy.
-    """
+    """Owns one task per address; without `activity` the pool always counts as busy."""
 
     def __init__(
         self,
@@ -246,6 +238,7 @@ class Scraper:
                 arrived = loop.time()
                 spent = await target.take(page, arrived, interval)
                 interval = max(interval, spent / MAX_SHARE)
+            # Jitter makes the scrapes of a large pool even, instead of in bursts.
             await target.pause(interval * self._rng.uniform(1 - JITTER, 1 + JITTER))
 
     def _interval_seconds(self, target: _Target) -> float:
@@ -307,11 +300,7 @@ class _Target:
             self.task.cancel()
 
     async def take(self, page: bytes, now_seconds: float, interval_seconds: float) -> float:
-        """Pass a page to all readings; return the seconds of the event loop that this took.
-
-        A large page is searched one slice at a time, so that the loop can decide requests in
-        between.
-        """
+        """Pass a page to all readings; return the seconds of the event loop that this took."""
         self.failures = 0
         clock, spent = asyncio.get_running_loop().time, 0.0
         names = None if len(page) <= SLICE_BYTES else self._series()
@@ -321,7 +310,7 @@ class _Target:
                 begun = clock()
                 found.append(only(part, names))
                 spent += clock() - begun
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # so that the loop can decide requests in between
             page = b"".join(found)
         begun = clock()
         for reading in self.readings:

@@ -33,11 +33,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class PageLocation:
-    """The location of the pages of a source.
-
-    `port` None: the port of the endpoint's metrics. `use_node_address`: that of its node instead.
-    `interval_seconds` None: the interval of the load.
-    """
+    """The location of the pages of a source; None: port and interval of the load."""
 
     scheme: str = "http"
     path: str = "/metrics"
@@ -106,11 +102,7 @@ class PageParameters(Parameters, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """A page about `endpoint`.
-
-    With `rank` several endpoints share the page, and only the values of that rank count. `previous`
-    are the last metrics; `interval_seconds` is the time until the next page.
-    """
+    """A page about `endpoint`; with `rank` only the values of that rank count."""
 
     page: bytes
     endpoint: Endpoint
@@ -171,10 +163,7 @@ class EndpointExtractor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SourceBinding:
-    """A source with its extractors, as a configuration combines them.
-
-    Each extractor has the name of its type, under which errors are counted.
-    """
+    """A source with its extractors, each under the name of its type."""
 
     source_type: str
     source: DataSource

@@ -19,12 +19,11 @@ def modalities(features: Sequence[Sequence[MultiModalFeature]]) -> Mapping[str, 
 
 
 def read_features(value: object, prompt: bytes) -> tuple[MultiModalFeature, ...]:
-    """Read the items of `prompt` (packed tokens) from `value`, sorted by offset.
+    """Read the items of `prompt` (packed tokens) from `value`, sorted by offset; ValueError if
+    malformed.
 
-    `value` is None or
-    `{mm_hashes: {modality: [hash]}, mm_placeholders: {modality: [{offset, length}]}}`. A hash
-    without a
-    place, or a place without a hash, is ignored. Raises `ValueError` for any other shape.
+    `value` is `{mm_hashes: {modality: [hash]}, mm_placeholders: {modality: [{offset, length}]}}`,
+    or None. A hash without a place, or a place without a hash, is ignored.
     """
     if value is None:
         return ()
@@ -41,10 +40,8 @@ def read_features(value: object, prompt: bytes) -> tuple[MultiModalFeature, ...]
 
 
 def check_items(features: Sequence[MultiModalFeature], prompt: bytes) -> None:
-    """Raise `ValueError` if the items take more than `MAX_ITEMS_PER_TOKEN` times `prompt`'s tokens.
-
-    Every block is hashed with its items, so a short request could cause work out of proportion.
-    """
+    """Raise `ValueError` if items take over `MAX_ITEMS_PER_TOKEN` times the tokens of `prompt`."""
+    # Every block is hashed with its items, so a short request could cause much work.
     room = MAX_ITEMS_PER_TOKEN * (len(prompt) // BYTES_PER_TOKEN)
     if sum(feature.length for feature in features) > room:
         raise ValueError("the items must be within the prompt")

@@ -37,10 +37,7 @@ class ApiAccess(Protocol):
 
 
 class Autoscaling:
-    """Owns the planners of the groups. Without `access` it writes nothing.
-
-    Standbys plan nothing, because they receive no requests.
-    """
+    """Owns the planners of the groups; standbys plan nothing, because they receive no requests."""
 
     def __init__(
         self,

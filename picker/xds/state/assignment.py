@@ -24,9 +24,7 @@ class Assignment:
     """The endpoints of `cluster` by locality, in a deterministic order.
 
     Envoy rejects a whole assignment for one address that is a host name or has a zone
-    (`fe80::1%eth0`), so such an endpoint is `skipped`. The first endpoint by key represents all
-    endpoints at one address. Each endpoint is encoded once, because most of them do not change
-    between two publications.
+    (`fe80::1%eth0`), so such an endpoint is `skipped`; each other one is encoded once.
     """
 
     def __init__(self, cluster: str, encode: Callable[[Endpoint], bytes]) -> None:

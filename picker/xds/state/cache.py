@@ -25,10 +25,7 @@ class XdsResource:
 
 @dataclass(frozen=True, slots=True)
 class ResourceSet:
-    """All resources at one moment; `number` counts the sets, from 1.
-
-    Nothing is known yet of the names in `awaited`, not even whether they exist.
-    """
+    """All resources at one moment; whether the names in `awaited` exist is unknown."""
 
     resources: Mapping[str, XdsResource]
     number: int

@@ -34,10 +34,7 @@ class SotwResponse:
 
 
 class SotwSession:
-    """Owns the subscription and the sent resources of one client, of one type.
-
-    `emptied` makes the resource for a name that has vanished.
-    """
+    """Owns one client's subscription; `emptied` makes the resource for a name that has vanished."""
 
     def __init__(self, emptied: Callable[[str], XdsResource]) -> None:
         self._emptied = emptied
