@@ -1,5 +1,6 @@
 """The resources of the fake API server: some built-in ones and those of installed CRDs."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -192,3 +193,15 @@ class Catalogue:
 
 def typed(resource: Resource, obj: Object) -> Object:
     return {"apiVersion": resource.api_version, "kind": resource.kind} | obj
+
+
+def value_at(obj: Object, path: str) -> Any:
+    value: Any = obj
+    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
+        if index:
+            value = (
+                value[int(index)] if isinstance(value, list) and int(index) < len(value) else None
+            )
+        else:
+            value = value.get(name) if isinstance(value, dict) else None
+    return value

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from picker.framework.label_selector import LabelSelector, check_label_key, check_label_value
-from tests.fakes.kube_api.resources import Object, Resource
+from tests.fakes.kube_api.resources import Object, Resource, value_at
 from tests.fakes.kube_api.statuses import bad_request
 
 Test = Callable[[Any], bool]  # of the value of a field, None where there is none
@@ -23,7 +23,7 @@ class Selector:
         if self.namespace is not None and metadata.get("namespace") != self.namespace:
             return False
         return self.labels.matches(metadata.get("labels") or {}) and all(
-            test(_field(obj, path)) for path, test in self.fields
+            test(value_at(obj, path)) for path, test in self.fields
         )
 
 
@@ -61,10 +61,3 @@ def _field_test(resource: Resource, text: str) -> tuple[str, Test]:
                 raise bad_request(f"field label not supported: {path}")
             return path, _compared(operator, wanted)
     raise bad_request(f"invalid selector: '{text}'; can't understand '{text}'")
-
-
-def _field(obj: Object, path: str) -> Any:
-    value: Any = obj
-    for step in path.split("."):
-        value = value.get(step) if isinstance(value, dict) else None
-    return value

@@ -5,18 +5,16 @@ all else; the generation changes with the spec alone.
 """
 
 import copy
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any
 
 from tests.fakes.kube_api.clock import stamp
-from tests.fakes.kube_api.resources import Object, Resource
+from tests.fakes.kube_api.resources import Object, Resource, value_at
 from tests.fakes.kube_api.selectors import label_value_errors
 from tests.fakes.kube_api.statuses import ApiError, bad_request, conflict, invalid
-from tests.support.kube.crd_rules import FieldError
+from tests.support.kube.crd_rules import FieldError, name_errors
 
-_NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 _SET_BY_SERVER = (
     "uid",
     "creationTimestamp",
@@ -157,7 +155,7 @@ def errors_of(resource: Resource, obj: Object) -> list[FieldError]:
     errors = list(_metadata_errors(obj["metadata"]))
     if resource.rules is not None:
         return errors + list(resource.rules.errors(obj))
-    errors += _name_errors(obj["metadata"])
+    errors += name_errors(obj)
     if resource.check is not None:
         errors += resource.check(obj)
     return errors
@@ -166,21 +164,6 @@ def errors_of(resource: Resource, obj: Object) -> list[FieldError]:
 def _metadata_errors(metadata: Object) -> Iterator[FieldError]:
     for _, text in label_value_errors(metadata.get("labels") or {}):
         yield FieldError("metadata.labels", "FieldValueInvalid", text)
-
-
-def _name_errors(metadata: Object) -> Iterable[FieldError]:
-    name = metadata.get("name")
-    if not name:
-        text = "Required value: name or generateName is required"
-        return [FieldError("metadata.name", "FieldValueRequired", text)]
-    if re.fullmatch(_NAME, name):
-        return []
-    text = (
-        f'Invalid value: "{name}": a lowercase RFC 1123 subdomain must consist of lower case '
-        "alphanumeric characters, '-' or '.', and must start and end with an alphanumeric "
-        f"character (e.g. 'example.com', regex used for validation is '{_NAME}')"
-    )
-    return [FieldError("metadata.name", "FieldValueInvalid", text)]
 
 
 def _newly_broken(resource: Resource, old: Object, new: Object) -> list[FieldError]:
@@ -193,18 +176,6 @@ def _newly_broken(resource: Resource, old: Object, new: Object) -> list[FieldErr
         for error in errors
         if error not in before or value_at(old, error.path) != value_at(new, error.path)
     ]
-
-
-def value_at(obj: Object, path: str) -> Any:
-    value: Any = obj
-    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
-        if index:
-            value = (
-                value[int(index)] if isinstance(value, list) and int(index) < len(value) else None
-            )
-        else:
-            value = value.get(name) if isinstance(value, dict) else None
-    return value
 
 
 def refuse(resource: Resource, obj: Object, errors: list[FieldError]) -> None:

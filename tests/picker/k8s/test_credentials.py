@@ -124,8 +124,7 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_token_is_read(tmp_path: Path, clock: Clock) -> None:
-    path = kubeconfig(tmp_path / "config", {"token": "abc"})
-    credentials = found(clock, tmp_path, path)
+    credentials = found(clock, tmp_path, kubeconfig(tmp_path / "config", {"token": "abc"}))
     assert await credentials.access() == Access("http://10.0.0.1:6443", "Bearer abc")
 
 

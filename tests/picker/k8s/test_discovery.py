@@ -12,7 +12,14 @@ from picker.k8s.api import ApiResource, KubernetesApi
 from picker.k8s.discovery import OBJECTIVE_KIND, KindFollower, selected_pods
 from picker.k8s.reflector import Reflector
 from tests.fakes.kube_api.statuses import ApiError
-from tests.support.kube.followed_pool import APP, POOL, following, new_server, pool_object, ready
+from tests.support.kube.followed_pool import (
+    APP,
+    POOL,
+    following,
+    following_pods,
+    new_server,
+    pool_object,
+)
 from tests.support.kube.kubernetes_objects import CRDS
 from tests.support.kube.pod_records import pod_document
 
@@ -34,14 +41,12 @@ async def test_nothing_is_known_before_there_is_a_pool() -> None:
 
 
 async def test_a_pool_without_pods_is_known_to_have_none() -> None:
-    async with following() as scene:
-        await ready(scene)
+    async with following_pods() as scene:
         assert scene.datastore.synced
 
 
 async def test_pods_are_added_changed_and_removed() -> None:
-    async with following() as scene:
-        await ready(scene, "a", "b", "c", "d")
+    async with following_pods("a", "b", "c", "d") as scene:
         scene.kubelet.move("a", "10.0.0.9")
         scene.kubelet.delete("b")
         scene.server.erase("pods", "c")
@@ -54,8 +59,7 @@ async def test_pods_are_added_changed_and_removed() -> None:
 
 
 async def test_other_ports_are_other_endpoints() -> None:
-    async with following() as scene:
-        await ready(scene, "a")
+    async with following_pods("a") as scene:
         watches = [one for one in scene.api.requests if one.plural == "pods"]
         scene.write_pool(APP, 8000, 8001)
         await scene.settled()
@@ -65,8 +69,7 @@ async def test_other_ports_are_other_endpoints() -> None:
 
 
 async def test_another_protocol_changes_no_endpoint() -> None:
-    async with following() as scene:
-        await ready(scene, "a")
+    async with following_pods("a") as scene:
         version, requests = scene.datastore.snapshot().version, len(scene.api.requests)
         scene.write_pool(APP, appProtocol="kubernetes.io/h2c")
         await scene.settled()
@@ -75,8 +78,7 @@ async def test_another_protocol_changes_no_endpoint() -> None:
 
 
 async def test_other_pods_are_swapped_in_when_they_are_known() -> None:
-    async with following() as scene:
-        await ready(scene, "a", "b")
+    async with following_pods("a", "b") as scene:
         scene.kubelet.run("x", "10.0.0.8", {"app": "other"})
         slow = scene.server.faults.delay(5.0, "list", plural="pods")
         scene.write_pool({"app": "other"}, 9000)
@@ -94,8 +96,7 @@ async def test_other_pods_are_swapped_in_when_they_are_known() -> None:
 
 
 async def test_a_second_change_of_selector_is_followed_to_its_end() -> None:
-    async with following() as scene:
-        await ready(scene, "a")
+    async with following_pods("a") as scene:
         scene.server.faults.delay(5.0, "list", plural="pods")
         scene.write_pool({"app": "other"})
         await scene.settled()
@@ -112,8 +113,7 @@ async def test_a_second_change_of_selector_is_followed_to_its_end() -> None:
 async def test_an_invalid_pool_is_reported_and_ignored(
     spec: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with following() as scene:
-        await ready(scene, "a")
+    async with following_pods("a") as scene:
         scene.server.write(pool_object(spec))
         await scene.settled()
         assert scene.names == {"a-rank-0"}
@@ -140,8 +140,7 @@ async def test_a_pool_that_was_never_valid_is_waited_for() -> None:
 
 @pytest.mark.parametrize("way", ["gone", "deleting", "invalid and deleting"])
 async def test_a_deleted_pool_has_no_endpoints(way: str) -> None:
-    async with following() as scene:
-        await ready(scene, "a")
+    async with following_pods("a") as scene:
         scene.write_policy("InferenceObjective", "high", priority=3)
         await scene.settled()
         assert scene.priorities == {"high": 3}
@@ -165,8 +164,7 @@ async def test_a_deleted_pool_has_no_endpoints(way: str) -> None:
 
 
 async def test_a_pool_replaced_at_once_remains_followed() -> None:
-    async with following() as scene:
-        await ready(scene, "a")
+    async with following_pods("a") as scene:
         await asyncio.sleep(1)
         scene.kubelet.run("b", "10.0.0.2", APP)
         await asyncio.sleep(0.004)
@@ -179,8 +177,7 @@ async def test_a_pool_replaced_at_once_remains_followed() -> None:
 
 
 async def test_malformed_pods_are_logged_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    async with following() as scene:
-        await ready(scene, "a", "b")
+    async with following_pods("a", "b") as scene:
         found = scene.server.read("pods", "a")
         scene.server.write({**found, "status": {**found["status"], "podIP": "nowhere"}})
         scene.kubelet.run("c", "neither", APP)
@@ -214,8 +211,7 @@ async def test_pods_of_one_node_that_claim_one_port_are_warned_of_together(
 
 
 async def test_endpoints_survive_ten_minutes_without_an_api_server() -> None:
-    async with following() as scene:
-        await ready(scene, "a", "b", "c")
+    async with following_pods("a", "b", "c") as scene:
         scene.write_policy("InferenceObjective", "high", priority=3)
         await scene.settled()
         scene.api.go_away()
@@ -241,8 +237,7 @@ async def test_endpoints_survive_ten_minutes_without_an_api_server() -> None:
 
 
 async def test_an_outage_that_begins_while_a_node_flickers_empties_nothing() -> None:
-    async with following() as scene:
-        await ready(scene, "a", "b")
+    async with following_pods("a", "b") as scene:
         await asyncio.sleep(6)
         for name in "ab":
             scene.kubelet.set_ready(name, False)
@@ -292,8 +287,7 @@ LEGACY = "inference.networking.x-k8s.io/v1alpha2"
 
 
 async def test_objectives_and_rewrites_of_the_pool_count() -> None:
-    async with following() as scene:
-        await ready(scene, "a")
+    async with following_pods("a") as scene:
         scene.write_policy("InferenceObjective", "mine", priority=2)
         scene.write_policy("InferenceObjective", "others", poolRef={"name": "x"}, priority=2)
         elsewhere = {"name": POOL.name, "group": "inference.networking.x-k8s.io"}
@@ -338,8 +332,7 @@ async def test_definitions_may_be_installed_later(caplog: pytest.LogCaptureFixtu
 
 async def test_a_server_without_any_known_kind_removes_no_rules() -> None:
     """Something in front of the API server answers, however long it does so."""
-    async with following() as scene:
-        await ready(scene, "a")
+    async with following_pods("a") as scene:
         scene.write_policy("InferenceObjective", "high", priority=3)
         await scene.settled()
 
@@ -359,8 +352,7 @@ async def test_the_current_group_is_preferred_to_the_deprecated_one(
 ) -> None:
     server = new_server(with_definitions=False)
     server.install(*sorted(CRDS.glob("*pools.yaml")), legacy(CRDS))
-    async with following(server) as scene:
-        await ready(scene, "a")
+    async with following_pods("a", server=server) as scene:
         scene.write_policy("InferenceObjective", "old", priority=1, version=LEGACY)
         await scene.settled()
         assert scene.priorities == {"old": 1}

@@ -22,9 +22,11 @@ def selects(labels: Mapping[str, str]) -> bool:
 
 
 class Scene:
-    def __init__(self, *ports: int) -> None:
+    def __init__(self, *ports: int, pods: str = "") -> None:
         self.now = 100.0
         self.view = PoolView(PoolShape("", selects, ports or (8000,)))
+        for name in pods:
+            self.put(name)
 
     def put(self, name: str, ip: str = "", **how: Any) -> None:
         self.view.put(record(name, ip or f"10.0.0.{ord(name[0])}", **how), self.now)
@@ -84,8 +86,7 @@ def test_a_pod_may_restrict_itself_to_some_ports() -> None:
     ],
 )
 def test_a_change_beyond_lost_readiness_takes_effect_at_once(how: dict[str, Any]) -> None:
-    scene = Scene()
-    scene.put("a")
+    scene = Scene(pods="a")
     assert scene.pods == {"a"}
     scene.put("a", **how)
     assert scene.pods == set()
@@ -102,9 +103,7 @@ def test_an_unready_pod_alone_on_its_node_is_removed_at_once() -> None:
 
 
 def test_one_unready_pod_of_a_node_is_removed_when_the_others_stay_ready() -> None:
-    scene = Scene()
-    for name in "abc":
-        scene.put(name)
+    scene = Scene(pods="abc")
     scene.put("a", ready=False)
     assert scene.pods == {"a", "b", "c"}
     assert scene.view.look(scene.now).next_due == scene.now + GATHER_SECONDS
@@ -114,9 +113,7 @@ def test_one_unready_pod_of_a_node_is_removed_when_the_others_stay_ready() -> No
 
 
 def test_pods_of_a_node_that_flicker_together_stay() -> None:
-    scene = Scene()
-    for name in "abc":
-        scene.put(name)
+    scene = Scene(pods="abc")
     scene.put("z", node="n2")
     for name in "abc":
         scene.put(name, ready=False)
@@ -130,9 +127,7 @@ def test_pods_of_a_node_that_flicker_together_stay() -> None:
 
 
 def test_pods_of_a_node_that_stay_unready_are_removed_after_a_second() -> None:
-    scene = Scene()
-    for name in "ab":
-        scene.put(name)
+    scene = Scene(pods="ab")
     scene.put("z", node="n2")
     scene.put("a", ready=False)
     scene.wait(0.2)
@@ -156,8 +151,7 @@ def test_the_last_pods_of_a_pool_remain_for_a_second() -> None:
 
 
 def test_a_removed_pod_returns_when_it_is_ready() -> None:
-    scene = Scene()
-    scene.put("a")
+    scene = Scene(pods="a")
     scene.put("a", ready=False)
     scene.wait(2)
     assert scene.pods == set()
@@ -251,16 +245,13 @@ def test_two_pods_with_equal_claims_to_a_port_are_reported_once(how: dict[str, A
 
 
 def test_pods_missing_from_a_complete_list_are_removed() -> None:
-    scene = Scene()
-    scene.put("a")
-    scene.put("b")
+    scene = Scene(pods="ab")
     scene.view.replace({("default", "b"): record("b", "10.0.0.98")}, scene.now)
     assert scene.pods == {"b"}
 
 
 def test_an_irrelevant_change_gives_the_same_endpoints() -> None:
-    scene = Scene()
-    scene.put("a")
+    scene = Scene(pods="a")
     (before,) = scene.endpoints
     assert not scene.view.put(record("a", "10.0.0.97"), scene.now)
     scene.put("a", created="2027-01-01T00:00:00Z")
@@ -269,9 +260,8 @@ def test_an_irrelevant_change_gives_the_same_endpoints() -> None:
 
 
 def test_no_hold_expires_during_an_outage() -> None:
-    scene = Scene()
+    scene = Scene(pods="ab")
     for name in "ab":
-        scene.put(name)
         scene.put(name, ready=False)
     scene.wait(0.5)
     for _ in range(600):

@@ -11,7 +11,7 @@ from picker.pool.datastore import EndpointChanges
 from tests.fakes.kube_api.replay import Recording, Step, replay
 from tests.fakes.kube_api.resources import Object
 from tests.fakes.kube_api.store import Type
-from tests.support.kube.followed_pool import FollowedPool, following, new_server
+from tests.support.kube.followed_pool import FollowedPool, following, following_pods
 
 FOLDER = Path(__file__).parents[3] / "tests/data/kubernetes"
 APP = {"app": "vllm"}
@@ -50,9 +50,7 @@ def states_after(steps: Iterable[Step], before: Iterable[Object]) -> dict[str, O
 @pytest.mark.parametrize("name", ["pod_lifecycle", "pod_faults", "deployment_rollout"])
 async def test_ready_pods_serve_after_every_step(name: str) -> None:
     stream = recording(name)
-    async with following() as scene:
-        scene.write_pool(APP)
-        await scene.settled()
+    async with following_pods() as scene:
         for number, _ in enumerate(replay(scene.server, stream), 1):
             await asyncio.sleep(1.2)
             pods = states_after(stream.steps[:number], stream.met_midway())
@@ -88,17 +86,13 @@ def check(shown: list[tuple[float, set[str]]], *expected: tuple[float, set[str]]
 
 async def test_endpoints_follow_a_recorded_life_of_a_pod() -> None:
     """Its service ends with its deletion, although it reports ready for three more seconds."""
-    async with following() as scene:
-        scene.write_pool(APP)
-        await scene.settled()
+    async with following_pods() as scene:
         shown = await played(scene, recording("pod_lifecycle"))
     check(shown, (0, set()), (4.436, {"life"}), (19.387, set()))
 
 
 async def test_endpoints_follow_a_recorded_rollout() -> None:
-    async with following() as scene:
-        scene.write_pool(APP)
-        await scene.settled()
+    async with following_pods() as scene:
         shown = await played(scene, recording("deployment_rollout"))
     old1, old2, old3 = (f"vllm-7bdfb47f6-{name}" for name in ("dmkcm", "jvp2g", "2gzd7"))
     new1, new2, new3 = (f"vllm-5cd876f6cf-{name}" for name in ("8cckp", "27b4j", "r9h8b"))
@@ -118,9 +112,7 @@ async def test_endpoints_follow_a_recorded_rollout() -> None:
 
 
 async def test_endpoints_follow_recorded_faults() -> None:
-    async with following() as scene:
-        scene.write_pool(APP)
-        await scene.settled()
+    async with following_pods() as scene:
         stream = recording("pod_faults")
         for pod in stream.met_midway():
             scene.server.write(pod)
@@ -171,9 +163,7 @@ async def test_a_recorded_out_of_memory_kill_is_a_new_incarnation() -> None:
         whole, steps=tuple(one for one in whole.steps if one.obj["metadata"]["name"] == "oom")
     )
     ready = [one.seconds for one in stream.steps if is_ready(one.obj)]
-    async with following(new_server()) as scene:
-        scene.write_pool(APP)
-        await scene.settled()
+    async with following_pods() as scene:
         endpoints = []
         for step in replay(scene.server, stream):
             await asyncio.sleep(1.2)

@@ -98,7 +98,7 @@ class CrdRules:
         _fill(obj, self.schema)
 
     def errors(self, obj: dict[str, Any]) -> list[FieldError]:
-        found = {*_name_errors(obj), *_duplicates(obj, self.schema, ())}
+        found = {*name_errors(obj), *_duplicates(obj, self.schema, ())}
         for error in self._validator.iter_errors(obj):
             found.update(_errors_of(error))
         errors = sorted(found, key=lambda one: (one.path == NOWHERE, one.path, one.message))
@@ -154,7 +154,7 @@ def _fill(value: Any, schema: Schema) -> None:
         _fill(one, below)
 
 
-def _name_errors(obj: dict[str, Any]) -> Iterator[FieldError]:
+def name_errors(obj: dict[str, Any]) -> Iterator[FieldError]:
     metadata = obj.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     if not isinstance(name, str) or not name:

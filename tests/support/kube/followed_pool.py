@@ -132,9 +132,13 @@ async def following(
             task.result()
 
 
-async def ready(scene: FollowedPool, *names: str) -> None:
-    scene.write_pool(APP)
-    for number, name in enumerate(names, 1):
-        scene.kubelet.run(name, f"10.0.0.{number}", APP)
-    await scene.settled()
-    assert scene.pods == set(names)
+@asynccontextmanager
+async def following_pods(*names: str, server: KubeApi | None = None) -> AsyncIterator[FollowedPool]:
+    """Follow a pool of these ready Pods, which are endpoints already."""
+    async with following(server) as scene:
+        scene.write_pool(APP)
+        for number, name in enumerate(names, 1):
+            scene.kubelet.run(name, f"10.0.0.{number}", APP)
+        await scene.settled()
+        assert scene.pods == set(names)
+        yield scene
