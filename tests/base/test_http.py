@@ -7,6 +7,7 @@ import pytest
 from aiohttp import web
 
 from base.http import HttpClient, HttpError
+from tests.support.web_server import serving
 
 
 def application() -> web.Application:
@@ -40,12 +41,8 @@ def application() -> web.Application:
 
 @pytest.fixture
 async def client_and_url() -> AsyncIterator[tuple[HttpClient, str]]:
-    runner = web.AppRunner(application(), shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    async with HttpClient() as client:
-        yield client, f"http://127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
+    async with serving(application()) as port, HttpClient() as client:
+        yield client, f"http://127.0.0.1:{port}"
 
 
 Served = tuple[HttpClient, str]

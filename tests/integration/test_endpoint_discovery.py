@@ -27,11 +27,11 @@ async def test_endpoints_come_and_go_and_the_picker_is_lost_without_a_failed_req
         assert set(await scene.answered(40)) == {"b"}
         assert a.served == served
 
-        await scene.kill_picker()
+        await scene.picker.kill()
         assert set(await scene.answered(20)) == {"b"}
         assert await scene.envoy.healthy("pool") == 1
         scene.list_workers(b, c)
-        await scene.start_picker()
+        await scene.picker.start()
         await scene.until_members(2)
         await scene.until_serves(c)
         assert [await scene.ask(c) for _ in range(20)] == ["c"] * 20
@@ -54,8 +54,8 @@ async def test_a_stream_outlives_its_endpoints_place_in_the_pool(tmp_path: Path)
             scene.list_workers()
             await scene.until_members(0)
             assert (await scene.ask()).startswith("503")
-            await scene.kill_picker()
-            await scene.start_picker()
+            await scene.picker.kill()
+            await scene.picker.start()
             scene.list_workers(b)
             await scene.until_members(1)
             a.go_on.set()

@@ -33,6 +33,7 @@ from picker.rpc.self_signed import self_signed
 from tests.support.fleet.spoilt_bootstraps import bootstrap
 from tests.support.picker.metrics_pages import page, pods
 from tests.support.picker.pools_scene import SeveralPools, several_pools
+from tests.support.web_server import for_all_paths, serving
 
 Pages = dict[str, tuple[int, str, str]]
 METRICS = """# TYPE llm_d_epp_ready_endpoints gauge
@@ -60,19 +61,16 @@ async def site(
         status, kind, text = pages.get(request.path, (404, TEXT, "404"))
         return web.Response(status=status, text=text, content_type=kind)
 
-    app = web.Application()
-    app.router.add_get("/{path:.*}", answer)
+    app = for_all_paths(answer)
+    if socket is None:
+        async with serving(app, tls) as port:
+            yield f"127.0.0.1:{port}"
+        return
     runner = web.AppRunner(app)
     await runner.setup()
-    try:
-        if socket is not None:
-            await web.UnixSite(runner, str(socket)).start()
-            yield f"unix://{socket}"
-        else:
-            await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
-            yield f"127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    await web.UnixSite(runner, str(socket)).start()
+    yield f"unix://{socket}"
+    await runner.cleanup()
 
 
 def picker_pages(worker: str) -> Pages:

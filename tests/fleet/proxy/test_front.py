@@ -18,7 +18,7 @@ from fleet.proxy.forward import runner_of
 from fleet.proxy.front import Front, FrontOptions, Marks
 from fleet.proxy.front_flags import build_parser
 from fleet.run.process import LONGEST_DELAY_SECONDS
-from tests.support.fleet.noting_server import Handler, Server, listening
+from tests.support.web_server import Handler, Server, listening
 
 CHAT = "/v1/chat/completions"
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "Zwölf"}], "stream": True}
@@ -136,7 +136,7 @@ class House:
         session = await self._stack.enter_async_context(new_session())
         self.front = Front(FrontOptions(**{**given, **options}), session)
         runner = runner_of(self.front.handle, 1.0)
-        self.url = f"http://{await listening(runner)}"
+        self.url = f"http://127.0.0.1:{await listening(runner)}"
         self._stack.push_async_callback(runner.cleanup)
         self.client = await self._stack.enter_async_context(aiohttp.ClientSession())
         return self

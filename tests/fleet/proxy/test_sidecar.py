@@ -17,7 +17,7 @@ from aiohttp import web
 from fleet.proxy.forward import runner_of
 from fleet.proxy.sidecar import Sidecar, SidecarOptions
 from fleet.proxy.sidecar_flags import build_parser
-from tests.support.fleet.noting_server import Handler, Server, listening
+from tests.support.web_server import Handler, Server, listening
 from worker.api.routes.prefill_leg import prefill_body
 
 SOURCE = {
@@ -78,7 +78,7 @@ class House:
         running = Sidecar.running(SidecarOptions(**{**given, **options}))
         sidecar = await self.sidecar_stack.enter_async_context(running)
         runner = runner_of(sidecar.handle, 1.0, reads=True)
-        self.url = f"http://{await listening(runner)}"
+        self.url = f"http://127.0.0.1:{await listening(runner)}"
         self._stack.push_async_callback(runner.cleanup)
         self.client = await self._stack.enter_async_context(aiohttp.ClientSession())
         return self

@@ -7,6 +7,7 @@ from aiohttp import web
 
 from picker.app.json_client import JsonClient
 from picker.framework.services import HttpError
+from tests.support.web_server import serving
 
 
 @pytest.fixture
@@ -26,11 +27,8 @@ async def server() -> AsyncIterator[str]:
     application = web.Application()
     for handler in (echo, quiet, broken, nested):
         application.router.add_post(f"/{handler.__name__}", handler)
-    runner = web.AppRunner(application, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
+    async with serving(application) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 async def test_the_answer_is_decoded_json(server: str) -> None:

@@ -4,9 +4,6 @@ clients.
 
 import asyncio
 import json
-import os
-import signal
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,9 +15,10 @@ from aiohttp import web
 
 from fleet.envoy.bootstrap import build, to_yaml
 from fleet.envoy.settings import BootstrapConfig, EndpointDiscovery, SocketAddress
-from tests.support.fleet.envoy_process import EnvoyProcess
+from tests.support.fleet.envoy_process import EnvoyProcess, PickerProcess
 from tests.support.local_ports import free_port
 from tests.support.waiting import until
+from tests.support.web_server import for_all_paths, serving
 
 LIMIT_SECONDS = 120.0
 CLIENTS = 4
@@ -77,18 +75,18 @@ class DiscoveryScene:
     def __init__(self, folder: Path, is_delta: bool) -> None:
         self._folder = folder
         self._file = folder / "endpoints.yaml"
-        self._picker: asyncio.subprocess.Process | None = None
+        (folder / "config.yaml").write_text(CONFIG)
+        flags = ("--endpoints-file=endpoints.yaml", "--config-file=config.yaml")
+        self.picker = PickerProcess(folder, (), *flags, "--pool-name=test-pool")
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LIMIT_SECONDS))
-        self._xds = free_port()
-        self._metrics = free_port()
         self.answers: Counter[str] = Counter()
         self.config = BootstrapConfig(
             listen=SocketAddress("127.0.0.1", free_port()),
             admin=SocketAddress("127.0.0.1", free_port()),
-            picker=SocketAddress("127.0.0.1", free_port()),
-            picker_health=SocketAddress("127.0.0.1", free_port()),
+            picker=SocketAddress("127.0.0.1", self.picker.grpc),
+            picker_health=SocketAddress("127.0.0.1", self.picker.health),
             discovery=EndpointDiscovery(
-                SocketAddress("127.0.0.1", self._xds), "test-pool", is_delta
+                SocketAddress("127.0.0.1", self.picker.xds), "test-pool", is_delta
             ),
             buffer_request_body=True,
             access_log_path=str(folder / "access.log"),
@@ -101,26 +99,9 @@ class DiscoveryScene:
         fresh.write_text(json.dumps({"endpoints": [one.entry for one in workers]}))
         fresh.rename(self._file)
 
-    async def start_picker(self) -> None:
-        health = self.config.picker_health
-        (self._folder / "config.yaml").write_text(CONFIG)
-        self._picker = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "picker", "--bind-address", "127.0.0.1"),
-            *("--endpoints-file", str(self._file)),
-            *("--config-file", str(self._folder / "config.yaml")),
-            *("--grpc-port", str(self.config.picker.port)),
-            *("--grpc-health-port", str(health.port), "--metrics-port", str(self._metrics)),
-            *("--xds-port", str(self._xds), "--pool-name", "test-pool"),
-        )
-
-    async def kill_picker(self) -> None:
-        os.kill(self._picker.pid, signal.SIGKILL)
-        await self._picker.wait()
-
     async def close(self) -> None:
         await self.envoy.stop()
-        if self._picker is not None and self._picker.returncode is None:
-            await self.kill_picker()
+        await self.picker.kill()
         await self._http.close()
 
     async def ask(self, worker: Worker | None = None) -> str:
@@ -173,7 +154,7 @@ class DiscoveryScene:
         return self.answers - before
 
     async def series(self, name: str) -> float:
-        async with self._http.get(f"http://127.0.0.1:{self._metrics}/metrics") as response:
+        async with self._http.get(f"http://127.0.0.1:{self.picker.http}/metrics") as response:
             lines = (await response.text()).splitlines()
         found = [line for line in lines if line.startswith((name + " ", name + "{"))]
         return sum(float(line.rpartition(" ")[2]) for line in found)
@@ -189,18 +170,11 @@ class DiscoveryScene:
 @asynccontextmanager
 async def running_worker(name: str) -> AsyncIterator[Worker]:
     worker = Worker(name)
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", worker.answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        worker.port = runner.addresses[0][1]
-        yield worker
-    finally:
-        worker.go_on.set()
-        await runner.cleanup()
+    async with serving(for_all_paths(worker.answer)) as worker.port:
+        try:
+            yield worker
+        finally:
+            worker.go_on.set()
 
 
 @asynccontextmanager
@@ -214,6 +188,6 @@ async def discovery_scene(
         stack.push_async_callback(scene.close)
         scene.list_workers(workers[0])
         await scene.envoy.start(to_yaml(build(scene.config)), threads=2)
-        await scene.start_picker()
+        await scene.picker.start()
         await scene.until_members(1)
         yield scene, workers

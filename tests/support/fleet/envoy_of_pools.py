@@ -3,9 +3,6 @@
 import asyncio
 import copy
 import json
-import os
-import signal
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -27,10 +24,11 @@ from fleet.envoy.settings import (
     SocketAddress,
 )
 from tests.support.fleet.eds_scene import CONFIG, STEERING
-from tests.support.fleet.envoy_process import EnvoyProcess
+from tests.support.fleet.envoy_process import EnvoyProcess, PickerProcess
 from tests.support.local_ports import free_port
 from tests.support.picker.metrics_pages import page
 from tests.support.waiting import until
+from tests.support.web_server import for_all_paths, serving
 
 LIMIT_SECONDS = 120.0
 CHOSEN = "x-chosen-pool"  # what Envoy may say of the pool that it has chosen
@@ -79,30 +77,6 @@ class PoolWorker:
             "path": request.path,
         }
         return web.json_response(said)
-
-
-class PickerProcess:
-    """A picker on ports that it keeps when it is started again; `pools` are `--pool` flags."""
-
-    def __init__(self, folder: Path, pools: Sequence[str], *flags: str) -> None:
-        self.grpc, self.health, self.http, self.xds = (free_port() for _ in range(4))
-        self._folder = folder
-        self._flags = (*(f"--pool={one}" for one in pools), *flags)
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def start(self) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "picker", "--bind-address=127.0.0.1", *self._flags),
-            *(f"--grpc-port={self.grpc}", f"--grpc-health-port={self.health}"),
-            *(f"--metrics-port={self.http}", f"--xds-port={self.xds}", "--secure-serving=false"),
-            cwd=self._folder,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-        )
-
-    async def kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(signal.SIGKILL)
-            await self._process.wait()
 
 
 class PoolsScene:
@@ -208,7 +182,8 @@ async def pools_scene(folder: Path, *pools: str) -> AsyncIterator[PoolsScene]:
         workers = {name: (PoolWorker(name), PoolWorker(name)) for name in pools}
         for name, both in workers.items():
             for worker in both:
-                await stack.enter_async_context(_serving(worker))
+                server = serving(for_all_paths(worker.answer))
+                worker.port = await stack.enter_async_context(server)
             entries = [
                 {"name": f"{name}-{at}", "address": "127.0.0.1", "port": worker.port}
                 for at, worker in enumerate(both)
@@ -228,20 +203,6 @@ async def running(*pickers: PickerProcess) -> AsyncIterator[None]:
     finally:
         for picker in pickers:
             await picker.kill()
-
-
-@asynccontextmanager
-async def _serving(worker: PoolWorker) -> AsyncIterator[None]:
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", worker.answer)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        worker.port = runner.addresses[0][1]
-        yield
-    finally:
-        await runner.cleanup()
 
 
 Document = dict[str, Any]

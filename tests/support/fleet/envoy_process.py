@@ -1,11 +1,16 @@
-"""A real Envoy as a process of its own, and what its port of administration says."""
+"""A real Envoy and a real picker as processes, and what Envoy's port of administration says."""
 
 import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import aiohttp
 
 from fleet.envoy.binary import find_envoy
+from tests.support.local_ports import free_port
 from tests.support.waiting import until
 
 
@@ -66,3 +71,26 @@ class EnvoyProcess:
             lambda found: found == count,
             what=f"{count} members of {cluster}",
         )
+
+
+class PickerProcess:
+    """A picker on ports that it keeps when it is started again; `pools` are `--pool` flags."""
+
+    def __init__(self, folder: Path, pools: Sequence[str], *flags: str) -> None:
+        self.grpc, self.health, self.http, self.xds = (free_port() for _ in range(4))
+        self._folder, self._flags = folder, (*(f"--pool={one}" for one in pools), *flags)
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "picker", "--bind-address=127.0.0.1", *self._flags),
+            *(f"--grpc-port={self.grpc}", f"--grpc-health-port={self.health}"),
+            *(f"--metrics-port={self.http}", f"--xds-port={self.xds}", "--secure-serving=false"),
+            cwd=self._folder,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        )
+
+    async def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signal.SIGKILL)
+            await self._process.wait()

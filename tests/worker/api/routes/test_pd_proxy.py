@@ -9,8 +9,8 @@ import httpx
 import pytest
 from aiohttp import web
 
-from tests.support.fleet.noting_server import Server
 from tests.support.waiting import pass_time
+from tests.support.web_server import Server
 from worker.types import KvSource
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -1,14 +1,45 @@
-"""An HTTP server that notes what it was asked."""
+"""An HTTP server on a free port, and one that notes what it was asked."""
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from aiohttp import web
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def for_all_paths(handle: Handler) -> web.Application:
+    application = web.Application(client_max_size=1 << 26)
+    application.router.add_route("*", "/{path:.*}", handle)
+    return application
+
+
+@asynccontextmanager
+async def serving(
+    application: web.Application, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[int]:
+    """Serve while the block runs, and yield the port."""
+    runner = web.AppRunner(
+        application,
+        handler_cancellation=True,
+        shutdown_timeout=0.1,
+        auto_decompress=False,
+        access_log=None,
+    )
+    try:
+        yield await listening(runner, tls)
+    finally:
+        await runner.cleanup()
+
+
+async def listening(runner: web.AppRunner, tls: ssl.SSLContext | None = None) -> int:
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+    return int(runner.addresses[0][1])
 
 
 class Server:
@@ -33,20 +64,6 @@ class Server:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[Server]:
-        application = web.Application(client_max_size=1 << 26)
-        application.router.add_route("*", "/{path:.*}", self.handle)
-        runner = web.AppRunner(
-            application, handler_cancellation=True, shutdown_timeout=1, auto_decompress=False
-        )
-        self.address = await listening(runner)
-        try:
+        async with serving(for_all_paths(self.handle)) as port:
+            self.address = f"127.0.0.1:{port}"
             yield self
-        finally:
-            await runner.cleanup()
-
-
-async def listening(runner: web.AppRunner) -> str:
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    return f"{host}:{port}"
