@@ -50,6 +50,12 @@ def written(path: Path, *parts: Sequence[Stage], slo: Slo | None = SLO) -> str:
     return path.as_uri()
 
 
+async def show(window: Browser, path: Path, *parts: Sequence[Stage], slo: Slo | None = SLO) -> None:
+    await window.look(1400)
+    await window.open(written(path / "page.html", *parts, slo=slo))
+    await window.until(DRAWN)
+
+
 @pytest.mark.parametrize("width", [1400, 375])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(
@@ -75,9 +81,7 @@ async def test_no_text_is_cut_or_covered(
 
 
 async def test_ticks_are_round_and_counts_are_whole(window: Browser, tmp_path: Path) -> None:
-    await window.look(1400)
-    await window.open(written(tmp_path / "page.html", [stage("4/s", 0.0579)], slo=None))
-    await window.until(DRAWN)
+    await show(window, tmp_path, [stage("4/s", 0.0579)], slo=None)
     ticks = await window.run(
         "[...document.querySelectorAll('svg.plot')].map((drawing) => "
         "[...drawing.querySelectorAll('text')].map((one) => one.textContent))"
@@ -92,9 +96,7 @@ async def test_ticks_are_round_and_counts_are_whole(window: Browser, tmp_path: P
 
 
 async def test_objectives_and_percentiles_are_marked(window: Browser, tmp_path: Path) -> None:
-    await window.look(1400)
-    await window.open(written(tmp_path / "page.html", [stage("4/s", 0.249)]))
-    await window.until(DRAWN)
+    await show(window, tmp_path, [stage("4/s", 0.249)])
     labels = await window.run(
         "[...document.querySelectorAll('svg.plot')].map((drawing) => "
         "[...drawing.querySelectorAll('.mark-label')].map((one) => one.textContent))"
@@ -134,9 +136,7 @@ async def test_a_run_without_an_answer_says_why(window: Browser, tmp_path: Path)
 
 
 async def test_one_request_has_an_axis_of_a_second(window: Browser, tmp_path: Path) -> None:
-    await window.look(1400)
-    await window.open(written(tmp_path / "page.html", [stage("1 session", 0.1, 1)], slo=None))
-    await window.until(DRAWN)
+    await show(window, tmp_path, [stage("1 session", 0.1, 1)], slo=None)
     last = await window.run(
         "[...document.querySelectorAll('svg.plot')[3].querySelectorAll('text')].at(-1).textContent"
     )
@@ -163,8 +163,7 @@ async def test_a_plot_of_a_sample_names_the_percentiles_of_all(
 
 
 async def test_the_head_has_the_command_line(window: Browser, tmp_path: Path) -> None:
-    await window.open(written(tmp_path / "page.html", [stage("<b>4/s", 0.249)]))
-    await window.until(DRAWN)
+    await show(window, tmp_path, [stage("<b>4/s", 0.249)])
     text = await window.run("document.querySelector('.report').innerText")
     assert "2026-03-09 00:00:00 +0000" in text
     assert "pointsman bench --rate 7..93 --header 'authorization: …' --slo 'ttft<1s'" in text
@@ -174,9 +173,7 @@ async def test_the_head_has_the_command_line(window: Browser, tmp_path: Path) ->
 
 
 async def test_a_curve_is_read_beneath_the_pointer(window: Browser, tmp_path: Path) -> None:
-    await window.look(1400)
-    await window.open(written(tmp_path / "page.html", [stage("4/s", 0.249)]))
-    await window.until(DRAWN)
+    await show(window, tmp_path, [stage("4/s", 0.249)])
     value = "document.querySelector('.legend b').innerText"
     rest = await window.run(value)
     assert rest.startswith("p50 ")

@@ -1,7 +1,7 @@
 """Configurations are written into the file of a picker, and removed again."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,15 @@ from fleet.picker_views import PickerViews
 from picker.admin.views import ConfigView
 
 pytestmark = pytest.mark.looptime
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    """The file of a picker, which is as before at the end."""
+    file = tmp_path / "live.yaml"
+    file.write_text("original")
+    yield file
+    assert file.read_text() == "original"
 
 
 def picker(path: Path, takes: Callable[[str], bool] = lambda _: True) -> Callable[[], ConfigView]:
@@ -30,51 +39,39 @@ def picker(path: Path, takes: Callable[[str], bool] = lambda _: True) -> Callabl
     return look
 
 
-async def test_each_is_in_use_at_its_turn_and_the_first_is_put_back(tmp_path: Path) -> None:
-    path = tmp_path / "live.yaml"
-    path.write_text("original")
+async def test_each_is_in_use_at_its_turn_and_the_first_is_put_back(path: Path) -> None:
     look = picker(path)
     with FollowedConfig(look) as followed:
         for text in (b"a", b"b", b"b", b"a"):
             await followed.use(text, "x.yaml")
             assert look().written == text.decode()
-    assert path.read_text() == "original"
-    assert os.listdir(tmp_path) == ["live.yaml"]
+    assert os.listdir(path.parent) == ["live.yaml"]
 
 
-async def test_a_rejected_configuration_ends_the_comparison(tmp_path: Path) -> None:
-    path = tmp_path / "live.yaml"
-    path.write_text("original")
+async def test_a_rejected_configuration_ends_the_comparison(path: Path) -> None:
     with (
         pytest.raises(FleetError, match=r"the picker rejects x.yaml: unknown plugin"),
         FollowedConfig(picker(path, lambda text: text != "bad")) as followed,
     ):
         await followed.use(b"bad", "x.yaml")
-    assert path.read_text() == "original"
 
 
-async def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
-    path = tmp_path / "live.yaml"
-    path.write_text("original")
-    (tmp_path / ".live.yaml.bench").mkdir()
+async def test_a_file_that_cannot_be_written_is_one_sentence(path: Path) -> None:
+    (path.parent / ".live.yaml.bench").mkdir()
     with (
         pytest.raises(FleetError, match=r"cannot write the picker's file .*live.yaml: "),
         FollowedConfig(picker(path)) as followed,
     ):
         await followed.use(b"a", "x.yaml")
-    assert path.read_text() == "original"
 
 
-async def test_a_picker_that_follows_nothing_is_not_waited_for_forever(tmp_path: Path) -> None:
-    path = tmp_path / "live.yaml"
-    path.write_text("original")
+async def test_a_picker_that_follows_nothing_is_not_waited_for_forever(path: Path) -> None:
     frozen = picker(path)()
     with (
         pytest.raises(FleetError, match=r"has not taken x.yaml in 10 s"),
         FollowedConfig(lambda: frozen) as followed,
     ):
         await followed.use(b"a", "x.yaml")
-    assert path.read_text() == "original"
 
 
 @pytest.mark.parametrize("content", [None, "another"])

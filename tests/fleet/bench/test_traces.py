@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fleet.bench.traces import read_trace
+from fleet.bench.workload import TracedRequest
 from fleet.errors import UsageError
 from picker.recording.lines import DecisionLine, End, Header, RequestLine, encoded
 from picker.types import Usage
@@ -21,6 +22,12 @@ TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10
 2023-11-16 18:17:04.0319600,3180,8
 """
+
+
+def read(folder: Path, content: str | bytes) -> list[TracedRequest]:
+    path = folder / "trace"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return list(read_trace(path, 9))
 
 
 def header(at: float = 0.0, unix: float = 0.0) -> bytes:
@@ -38,9 +45,7 @@ def end(number: int, tokens: int) -> bytes:
 
 def test_mooncake(tmp_path: Path) -> None:
     """Some published traces have answers without tokens; each counts as one token."""
-    path = tmp_path / "trace.jsonl"
-    path.write_text(MOONCAKE)
-    first, second = read_trace(path, 9)
+    first, second = read(tmp_path, MOONCAKE)
     assert (first.at_seconds, first.input_tokens, first.output_tokens) == (0.0, 512, 1)
     assert (second.at_seconds, second.input_tokens, second.output_tokens) == (2.0, 1030, 5)
     assert (list(second.block_ids), second.block_tokens) == ([1, 2, 3], 512)
@@ -48,9 +53,7 @@ def test_mooncake(tmp_path: Path) -> None:
 
 def test_azure(tmp_path: Path) -> None:
     for text in (AZURE, AZURE.replace("9600,", "9600+00:00,")):
-        path = tmp_path / "trace.csv"
-        path.write_text(text)
-        first, second = read_trace(path, 9)
+        first, second = read(tmp_path, text)
         assert second.at_seconds == pytest.approx(0.052, abs=1e-6)
         assert (first.input_tokens, first.output_tokens) == (4808, 10)
 
@@ -58,12 +61,11 @@ def test_azure(tmp_path: Path) -> None:
 def test_azures_times_are_the_same_where_clocks_are_set_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "trace.csv"
-    path.write_text(AZURE.replace("16 18:17:03", "05 00:17:03").replace("16 18:17", "05 03:17"))
+    text = AZURE.replace("16 18:17:03", "05 00:17:03").replace("16 18:17", "05 03:17")
     with monkeypatch.context() as patch:
         patch.setenv("TZ", "EST5EDT,M3.2.0,M11.1.0")
         time.tzset()
-        _, second = read_trace(path, 9)
+        _, second = read(tmp_path, text)
     time.tzset()
     assert second.at_seconds == pytest.approx(3 * 3600 + 0.052, abs=1e-6)
 
@@ -83,9 +85,7 @@ def test_recorded_prompts_are_lengths_and_equal_beginnings(tmp_path: Path) -> No
         decision(number, number, prompts=(prompt,), max_output_tokens=50)
         for number, prompt in enumerate(prompts)
     ]
-    path = tmp_path / "recording.jsonl"
-    path.write_bytes(b"".join([header(), *lines, end(1, 20)]))
-    first, second = read_trace(path, 9)
+    first, second = read(tmp_path, b"".join([header(), *lines, end(1, 20)]))
     assert (first.input_tokens, first.output_tokens) == (256, 50)
     assert (second.input_tokens, second.output_tokens) == (257, 20)
     assert (len(first.block_ids), len(second.block_ids)) == (4, 4)
@@ -99,10 +99,9 @@ def test_a_recording_of_two_runs_has_the_requests_of_both(tmp_path: Path) -> Non
     """
     first = header(500.0, 1000.0) + decision(0, 501.0, prompt_bytes=(40,)) + end(0, 3)
     second = header(2.0, 1060.0) + decision(0, 3.0, prompt_bytes=(80,)) + end(0, 4)
-    path = tmp_path / "recording.jsonl"
-    path.write_bytes(first + second + decision(1, 4.0)[:40])
-    found = [(one.at_seconds, one.input_tokens, one.output_tokens) for one in read_trace(path, 9)]
-    assert found == [(0.0, 10, 3), (60.0, 20, 4)]
+    found = read(tmp_path, first + second + decision(1, 4.0)[:40])
+    numbers = [(one.at_seconds, one.input_tokens, one.output_tokens) for one in found]
+    assert numbers == [(0.0, 10, 3), (60.0, 20, 4)]
 
 
 @pytest.mark.parametrize(
@@ -134,31 +133,24 @@ def test_a_recording_of_two_runs_has_the_requests_of_both(tmp_path: Path) -> Non
     ],
 )
 def test_an_invalid_trace_is_one_sentence(text: str | bytes, reason: str, tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    path.write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(UsageError) as caught:
-        read_trace(path, 9)
+        read(tmp_path, text)
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_requested_length_is_no_length_of_an_answer(tmp_path: Path) -> None:
-    path = tmp_path / "recording.jsonl"
     for asked, length in ((-1, 9), (1 << 60, 9), (0, 9), (12, 12)):
-        path.write_bytes(header() + decision(0, 3.0, max_output_tokens=asked))
-        assert [one.output_tokens for one in read_trace(path, 9)] == [length]
+        [one] = read(tmp_path, header() + decision(0, 3.0, max_output_tokens=asked))
+        assert one.output_tokens == length
 
 
 def test_a_trace_of_years_has_other_units(tmp_path: Path) -> None:
     """In other units, such as nanoseconds, the run would never end."""
-    path = tmp_path / "trace"
-    path.write_text(MOONCAKE.replace("3000", "4e15"))
     with pytest.raises(UsageError, match=r"lasts 126,493 years; .* milliseconds"):
-        read_trace(path, 9)
+        read(tmp_path, MOONCAKE.replace("3000", "4e15"))
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="is no text; if it is compressed"):
-        read_trace(path, 9)
+        read(tmp_path, b"\xff\xfe\x00")

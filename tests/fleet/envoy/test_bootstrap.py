@@ -28,9 +28,21 @@ def config(**changes: object) -> BootstrapConfig:
     return BootstrapConfig(**{"listen": LOCAL, "admin": LOCAL, "picker": LOCAL, **changes})
 
 
-def filter_of(document: dict) -> dict:
+def document_of(**changes: object) -> dict:
+    return json.loads(to_json(build(config(**changes))))
+
+
+def manager_of(document: dict) -> dict:
     chain = document["static_resources"]["listeners"][0]["filter_chains"][0]
-    return chain["filters"][0]["typed_config"]["http_filters"][0]["typed_config"]
+    return chain["filters"][0]["typed_config"]
+
+
+def routes_of(document: dict) -> list[dict]:
+    return manager_of(document)["route_config"]["virtual_hosts"][0]["routes"]
+
+
+def filter_of(**changes: object) -> dict:
+    return manager_of(document_of(**changes))["http_filters"][0]["typed_config"]
 
 
 @pytest.mark.envoy
@@ -83,8 +95,7 @@ def test_yaml_and_json_say_the_same(bootstrap: BootstrapConfig) -> None:
 def test_the_picker_sees_the_end_of_a_response() -> None:
     """Without response trailers Envoy ends the stream at the response headers."""
     for buffered in (False, True):
-        document = json.loads(to_json(build(config(buffer_request_body=buffered))))
-        mode = filter_of(document)["processing_mode"]
+        mode = filter_of(buffer_request_body=buffered)["processing_mode"]
         assert mode["response_trailer_mode"] == "SEND"
         assert "response_body_mode" not in mode  # NONE
 
@@ -99,15 +110,13 @@ def test_the_timeout_of_the_picker_depends_on_the_mode() -> None:
         ({"buffer_request_body": True, "message_timeout_seconds": 0.25}, "0.250s"),
         ({"message_timeout_seconds": 3.0}, "3s"),
     ):
-        document = json.loads(to_json(build(config(**changes))))
-        assert filter_of(document)["message_timeout"] == expected
+        assert filter_of(**changes)["message_timeout"] == expected
 
 
 def test_request_trailers_always_reach_the_picker() -> None:
     """If they were skipped, a request of headers and trailers would pass the picker unseen."""
     for buffered in (False, True):
-        document = json.loads(to_json(build(config(buffer_request_body=buffered))))
-        mode = filter_of(document)["processing_mode"]
+        mode = filter_of(buffer_request_body=buffered)["processing_mode"]
         assert mode["request_trailer_mode"] == "SEND"
         assert mode["request_body_mode"] == ("BUFFERED" if buffered else "FULL_DUPLEX_STREAMED")
 
@@ -118,16 +127,12 @@ def test_the_picker_may_request_a_response_body() -> None:
         ({"buffer_request_body": True}, True),
         ({"buffer_request_body": True, "stream_response_body": True}, False),
     ):
-        document = json.loads(to_json(build(config(**changes))))
-        assert filter_of(document).get("allow_mode_override", False) is expected
+        assert filter_of(**changes).get("allow_mode_override", False) is expected
 
 
 def test_envoy_listens_to_the_pickers_metadata() -> None:
     """Envoy drops dynamic metadata whose namespace is not named."""
-    document = json.loads(to_json(build(config())))
-    assert filter_of(document)["metadata_options"]["receiving_namespaces"] == {
-        "untyped": ["envoy.lb"]
-    }
+    assert filter_of()["metadata_options"]["receiving_namespaces"] == {"untyped": ["envoy.lb"]}
 
 
 def test_an_endpoints_file_holds_the_pool() -> None:
@@ -143,7 +148,7 @@ def test_endpoints_come_from_a_picker_with_discovery() -> None:
     """Endpoints that leave the picker's answer are removed at once, healthy or not."""
     asking = EndpointDiscovery(SocketAddress("127.0.0.1", 9004), "llama")
     static = (SocketAddress("10.0.0.1", 8000),)
-    document = json.loads(to_json(build(config(endpoints=static, discovery=asking))))
+    document = document_of(endpoints=static, discovery=asking)
     pool, _, xds = document["static_resources"]["clusters"]
     assert (pool["type"], pool["ignore_health_on_host_removal"]) == ("EDS", True)
     assert "load_assignment" not in pool
@@ -158,16 +163,13 @@ def test_endpoints_come_from_a_picker_with_discovery() -> None:
 def test_original_dst_needs_no_source_of_endpoints() -> None:
     asking = EndpointDiscovery(LOCAL)
     changes = {"mechanism": Mechanism.ORIGINAL_DST, "discovery": asking}
-    document = json.loads(to_json(build(config(**changes))))
+    document = document_of(**changes)
     assert [one["name"] for one in document["static_resources"]["clusters"]] == ["pool", "picker"]
 
 
 @pytest.mark.parametrize("text", [None, "the API is below /v1\n"])
 def test_a_welcome_is_at_the_root_alone(text: str | None) -> None:
-    document = json.loads(to_json(build(config(welcome=text))))
-    chain = document["static_resources"]["listeners"][0]["filter_chains"][0]
-    hosts = chain["filters"][0]["typed_config"]["route_config"]["virtual_hosts"]
-    *welcomes, pool = hosts[0]["routes"]
+    *welcomes, pool = routes_of(document_of(welcome=text))
     assert pool["match"] == {"prefix": "/"}
     assert len(welcomes) == (text is not None)
     for one in welcomes:
@@ -179,10 +181,8 @@ def test_a_welcome_is_at_the_root_alone(text: str | None) -> None:
 
 def test_every_pool_of_one_picker_has_a_route_and_endpoints_of_its_own() -> None:
     asking = EndpointDiscovery(LOCAL)
-    document = json.loads(to_json(build(config(discovery=asking, pools=("llama", "qwen")))))
-    chain = document["static_resources"]["listeners"][0]["filter_chains"][0]
-    manager = chain["filters"][0]["typed_config"]
-    *pools, nowhere = manager["route_config"]["virtual_hosts"][0]["routes"]
+    document = document_of(discovery=asking, pools=("llama", "qwen"))
+    *pools, nowhere = routes_of(document)
     clusters = {one["name"]: one for one in document["static_resources"]["clusters"]}
     for name, route in zip(("llama", "qwen"), pools, strict=True):
         settings = route["typed_per_filter_config"]["envoy.filters.http.ext_proc"]
@@ -198,10 +198,8 @@ def test_every_pool_of_one_picker_has_a_route_and_endpoints_of_its_own() -> None
 def test_the_picker_may_choose_the_pool_by_a_header_that_no_client_can_set() -> None:
     """The header is matched after the pools' paths; without a choice the request is refused."""
     changes = {"discovery": EndpointDiscovery(LOCAL), "pools": ("llama", "qwen")}
-    document = json.loads(to_json(build(config(route_by_model=True, **changes))))
-    chain = document["static_resources"]["listeners"][0]["filter_chains"][0]
-    manager = chain["filters"][0]["typed_config"]
-    routes = manager["route_config"]["virtual_hosts"][0]["routes"]
+    document = document_of(route_by_model=True, **changes)
+    routes = routes_of(document)
     assert [one["match"]["prefix"] for one in routes] == ["/llama/", "/qwen/", "/", "/", "/"]
     for name, route in zip(("llama", "qwen"), routes[2:4], strict=True):
         (header,) = route["match"]["headers"]
@@ -210,7 +208,7 @@ def test_the_picker_may_choose_the_pool_by_a_header_that_no_client_can_set() -> 
         assert "prefix_rewrite" not in route["route"]
     assert routes[4]["direct_response"]["status"] == 503
     assert "typed_per_filter_config" not in routes[4]
-    (mutations,) = manager["early_header_mutation_extensions"]
+    (mutations,) = manager_of(document)["early_header_mutation_extensions"]
     removed = mutations["typed_config"]["mutations"]
     assert {"remove": "x-pointsman-pool"} in removed
     with pytest.raises(ValueError, match="name them"):

@@ -35,6 +35,14 @@ def results(tmp_path: Path, *flags: str) -> dict[str, dict[str, Any]]:
     return {one["name"]: one for one in json.loads(path.read_text())["stages"]}
 
 
+def scenario(tmp_path: Path, *flags: str) -> tuple[str, dict[str, Any]]:
+    """Return the text, and the rows of each scenario."""
+    path = tmp_path / "result.json"
+    status, text = run("--scenario", *flags, "--json", str(path))
+    assert status == 0
+    return text, json.loads(path.read_text())["scenarios"]
+
+
 @pytest.fixture(scope="module")
 def by_policy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     return results(tmp_path_factory.mktemp("policies"), *SHARED, "--policies", *POLICIES)
@@ -199,23 +207,20 @@ def test_scenarios_are_command_lines_with_known_policies(name: str) -> None:
 @pytest.mark.full
 def test_a_load_term_spreads_shared_prompts(tmp_path: Path) -> None:
     """S6 validates the simulator: prefixes alone pile requests up on few workers."""
-    path = tmp_path / "result.json"
     shape = ["--prefix-groups", "2", "--prefix-tokens", "1000", "--input-tokens", "50"]
     load = ["--fast", "--workers", "4", "--rate", "30", "--duration", "30", "--warmup", "10"]
-    status, text = run("--scenario", "S6,S8", *shape, *load, "--json", str(path))
-    assert status == 0
+    text, rows = scenario(tmp_path, "S6,S8", *shape, *load)
     assert f"S8 {ELSEWHERE['S8']}" in text
-    stages = {one["name"]: one for one in json.loads(path.read_text())["scenarios"]["S6"]}
+    stages = {one["name"]: one for one in rows["S6"]}
     assert stages["default"]["goodput"] > 0.95
     assert stages["prefix-only"]["goodput"] < 0.6
 
 
 def test_refused_requests_are_counted_and_not_good(tmp_path: Path) -> None:
     """S12: low priority is shed when the pool is full."""
-    path = tmp_path / "result.json"
     load = ["--fast", "--workers", "2", "--rate", "30", "--duration", "12", "--warmup", "3"]
-    run("--scenario", "S12", "--policies", "random", *load, "--json", str(path))
-    stages = {one["name"]: one for one in json.loads(path.read_text())["scenarios"]["S12"]}
+    _, rows = scenario(tmp_path, "S12", "--policies", "random", *load)
+    stages = {one["name"]: one for one in rows["S12"]}
     large, small = stages["random, large"], stages["random, small"]
     [(error, times)] = large["errors"].items()
     assert error.startswith("429 ")
@@ -240,20 +245,15 @@ def test_flags_complete_those_of_a_scenario_before_they_contradict() -> None:
 
 @pytest.mark.full
 def test_scenarios_with_several_seeds_are_one_page_with_a_verdict(tmp_path: Path) -> None:
-    path, html = tmp_path / "result.json", tmp_path / "page.html"
+    html = tmp_path / "page.html"
     load = ["--fast", "--workers", "2", "--rate", "20", "--duration", "4", "--warmup", "0"]
     policies = ["--policies", "default", "random", "--output-tokens", "20"]
     shape = ["--prefix-groups", "8", "--prefix-tokens", "4000", "--input-tokens", "50"]
     flags = [*load, *policies, *shape, "--seed", "3", "--seeds", "2"]
-    status, text = run("--scenario", "S6,S12", *flags, "--json", str(path), "--html", str(html))
-    assert status == 0
-    rows = json.loads(path.read_text())["scenarios"]["S6"]
-    assert [(one["seed"], one["name"]) for one in rows] == [
-        (3, "default"),
-        (4, "default"),
-        (3, "random"),
-        (4, "random"),
-    ]
+    text, by_scenario = scenario(tmp_path, "S6,S12", *flags, "--html", str(html))
+    rows = by_scenario["S6"]
+    names = [(one["seed"], one["name"]) for one in rows]
+    assert names == [(seed, name) for name in ("default", "random") for seed in (3, 4)]
     speeds = [one["output_tokens_per_second"] for one in rows[:2]]
     assert speeds[0] != speeds[1]
     [row] = [line for line in text.splitlines() if line.split()[:1] == ["default"]]

@@ -32,6 +32,13 @@ WORKER = {
 }
 
 
+def paths(folder: Path, worker: dict[str, float]) -> tuple[Path, Path, Path]:
+    """The file of a worker, and names for a run and for a fitted worker."""
+    measured, run, out = (folder / name for name in ("measured", "run", "out"))
+    measured.write_text(json.dumps(worker))
+    return measured, run, out
+
+
 def simulated(path: Path, worker: Path, *flags: str) -> dict[str, float]:
     command = [*LOAD, "--worker", str(worker), "--json", str(path), *flags]
     simulate_command(command, lambda _: None, lambda _: None)
@@ -42,8 +49,7 @@ def simulated(path: Path, worker: Path, *flags: str) -> dict[str, float]:
 
 @pytest.mark.full
 def test_a_fitted_worker_takes_what_the_measured_one_took(tmp_path: Path) -> None:
-    measured, fitted, run = (tmp_path / name for name in ("measured", "fitted", "run"))
-    measured.write_text(json.dumps(WORKER))
+    measured, run, fitted = paths(tmp_path, WORKER)
     simulated(run, measured, "--rate", "1,4")
     said: list[str] = []
     assert fit_command([str(run), str(fitted), "--kv-tokens", "50000"], said.append) == 0
@@ -59,11 +65,10 @@ def test_a_fitted_worker_takes_what_the_measured_one_took(tmp_path: Path) -> Non
 
 
 def test_one_stage_does_not_make_a_worker(tmp_path: Path) -> None:
-    worker, run = tmp_path / "worker", tmp_path / "run"
-    worker.write_text(json.dumps(WORKER))
+    worker, run, out = paths(tmp_path, WORKER)
     simulated(run, worker, "--rate", "1")
     with pytest.raises(FleetError, match="two stages or more"):
-        fit_command([str(run), str(tmp_path / "out")], print)
+        fit_command([str(run), str(out)], print)
 
 
 QUICK = {**WORKER, "prefill_tokens_per_second": 9e6}
@@ -82,8 +87,7 @@ UNDETERMINED = {
 def test_a_run_without_enough_variation_is_refused(
     worker: dict[str, float], flags: tuple[str, ...], why: str, tmp_path: Path
 ) -> None:
-    measured, run, out = (tmp_path / name for name in ("measured", "run", "out"))
-    measured.write_text(json.dumps(worker))
+    measured, run, out = paths(tmp_path, worker)
     simulated(run, measured, *flags)
     with pytest.raises(FleetError, match=why):
         fit_command([str(run), str(out)], print)
@@ -110,13 +114,12 @@ def test_a_file_that_is_no_run_is_refused(text: str, tmp_path: Path) -> None:
 @pytest.mark.full
 def test_a_poor_fit_says_what_to_check(tmp_path: Path) -> None:
     """No simulated worker has gaps between tokens that shrink under load."""
-    measured, run = tmp_path / "measured", tmp_path / "run"
-    measured.write_text(json.dumps(WORKER))
+    measured, run, out = paths(tmp_path, WORKER)
     simulated(run, measured, "--rate", "1,4")
     document = json.loads(run.read_text())
     for name in ("mean", "p50", "p95", "p99", "max"):
         document["stages"][1]["itl"][name] /= 20
     run.write_text(json.dumps(document))
     said: list[str] = []
-    assert fit_command([str(run), str(tmp_path / "out")], said.append) == 0
+    assert fit_command([str(run), str(out)], said.append) == 0
     assert "check --workers and --kv-tokens" in said[-1]
