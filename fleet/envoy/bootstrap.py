@@ -1,5 +1,5 @@
-"""Envoy's bootstrap document, built from settings by way of Envoy's own message types: a misspelt
-field is an error when the message is built, not when a proxy starts.
+"""Envoy's bootstrap document, built from settings and checked by Envoy's own message types: a
+misspelt field is an error when the message is built, not when a proxy starts.
 """
 
 import json
@@ -8,10 +8,18 @@ from typing import Any
 
 import yaml
 from envoy.config.bootstrap.v3 import bootstrap_pb2
-from envoy.config.cluster.v3 import cluster_pb2
-from envoy.config.overload.v3 import overload_pb2
+from envoy.extensions.access_loggers.file.v3 import file_pb2
+from envoy.extensions.access_loggers.filters.cel.v3 import cel_pb2
+from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2
+from envoy.extensions.filters.http.router.v3 import router_pb2
+from envoy.extensions.filters.network.http_connection_manager.v3 import http_connection_manager_pb2
+from envoy.extensions.http.early_header_mutation.header_mutation.v3 import header_mutation_pb2
+from envoy.extensions.load_balancing_policies.least_request.v3 import least_request_pb2
+from envoy.extensions.load_balancing_policies.override_host.v3 import override_host_pb2
 from envoy.extensions.resource_monitors.downstream_connections.v3 import downstream_connections_pb2
 from envoy.extensions.resource_monitors.fixed_heap.v3 import fixed_heap_pb2
+from envoy.extensions.retry.host.previous_hosts.v3 import previous_hosts_pb2
+from envoy.extensions.upstreams.http.v3 import http_protocol_options_pb2
 from envoy.service.discovery.v3 import discovery_pb2
 from google.protobuf import json_format
 from google.protobuf.message import Message
@@ -25,60 +33,55 @@ from fleet.envoy.clusters import (
     pool_clusters,
 )
 from fleet.envoy.listener import listener
-from fleet.envoy.proto import address, packed, seconds
+from fleet.envoy.proto import Json, address, extension, packed
 from fleet.envoy.settings import BootstrapConfig, Limits, Mechanism, SocketAddress
 
+# Types of extensions that the documents name; protobuf knows those that are imported.
+EXTENSIONS = (
+    *(file_pb2, cel_pb2, ext_proc_pb2, router_pb2, http_connection_manager_pb2),
+    *(header_mutation_pb2, least_request_pb2, override_host_pb2, downstream_connections_pb2),
+    *(fixed_heap_pb2, previous_hosts_pb2, http_protocol_options_pb2),
+)
 _HEAP = "envoy.resource_monitors.fixed_heap"
-_CONNECTIONS = "envoy.resource_monitors.global_downstream_max_connections"
+_MONITORS = "envoy.extensions.resource_monitors"
 
 
 def build(config: BootstrapConfig) -> bootstrap_pb2.Bootstrap:
-    return bootstrap_pb2.Bootstrap(
-        node={"id": "pointsman", "cluster": "pointsman"},
-        admin=bootstrap_pb2.Admin(address=address(config.admin)),
-        static_resources=bootstrap_pb2.Bootstrap.StaticResources(
-            listeners=[listener(config)], clusters=_clusters(config)
-        ),
-        overload_manager=_overload(config.limits),
-    )
-
-
-def _clusters(config: BootstrapConfig) -> list[cluster_pb2.Cluster]:
     clusters = [*pool_clusters(config), picker_cluster(config)]
     if config.discovery is not None and config.mechanism is Mechanism.OVERRIDE_HOST:
         clusters.append(discovery_cluster(config.discovery))
-    return clusters
+    document = {
+        "node": {"id": "pointsman", "cluster": "pointsman"},
+        "admin": {"address": address(config.admin)},
+        "static_resources": {"listeners": [listener(config)], "clusters": clusters},
+        "overload_manager": _overload(config.limits),
+    }
+    return json_format.ParseDict(document, bootstrap_pb2.Bootstrap())
 
 
-def _overload(limits: Limits) -> overload_pb2.OverloadManager:
+def _overload(limits: Limits) -> Json:
+    connections = limits.max_downstream_connections
     monitors = [
-        overload_pb2.ResourceMonitor(
-            name=_HEAP,
-            typed_config=packed(
-                fixed_heap_pb2.FixedHeapConfig(max_heap_size_bytes=limits.max_heap_bytes)
-            ),
+        extension(
+            _HEAP,
+            f"{_MONITORS}.fixed_heap.v3.FixedHeapConfig",
+            max_heap_size_bytes=limits.max_heap_bytes,
         ),
-        overload_pb2.ResourceMonitor(
-            name=_CONNECTIONS,
-            typed_config=packed(
-                downstream_connections_pb2.DownstreamConnectionsConfig(
-                    max_active_downstream_connections=limits.max_downstream_connections
-                )
-            ),
+        extension(
+            "envoy.resource_monitors.global_downstream_max_connections",
+            f"{_MONITORS}.downstream_connections.v3.DownstreamConnectionsConfig",
+            max_active_downstream_connections=connections,
         ),
     ]
+    thresholds = {"shrink_heap": 0.85, "stop_accepting_requests": 0.9}
     actions = [
-        overload_pb2.OverloadAction(
-            name=name, triggers=[overload_pb2.Trigger(name=_HEAP, threshold={"value": threshold})]
-        )
-        for name, threshold in (
-            ("envoy.overload_actions.shrink_heap", 0.85),
-            ("envoy.overload_actions.stop_accepting_requests", 0.9),
-        )
+        {
+            "name": f"envoy.overload_actions.{name}",
+            "triggers": [{"name": _HEAP, "threshold": {"value": threshold}}],
+        }
+        for name, threshold in thresholds.items()
     ]
-    return overload_pb2.OverloadManager(
-        refresh_interval=seconds(0.25), resource_monitors=monitors, actions=actions
-    )
+    return {"refresh_interval": "0.25s", "resource_monitors": monitors, "actions": actions}
 
 
 def to_yaml(message: Message, heading: str = "") -> str:
@@ -117,5 +120,7 @@ def pickers_document(pickers: Sequence[tuple[SocketAddress, SocketAddress]]) -> 
     return _discovered(assignment(PICKER, [one for one, _ in pickers], [two for _, two in pickers]))
 
 
-def _discovered(found: Message) -> str:
-    return to_json(discovery_pb2.DiscoveryResponse(resources=[packed(found)]))
+def _discovered(found: Json) -> str:
+    resource = packed("envoy.config.endpoint.v3.ClusterLoadAssignment", **found)
+    document = {"resources": [resource]}
+    return to_json(json_format.ParseDict(document, discovery_pb2.DiscoveryResponse()))

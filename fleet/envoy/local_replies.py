@@ -5,27 +5,16 @@ The formats are CEL expressions, since Envoy has no table for them. The picker's
 those below 400, pass unchanged; the status message of a gRPC response stays text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from typing import Any
 
-from envoy.config.accesslog.v3 import accesslog_pb2
-from envoy.config.core.v3 import base_pb2, substitution_format_string_pb2
-from envoy.extensions.access_loggers.filters.cel.v3 import cel_pb2
-from envoy.extensions.filters.network.http_connection_manager.v3 import http_connection_manager_pb2
-
-from fleet.envoy.proto import packed
+from fleet.envoy.proto import Json, extension
 from fleet.envoy.settings import LOCAL_REPLY_HEADER
 from picker.errors import ANSWER_DETAILS, ANTHROPIC_PATHS, GRPC_CONTENT, anthropic_type, openai_type
 
-_Format = substitution_format_string_pb2.SubstitutionFormatString
 # The statuses that Envoy and its filters produce; others are typed by their class.
 _STATUSES = (401, 403, 404, 408, 413, 426, 429, 431, 502, 503, 504)
-_MARK = base_pb2.HeaderValueOption(
-    header=base_pb2.HeaderValue(key=LOCAL_REPLY_HEADER, value="envoy")
-)
+_MARK = {"header": {"key": LOCAL_REPLY_HEADER, "value": "envoy"}}
 _DETAILS = "response.code_details"
 # Envoy's words are for operators: the meaning for a client precedes them. Where a sentence ends
 # without a colon, Envoy has no words.
@@ -51,33 +40,23 @@ _SENTENCES = (
 )
 
 
-def local_reply_config() -> http_connection_manager_pb2.Any:
-    untouched = _Format(text_format_source={"inline_string": "%LOCAL_REPLY_BODY%"})
+def local_reply_config() -> Json:
+    untouched = {"text_format_source": {"inline_string": "%LOCAL_REPLY_BODY%"}}
     paths = "|".join(ANTHROPIC_PATHS)
     message = f"%CEL({_choice(_SENTENCES)})%%LOCAL_REPLY_BODY%"
-    return http_connection_manager_pb2.LocalReplyConfig(
-        mappers=[
+    anthropic = {"type": "error", "error": {"type": _types(anthropic_type), "message": message}}
+    detail = {"type": _types(openai_type), "param": None, "code": "%RESPONSE_CODE%"}
+    openai = {"error": {"message": message, **detail}}
+    return {
+        "mappers": [
             _mapper(f"response.code < 400 || {_DETAILS} == '{ANSWER_DETAILS}'", untouched),
             _mapper(f"request.headers['content-type'].startsWith('{GRPC_CONTENT}')", untouched),
             _mapper(
-                f"request.path.matches('({paths})/?([?].*)?$')",
-                _json(type="error", error={"type": _types(anthropic_type), "message": message}),
-                is_marked=True,
+                f"request.path.matches('({paths})/?([?].*)?$')", {"json_format": anthropic}, _MARK
             ),
-            _mapper(
-                "true",
-                _json(
-                    error={
-                        "message": message,
-                        "type": _types(openai_type),
-                        "param": None,
-                        "code": "%RESPONSE_CODE%",
-                    }
-                ),
-                is_marked=True,
-            ),
+            _mapper("true", {"json_format": openai}, _MARK),
         ]
-    )
+    }
 
 
 def _types(type_of: Callable[[int], str]) -> str:
@@ -98,21 +77,14 @@ def _choice(cases: Iterable[tuple[str, str]], otherwise: str = "''") -> str:
     return "".join(f"{condition} ? {value} : " for condition, value in cases) + otherwise
 
 
-def _json(**members: Any) -> substitution_format_string_pb2.Any:
-    form = _Format()
-    form.json_format.update(members)
-    return form
-
-
-def _mapper(
-    condition: str, form: substitution_format_string_pb2.Any, *, is_marked: bool = False
-) -> http_connection_manager_pb2.Any:
-    expression = packed(cel_pb2.ExpressionFilter(expression=condition))
-    extension = accesslog_pb2.ExtensionFilter(
-        name="envoy.access_loggers.extension_filters.cel", typed_config=expression
+def _mapper(condition: str, form: Json, *added: Json) -> Json:
+    expression = extension(
+        "envoy.access_loggers.extension_filters.cel",
+        "envoy.extensions.access_loggers.filters.cel.v3.ExpressionFilter",
+        expression=condition,
     )
-    return http_connection_manager_pb2.ResponseMapper(
-        filter=accesslog_pb2.AccessLogFilter(extension_filter=extension),
-        body_format_override=form,
-        headers_to_add=[_MARK] if is_marked else [],
-    )
+    return {
+        "filter": {"extension_filter": expression},
+        "body_format_override": form,
+        "headers_to_add": list(added),
+    }

@@ -1,41 +1,26 @@
-"""The few protobuf shapes that repeat all over a bootstrap."""
+"""The shapes that repeat all over a bootstrap, in protobuf's JSON with Envoy's own field names."""
 
-from datetime import timedelta
-
-from envoy.config.core.v3 import address_pb2, extension_pb2
-from google.protobuf import any_pb2, duration_pb2, wrappers_pb2
-from google.protobuf.message import Message
+from typing import Any, TypeAlias
 
 from fleet.envoy.settings import Address, SocketAddress
 
-
-def packed(message: Message) -> any_pb2.Any:
-    wrapped = any_pb2.Any()
-    wrapped.Pack(message)
-    return wrapped
+Json: TypeAlias = dict[str, Any]
 
 
-def extension(name: str, message: Message) -> extension_pb2.TypedExtensionConfig:
-    return extension_pb2.TypedExtensionConfig(name=name, typed_config=packed(message))
+def packed(kind: str, **fields: Any) -> Json:
+    return {"@type": f"type.googleapis.com/{kind}", **fields}
 
 
-def seconds(value: float) -> duration_pb2.Duration:
-    duration = duration_pb2.Duration()
-    duration.FromTimedelta(timedelta(seconds=value))
-    return duration
+def extension(name: str, kind: str, **fields: Any) -> Json:
+    return {"name": name, "typed_config": packed(kind, **fields)}
 
 
-def uint32(value: int) -> wrappers_pb2.UInt32Value:
-    return wrappers_pb2.UInt32Value(value=value)
+def seconds(value: float) -> str:
+    return f"{value:.6f}s"
 
 
-def boolean(value: bool) -> wrappers_pb2.BoolValue:
-    return wrappers_pb2.BoolValue(value=value)
-
-
-def address(value: Address) -> address_pb2.Address:
+def address(value: Address) -> Json:
     """A TCP address or a unix socket that only its owner may open."""
     if isinstance(value, SocketAddress):
-        socket = address_pb2.SocketAddress(address=value.host, port_value=value.port)
-        return address_pb2.Address(socket_address=socket)
-    return address_pb2.Address(pipe=address_pb2.Pipe(path=value.path, mode=0o600))
+        return {"socket_address": {"address": value.host, "port_value": value.port}}
+    return {"pipe": {"path": value.path, "mode": 0o600}}
