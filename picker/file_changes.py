@@ -21,7 +21,6 @@ async def moments_to_look(
     watch: Callable[..., AsyncIterator[object]] = awatch,
 ) -> AsyncGenerator[None, None]:
     """Yield when one of the files `names` may have changed, at least every second, until closed.
-
     The folder is watched, not the files: editors and Kubernetes replace files by renaming. Changes
     within `debounce_ms` are one. `watch` is for tests.
     """

@@ -53,7 +53,6 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 class ServedTotals(msgspec.Struct, frozen=True, gc=False):
     """The totals that an endpoint has served since its start, as of `read_at_seconds`.
-
     `ttft_counts` are requests by the upper one of `ttft_edges` (in seconds) of their time to the
     first token, and those beyond all. Both are empty where the engine has no such histogram.
     """
@@ -146,13 +145,12 @@ class MultiModalFeature:
 
 
 class ParsedBody(msgspec.Struct, frozen=True):
-    """A request body after its parser.
-
-    `payload` is the decoded JSON object, or None when the parser leaves the body raw; of a request
-    with text that names no model it is `{"prompt": text}`. `model` is "" when the body names none,
-    which leaves the choice to the endpoint. `can_rewrite`: the model is `payload["model"]` and may
-    be replaced there. `prompts` holds real token ids, packed as little-endian uint32, where the
-    request carries them. `skip_response` asks for a response that the picker does not look at.
+    """`payload` is the decoded JSON object, or None when the parser leaves the body raw; of a
+    request with text that names no model it is `{"prompt": text}`. `model` is "" when the body
+    names none, which leaves the choice to the endpoint. `can_rewrite`: the model is
+    `payload["model"]` and may be replaced there. `prompts` holds real token ids, packed as
+    little-endian uint32, where the request carries them. `skip_response` asks for a response that
+    the picker does not look at.
     """
 
     api: Api
@@ -168,9 +166,7 @@ class ParsedBody(msgspec.Struct, frozen=True):
 
 
 class InferenceRequest(msgspec.Struct, frozen=True):
-    """One request on its way through a decision.
-
-    `incoming_model` is the model that the client named, `target_model` the one that the endpoint
+    """`incoming_model` is the model that the client named, `target_model` the one that the endpoint
     will serve. `prompts` holds, per prompt, its tokens packed as little-endian uint32, `features`
     its multi-modal items. `priority` is that of the `objective` (0 if unknown; a request below 0
     may be shed). `received_at_seconds` is on the monotonic clock of all plugins. `size_bytes` is
@@ -204,10 +200,9 @@ class ScoredEndpoint(msgspec.Struct, frozen=True):
 
 
 class ScoredCandidates(Sequence[ScoredEndpoint]):
-    """Candidates with their totals, in two sequences of equal length that never change.
-
-    Elements are created on access: a decision over a thousand candidates lives as long as its
-    request, and a thousand objects for each would be most of the memory.
+    """Candidates with their totals, in two sequences of equal length that never change. Elements
+    are created on access: a decision over a thousand candidates lives as long as its request, and a
+    thousand objects for each would be most of the memory.
     """
 
     __slots__ = ("candidates", "totals")
@@ -253,10 +248,7 @@ class ProfileResult(msgspec.Struct, frozen=True):
 
 
 class SchedulingResult(msgspec.Struct, frozen=True):
-    """Outcome of a decision; the primary profile's ordered `endpoints` are never empty.
-
-    An endpoint in `endpoints` may differ from the picked candidate's in its port.
-    """
+    """The `endpoints` of the primary profile, never empty, may have other ports than picked."""
 
     endpoints: tuple[Endpoint, ...]
     primary_profile: str
@@ -283,7 +275,6 @@ class Usage(msgspec.Struct, frozen=True):
 
 class ResponseHead(msgspec.Struct, frozen=True):
     """The beginning of an endpoint's response; header names lower case, pseudo-headers included.
-
     `served_by` is the `ip:port` that served, by the proxy's report. With `reached_no_endpoint` the
     response is the proxy's own. `came_at_seconds` is on the clock of the hooks, which receive it.
     With `shows_body` the proxy shows the body as it passes.
@@ -299,10 +290,8 @@ class ResponseHead(msgspec.Struct, frozen=True):
 
 
 class ResponseProgress(msgspec.Struct, frozen=True):
-    """The progress of a response after a piece of its body.
-
-    `num_bytes` and `usage` (None: not reported) count from the beginning; `is_first` is true of the
-    first piece with content, `is_last` of the end of the response.
+    """`num_bytes` and `usage` (None: not reported) count from the beginning; `is_first` is true of
+    the first piece with content, `is_last` of the end of the response.
     """
 
     now_seconds: float
@@ -317,10 +306,9 @@ Metadata: TypeAlias = Mapping[str, Mapping[str, "str | float | Mapping[str, floa
 
 
 class ResponseTap(Protocol):
-    """Watches and changes the response of one request. Called in the order of the protocol.
-
-    After an exception only `end()` is called, and the rest of the response passes unchanged; so a
-    call that raises must not have consumed its piece.
+    """Watches and changes the response of one request. Called in the order of the protocol. After
+    an exception only `end()` is called, and the rest of the response passes unchanged; so a call
+    that raises must not have consumed its piece.
     """
 
     def head(self, head: ResponseHead) -> tuple[tuple[str, str], ...]:
@@ -328,9 +316,8 @@ class ResponseTap(Protocol):
         ...
 
     def body(self, data: bytes, is_last: bool) -> tuple[bytes, Metadata]:
-        """Return the bytes of a piece of the body for the client, and metadata.
-
-        Bytes that it holds back follow with a later piece, at the latest with the last one.
+        """Return the bytes of a piece of the body for the client, and metadata. Bytes that it holds
+        back follow with a later piece, at the latest with the last one.
         """
         ...
 
@@ -341,7 +328,6 @@ class ResponseTap(Protocol):
 
 class RouteDecision(msgspec.Struct, frozen=True):
     """The director's answer to the stream: the destination, and changes to the request.
-
     `destination` is the `ip:port[,ip:port…]` list; `body` replaces the client's body when not None;
     `metadata` goes to the proxy beside the destination. With `skip_response` the picker does not
     look at the response, whatever `response` is.
@@ -357,11 +343,9 @@ class RouteDecision(msgspec.Struct, frozen=True):
 
 
 class FinishCause(Enum):
-    """The reason for a stream's end; each stream reports exactly one.
-
-    SKIPPED: the response was not watched, as requested; or the proxy asked for no decision, since
-    it answered the client itself or only observes. EVICTED: the request was stopped in favour of
-    others.
+    """The reason for a stream's end; each stream reports exactly one. SKIPPED: the response was not
+    watched, as requested; or the proxy asked for no decision, since it answered the client itself
+    or only observes. EVICTED: the request was stopped in favour of others.
     """
 
     COMPLETED = "completed"

@@ -54,10 +54,7 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::\d{0,5})?", re.IGNORECASE)
 
 
 class PageNames:
-    """Names of pages, on which access rights depend.
-
-    `aliases` give a page of one of several pools the name that it has in a picker of one pool.
-    """
+    """Names of pages; `aliases` give one of several pools the names of a picker of one pool."""
 
     def __init__(self, aliases: Mapping[str, str] = _NOTHING) -> None:
         self._aliases = aliases

@@ -35,11 +35,7 @@ class EndpointValues(msgspec.Struct, Generic[V], frozen=True):
 
 
 class PoolValues(msgspec.Struct, Generic[V], frozen=True):
-    """Values of the pool, as in `traffic.PoolRecent` and `traffic.Served`.
-
-    `waiting` requests are at endpoints, `queued` ones in the picker. The queue wait is of the
-    requests that left the queue since the last sample, None without any.
-    """
+    """`waiting` requests are at endpoints, `queued` ones and their waits in the picker."""
 
     requests_per_second: V = _NONE
     refusals_per_second: V = _NONE
@@ -138,11 +134,8 @@ class History:
         self._latest = dict(samples)
 
     def cut(self, count: int) -> tuple[int, list[str], Iterator[EndpointSeries]]:
-        """Return the number of the last sample, the endpoints, and the last `count` samples of
-        each.
-
-        There are fewer of a younger endpoint, and of all if `MAX_SAMPLES` do not suffice. The
-        iterator copies samples when it reaches their endpoint; later ones do not show.
+        """Return the number of the last sample, the endpoints, and copies of their last `count`
+        samples, which are made in turns: there are fewer of young endpoints and of thousands.
         """
         # Copies of rings are made in turns, so remember which sample was the last.
         rings, last = list(self._rings.items()), self._last

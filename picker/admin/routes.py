@@ -171,9 +171,8 @@ class PoolPages:
         self.history.record(samples, pool)
 
     async def _show_endpoints(self, request: web.Request) -> web.Response:
-        """Respond with the endpoints, a megabyte or two for a thousand of them.
-
-        `?history=N` adds the last N samples, and all numbers are then those of the last one.
+        """Respond with all endpoints; `?history=N` adds samples, the last of which sets all
+        numbers.
         """
         samples = whole_number(request, "history", default=0, least=0, most=SAMPLES)
         health = self.source.health()

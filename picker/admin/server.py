@@ -83,11 +83,7 @@ class AdminServer:
 
 
 class SeveralPools:
-    """The port of a picker of several pools, by name, each with its readiness.
-
-    Each pool has all pages of a picker of one pool below `/pools/NAME`, so a client of a picker can
-    use that address.
-    """
+    """The port of several pools, each with its readiness and its pages below `/pools/NAME`."""
 
     def __init__(
         self,

@@ -13,11 +13,7 @@ PREFIX: Final = "/pools/"
 
 
 class HealthView(msgspec.Struct, frozen=True):
-    """The health of an endpoint.
-
-    `state` is healthy, suspect, ejected, on-trial, or unknown for one that recently answered
-    neither a scrape nor a request.
-    """
+    """`state` is healthy, suspect, ejected, on-trial, or unknown: it answered nothing lately."""
 
     state: str
     consecutive_failures: int = 0
@@ -43,11 +39,7 @@ NOT_USABLE: Final = frozenset({"ejected", "unknown"})  # states
 
 
 class EndpointView(msgspec.Struct, frozen=True):
-    """One endpoint; values that this process does not know are None.
-
-    `last_metrics` are `metrics_age_seconds` old. Rates and `prefix_hit_share` are those of
-    `traffic.Recent`; `ttft`, see `traffic.Served`, counts from the arrival at the endpoint.
-    """
+    """Rates are those of `traffic.Recent`, `ttft` that of `traffic.Served`; None: unknown."""
 
     key: str
     name: str

@@ -29,10 +29,7 @@ MIN_SECRET_BYTES = 16
 
 
 class ConfigInUse:
-    """Owns the reference to the assembly in use, and its last replacement.
-
-    Listeners must not fail: every check precedes them.
-    """
+    """Owns the assembly in use. Listeners must not fail: every check precedes them."""
 
     def __init__(
         self,
@@ -59,11 +56,7 @@ class ConfigInUse:
         self._listeners.append(listener)
 
     def apply(self, loaded: LoadedConfig) -> tuple[Finding, ...]:
-        """Put another configuration to use; return its warnings.
-
-        Raises `ConfigError`, and then nothing has changed: for an invalid configuration, and for a
-        change that needs a restart.
-        """
+        """Put a configuration to use; return its warnings. After `ConfigError` nothing changed."""
         before = self._assembly
         # A copy, since the build must not change what requests use meanwhile.
         known = MappingProxyType(dict(before.instances))

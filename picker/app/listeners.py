@@ -57,10 +57,9 @@ class ExtProcPort:
         flag: str = "--grpc-port",
         expiry: Gauge | None = None,
     ) -> None:
-        """Open no port. Raise `ConfigError` for unusable certificates.
-
-        `health` answers health checks at this port too, `streams` counts its streams, each if the
-        options say so. `flag` names the port in messages; `certificate` replaces a self-signed one.
+        """Open no port. Raise `ConfigError` for unusable certificates. `health` answers health
+        checks at this port too, `streams` counts its streams, each if the options say so. `flag`
+        names the port in messages; `certificate` replaces a self-signed one.
         """
         self._certificates: CertificateFolder | None = None
         if options.tls is not None and options.tls.cert_path is not None:

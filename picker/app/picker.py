@@ -164,9 +164,8 @@ class Picker:
         self._stopped.set()
 
     async def run(self, announce: Callable[[Ports], None]) -> None:
-        """Serve until `stop`, then drain. `announce` is called once all ports are open.
-
-        Raises `ConfigError` for an unusable endpoints file and `StartError` for a busy port.
+        """Serve until `stop`, then drain; `announce` the open ports. Raises `ConfigError` for an
+        unusable endpoints file and `StartError` for a busy port.
         """
         leadership = self.serving.leadership
         for key, pool in self.pools.items():
@@ -208,10 +207,9 @@ class Picker:
         await self._listeners.close_ext_proc(grace)
 
     async def _until_quiet(self) -> float:
-        """Return the seconds left when nothing was under way or decided for a while.
-
-        A proxy needs a moment to notice that a picker is not ready any more, and a request refused
-        in that moment is an error to its client.
+        """Return the seconds left when nothing was under way or decided for a while. A proxy needs
+        a moment to notice that a picker is not ready any more, and a request refused in that moment
+        is an error to its client.
         """
         pools, loop = self.pools.values(), asyncio.get_running_loop()
         deadline = loop.time() + self._options.drain_timeout_seconds

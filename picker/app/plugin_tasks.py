@@ -23,11 +23,7 @@ Work: TypeAlias = Callable[[str, P, asyncio.Event], Coroutine[Any, Any, None]]
 
 
 class PluginTasks(Generic[P]):
-    """Owns one task for each plugin.
-
-    New tasks begin after old ones have ended, so that their resources, such as an address, are
-    free.
-    """
+    """Owns a task for each plugin; new ones begin when old ones have freed their addresses."""
 
     def __init__(self, work: Work[P]) -> None:
         self._work = work

@@ -66,7 +66,6 @@ class XdsFlags:
 @dataclass(frozen=True, slots=True)
 class KubernetesFlags:
     """A pool of a cluster: the InferencePool `pool_name` of `pool_group`, or selected Pods.
-
     `endpoint_selector` selects Pods that serve at `endpoint_target_ports`; then `pool_name` is only
     a label. `kubeconfig` None: that of `KUBECONFIG`, or the Pod's service account.
     """
@@ -89,9 +88,7 @@ class ElectionFlags:
 
 @dataclass(frozen=True, slots=True)
 class PeerFlags:
-    """The other replicas, and the address at which they reach this one.
-
-    Either `names` are resolved, or the EndpointSlices of the Service `slices` are followed.
+    """Either `names` are resolved, or the EndpointSlices of the Service `slices` are followed.
     `server_name` is the name in peers' certificates, "": the one they were found by. `namespace` is
     that of the Service, "": the pool's. `pool` is the pool's name among replicas, "": its own.
     """
@@ -120,10 +117,9 @@ class PoolFlags:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """All options of a picker. Ports: 0 takes a free one. `tls` None: plain text.
-
-    `pools` are those of a picker of several, each of which has options of its own made of these
-    (`pools.split`), with a `pool_key`; a picker of one pool has neither.
+    """Ports: 0 takes a free one. `tls` None: plain text. `pools` are those of a picker of several,
+    each of which has options of its own made of these (`pools.split`), with a `pool_key`; a picker
+    of one pool has neither.
     """
 
     config_file: Path | None = None

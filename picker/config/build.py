@@ -87,11 +87,9 @@ _NO_INSTANCES: Mapping[str, Instance] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """Inputs of a build beside the configuration.
-
-    `before` are the plugins in use: those with unchanged entries are reused with their state. With
-    `strict_data_scope` plugins cannot access findings that they do not declare. With `lists_models`
-    endpoints are asked for their models, whatever the configuration says.
+    """`before` are the plugins in use: those with unchanged entries are reused with their state.
+    With `strict_data_scope` plugins cannot access findings that they do not declare. With
+    `lists_models` endpoints are asked for their models, whatever the configuration says.
     """
 
     services: Services = NO_SERVICES
@@ -103,10 +101,8 @@ class BuildOptions:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """A configuration, ready to use; plugins are bound to extension points.
-
-    The `pipeline` is what the director runs, without a gate. `instances` include plugins that were
-    added by default; `experimental` names those of alpha types.
+    """The `pipeline` is what the director runs, without a gate. `instances` include plugins that
+    were added by default; `experimental` names those of alpha types.
     """
 
     pipeline: RequestPipeline

@@ -43,10 +43,8 @@ class BoundSource:
 
 @dataclass(frozen=True, slots=True)
 class DataLayerPlan:
-    """The data sources of a picker. `discovery` None: the configuration names none.
-
-    Only `replica_interval_seconds`, between two messages to other replicas (None: not configured),
-    can change while the picker runs.
+    """`discovery` None: the configuration names none. Only `replica_interval_seconds`, between two
+    messages to other replicas (None: not configured), can change while the picker runs.
     """
 
     sources: tuple[BoundSource, ...] = ()

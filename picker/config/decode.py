@@ -47,10 +47,9 @@ _ABSENT = _Absent.ABSENT
 def decode(
     value: Any, shape: type[S], at: Path, findings: Findings, *, allow_unknown: bool = False
 ) -> S | None:
-    """Decode `value` at `at` as a `shape`; None after errors, which go into `findings`.
-
-    A known key without a value is the same as no key. With `allow_unknown` an unknown key is
-    dropped with a warning: it may be one of a newer schema.
+    """Decode `value` at `at` as a `shape`; None after errors, which go into `findings`. A known key
+    without a value is the same as no key. With `allow_unknown` an unknown key is dropped with a
+    warning: it may be one of a newer schema.
     """
     unknown: dict[Path, str] = {}
     written = _written(value, shape, at, unknown if allow_unknown else None)
@@ -109,7 +108,6 @@ def _converted(value: Any, shape: type[S], at: Path, findings: Findings) -> S | 
 
 
 def _walk(value: Any, annotation: Any, at: Path, findings: Findings) -> Any:
-    """Return the valid part of `value`; everything else becomes findings."""
     shape, is_optional = _required(annotation)
     if value is None and is_optional:
         return None

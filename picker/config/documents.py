@@ -40,7 +40,6 @@ def loader_class() -> type[yaml.SafeLoader]:
 
 def as_json(value: Any, at: Path, findings: Findings) -> Any:
     """Convert as a round trip through JSON does; values that JSON cannot represent become findings.
-
     Raises `RecursionError` for deeply nested values.
     """
     if isinstance(value, dict):
@@ -79,9 +78,8 @@ _Loader = loader_class()
 
 @contextmanager
 def yaml_loader(content: bytes, name: str, what: str) -> Iterator[yaml.SafeLoader]:
-    """Open a loader of the documents in `content`; `name` and `what` are for messages.
-
-    Invalid YAML that the caller reads raises `InvalidConfigError`.
+    """Open a loader of the documents in `content`; `name` and `what` are for messages. Invalid YAML
+    that the caller reads raises `InvalidConfigError`.
     """
     try:
         loader = _Loader(content.decode())
@@ -101,7 +99,6 @@ def yaml_loader(content: bytes, name: str, what: str) -> Iterator[yaml.SafeLoade
 
 def as_plain(loader: yaml.SafeLoader, root: yaml.Node, name: str, findings: Findings) -> Any:
     """Return the value of a document, converted by `as_json`; duplicate keys become findings.
-
     Raises `InvalidConfigError` if aliases multiply the values beyond `MAX_VALUES`.
     """
     refuse_multiplied(root, name)
@@ -133,9 +130,8 @@ class DuplicateKey:
 
 
 def duplicate_keys(root: yaml.Node) -> Iterator[DuplicateKey]:
-    """Find duplicate keys, of which YAML parsers silently use the last.
-
-    Called before the construction, which writes merged keys into the nodes.
+    """Find duplicate keys, of which YAML parsers silently use the last. Called before the
+    construction, which writes merged keys into the nodes.
     """
     for node in _mappings(root):
         seen: dict[str, int] = {}
@@ -152,7 +148,6 @@ def unusable(name: str, text: str, mark: yaml.Mark | None = None) -> InvalidConf
 
 
 def _problem(error: yaml.MarkedYAMLError, content: bytes) -> str:
-    """Describe an error of PyYAML, which may be split into context and problem."""
     mark, problem = error.problem_mark, error.problem or error.context or "?"
     if mark is not None and problem.startswith("found character that cannot start"):
         line = content.splitlines()[mark.line : mark.line + 1]

@@ -67,9 +67,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One error or warning about a configuration.
-
-    `line` and `column` count from one; None: nothing is written there. `key` is the dotted path.
+    """`line` and `column` count from one; None: nothing is written there. `key` is the dotted path.
     `allowed` are the valid values, if they can be listed; `nearest` was probably meant.
     """
 
@@ -127,10 +125,8 @@ class InvalidConfigError(ConfigError):
 
 
 class Findings:
-    """Owns the findings of one configuration; iterates in the order of the file.
-
-    If there are more than `limit`, the last one says so. Without a `source` findings have no file
-    and no line.
+    """Owns the findings of one configuration; iterates in the order of the file. If there are more
+    than `limit`, the last one says so. Without a `source` findings have no file and no line.
     """
 
     def __init__(self, source: Source | None, limit: int = MAX_FINDINGS) -> None:

@@ -205,9 +205,8 @@ class _Planner:
 
 @dataclass(frozen=True, slots=True)
 class _Kind(Generic[T]):
-    """A kind of policy: its name for messages, its default type, and a test for it.
-
-    `endings` are the suffixes of the names of its types, for references that may create one.
+    """A kind of policy: its name for messages, its default type, and a test for it. `endings` are
+    the suffixes of the names of its types, for references that may create one.
     """
 
     name: str

@@ -46,10 +46,9 @@ class Instance:
 
 
 class PluginInstances:
-    """Owns the plugins during a build; iterates in order of creation.
-
-    Errors go into `findings`; a method that returns None instead of an instance has reported why.
-    `before` are the plugins of the configuration in use.
+    """Owns the plugins during a build; iterates in order of creation. Errors go into `findings`; a
+    method that returns None instead of an instance has reported why. `before` are the plugins of
+    the configuration in use.
     """
 
     def __init__(
@@ -124,10 +123,8 @@ class PluginInstances:
         return self.referenced(name, path, types)
 
     def connect(self) -> None:
-        """Give plugins those they name; called once, when all configured ones exist.
-
-        A reused plugin is connected already, unless one that it names was not reused: it is created
-        anew.
+        """Give plugins those they name; called once, when all configured ones exist. A reused
+        plugin is connected already, unless one that it names was not reused: it is created anew.
         """
         if not self._is_free_of_loops():
             return

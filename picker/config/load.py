@@ -13,10 +13,8 @@ MAX_CONFIG_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """A decoded configuration, its source, and the findings so far.
-
-    With errors among the `findings` it holds the valid parts, so that the rest can be checked too;
-    `build` then refuses it. `content` is the original text.
+    """With errors among the `findings` it holds the valid parts, so that the rest can be checked
+    too; `build` then refuses it. `content` is the original text.
     """
 
     config: EndpointPickerConfig
@@ -26,9 +24,8 @@ class LoadedConfig:
 
 
 def load_config(content: bytes, name: str) -> LoadedConfig:
-    """Decode a configuration; `name` (a file, a flag) is for messages.
-
-    Raises `InvalidConfigError` unless `content` is a YAML document; all else are findings.
+    """Decode a configuration; `name` (a file, a flag) is for messages. Raises `InvalidConfigError`
+    unless `content` is a YAML document; all else are findings.
     """
     if len(content) > MAX_CONFIG_BYTES:
         raise unusable(name, f"the configuration is larger than {MAX_CONFIG_BYTES} bytes")

@@ -45,8 +45,6 @@ _NULL_TAG = "tag:yaml.org,2002:null"
 
 
 class _ObjectList(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Several objects in one, as `kubectl get -o yaml` writes them."""
-
     api_version: str
     kind: str
     items: tuple[Any, ...]
@@ -62,9 +60,8 @@ class PoolFile:
 
 
 def read_pool_file(content: bytes, name: str, pool: str) -> PoolFile:
-    """Decode an endpoints file for the pool named `pool`; `name` is for messages.
-
-    Raises `ConfigError` for an unusable file: no YAML, too large, or without exactly one list of
+    """Decode an endpoints file for the pool named `pool`; `name` is for messages. Raises
+    `ConfigError` for an unusable file: no YAML, too large, or without exactly one list of
     endpoints.
     """
     reading = _Reading(name, pool)
@@ -237,7 +234,6 @@ class _Reading:
             self._findings.append(replace(one, message=f"{called}{one.message}"))
 
     def _room(self, source: Source) -> Findings:
-        """Return the findings of a document, which compute none beyond the limit."""
         return Findings(source, MAX_FINDINGS - len(self._findings))
 
 

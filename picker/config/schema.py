@@ -64,9 +64,7 @@ class CrossReplica(Section, frozen=True):
 
 
 class DataLayer(Section, frozen=True):
-    """The sources of the picker's knowledge of endpoints.
-
-    `discovery.endpoints`, `discovery.peers` and `cross_replica` are the later places of
+    """`discovery.endpoints`, `discovery.peers` and `cross_replica` are the later places of
     `discovery.pluginRef`, `peer_discovery` and the keys `crossReplica…`.
     """
 
@@ -210,7 +208,6 @@ def _entry(text: str) -> tuple[str, str]:
 
 
 def _check_flow_control(config: EndpointPickerConfig, is_on: bool, findings: Findings) -> None:
-    """Warn of a section without its gate; after errors the gate may only seem to be off."""
     section = config.flow_control
     # After errors the gate may only seem to be off.
     if section is None or is_on or findings.has_errors:

@@ -185,7 +185,6 @@ def _put_profile(shown: _Shown, path: Path, plan: ProfilePlan) -> None:
 
 
 def _parts(plan: ProfilePlan) -> list[ProfilePart]:
-    """Return the configured parts in their order, then the default ones."""
     pickers = (plan.picker,) if plan.picker is not None else ()
     every = (*plan.filters, *plan.scorers, *pickers)
     # A plugin may be filter and scorer at once, from one entry.

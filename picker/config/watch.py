@@ -26,9 +26,7 @@ def read_config_file(path: Path, flag: str) -> bytes:
 
 
 class ConfigWatch:
-    """Owns the last known content of the file, and the metrics of reloads.
-
-    `apply` puts a configuration to use and returns its warnings; after `ConfigError` nothing
+    """`apply` puts a configuration to use and returns its warnings; after `ConfigError` nothing
     changed.
     """
 

@@ -31,9 +31,7 @@ NO_STAGES: Mapping[str, str] = {}  # msgspec encodes no read-only views
 
 
 class ResponseTimes(msgspec.Struct, frozen=True):
-    """The course of a response, as far as it passed through the picker.
-
-    `ttft_seconds` is from the arrival of the request to the first non-empty piece of the body
+    """`ttft_seconds` is from the arrival of the request to the first non-empty piece of the body
     (None: there was none); `num_bytes` counts the body as the endpoint sent it.
     `processing_seconds` is the time that the picker added.
     """
@@ -57,11 +55,10 @@ Seen: TypeAlias = tuple[Sequence[Candidate], ...] | PackedCandidates
 
 
 class PackedProfile(msgspec.Struct, frozen=True, gc=False):
-    """One profile of a decision.
-
-    `scorers` are names with weights, `scores` their packed scores of the stored candidates, which
-    may be fewer than `num_scored`; `num_tied` shared the best total (None: all are stored, count
-    them). `picked` are keys. `filters` name the removed endpoints only where candidates are packed.
+    """`scorers` are names with weights, `scores` their packed scores of the stored candidates,
+    which may be fewer than `num_scored`; `num_tied` shared the best total (None: all are stored,
+    count them). `picked` are keys. `filters` name the removed endpoints only where candidates are
+    packed.
     """
 
     name: str

@@ -184,7 +184,6 @@ def _profile(
 def _best_of(
     result: ProfileResult, candidates: Sequence[Candidate], scores: list[Sequence[float]]
 ) -> tuple[Sequence[Candidate], list[Sequence[float]], int]:
-    """Select the best and the picked candidates and their scores; count those that tie for best."""
     scored = result.scored
     if isinstance(scored, ScoredCandidates):
         all_totals = scored.totals
@@ -243,7 +242,6 @@ def _loads_at(candidates: Sequence[Candidate], at_seconds: float) -> list[Load]:
 
 
 def _note_findings(decision: Decision, endpoint_key: str) -> None:
-    """Note the expected prefix match of the endpoint, and the reasons for skipped stages."""
     attributes, request = decision.attributes, decision.request
     if attributes is None or request is None:
         return

@@ -36,10 +36,8 @@ class FilterView(msgspec.Struct, frozen=True):
 
 
 class ProfileView(msgspec.Struct, frozen=True):
-    """One scheduling profile of a decision.
-
-    Of many `candidates` only the best are here; `num_scored` counts all. `num_tied` candidates
-    shared the best total: if more than one, and the `picker` uses totals, chance chose among them.
+    """The `candidates` may be only the best of `num_scored`. `num_tied` candidates shared the best
+    total: if more than one, and the `picker` uses totals, chance chose among them.
     """
 
     name: str
@@ -62,10 +60,7 @@ class RefusalView(msgspec.Struct, frozen=True):
 
 
 class RecordSummary(msgspec.Struct, frozen=True):
-    """One request in a list.
-
-    `outcome` is `waiting` until the decision, `under-way` until the end, then the cause of the end.
-    """
+    """`outcome` is `waiting` until the decision, `under-way` until the end, then its cause."""
 
     request_id: str
     received_unix_seconds: float
@@ -83,10 +78,7 @@ class RecordSummary(msgspec.Struct, frozen=True):
 
 
 class RecordView(msgspec.Struct, frozen=True):
-    """Everything stored of one request.
-
-    `destination` is what the picker sent to the proxy, `served_by` what the proxy reported.
-    """
+    """`destination` is what the picker sent to the proxy, `served_by` what the proxy reported."""
 
     summary: RecordSummary
     incoming_model: str

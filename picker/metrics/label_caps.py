@@ -78,10 +78,9 @@ class BoundedLabels:
 
 
 class RequestLabels:
-    """Values for `REQUEST_LABELS`. Owns the known names, and the labels that are paid for.
-
-    The sets of a model that a rule or a worker names, under its own name or as a rule rewrites it,
-    and without a tenant, cost nothing: what an operator configures is always reported.
+    """Values for `REQUEST_LABELS`. Owns the known names, and the labels that are paid for. The sets
+    of a model that a rule or a worker names, under its own name or as a rule rewrites it, and
+    without a tenant, cost nothing: what an operator configures is always reported.
     """
 
     def __init__(self, room: PageRoom | None = None) -> None:

@@ -242,9 +242,8 @@ class PickerMetrics(Family):
         )
 
     def pieces(self, series: Iterable[AnySeries] | None = None) -> Iterator[list[str]]:
-        """Yield the exposition as lists of lines, each written in a millisecond or two.
-
-        The numbers of one series are of one moment, those of two series need not be.
+        """Yield the exposition as lists of lines, each written in a millisecond or two. The numbers
+        of one series are of one moment, those of two series need not be.
         """
         declared = self.series if series is None else series
         yield from batched((line for one in declared for line in text_of(one)), LINES)

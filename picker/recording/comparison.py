@@ -40,9 +40,7 @@ class Scores(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """The summary of a replay.
-
-    `moved` decisions have another destination, `rescored` ones other totals, whatever their
+    """`moved` decisions have another destination, `rescored` ones other totals, whatever their
     destination. `matched` tokens of prompts were expected in the cache of the destination.
     """
 

@@ -50,10 +50,9 @@ class LineBatch:
 
 @dataclass(slots=True)
 class Progress:
-    """State shared by the thread and the event loop; changed under `lock`.
-
-    `waiting_bytes` were handed over and not yet written, `claimed_bytes` are these and the size of
-    the file. `lost` counts lines that no `Lost` line reports yet.
+    """State shared by the thread and the event loop; changed under `lock`. `waiting_bytes` were
+    handed over and not yet written, `claimed_bytes` are these and the size of the file. `lost`
+    counts lines that no `Lost` line reports yet.
     """
 
     claimed_bytes: int = 0
@@ -182,9 +181,8 @@ class RecordingFile:
 
 
 def open_recording(path: Path) -> tuple[int, int]:
-    """Open the file, readable by its owner only, or another run of an existing recording.
-
-    Return the descriptor and the size. Raises `ConfigError`.
+    """Open the file, readable by its owner only, or another run of an existing recording. Return
+    the descriptor and the size. Raises `ConfigError`.
     """
     # O_NONBLOCK: opening a pipe would wait for its reader.
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
@@ -229,10 +227,7 @@ def _size_for_another_run(fd: int, path: Path) -> int:
 
 
 class DiskWriter(threading.Thread):
-    """Writes batches until it receives None, then closes the file. Owns the file.
-
-    A daemon thread: a hanging disk must not prevent the picker's exit.
-    """
+    """Writes batches until None comes. A daemon: a hanging disk must not prevent the exit."""
 
     def __init__(
         self,

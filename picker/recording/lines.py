@@ -42,10 +42,9 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="line"): .
 
 
 class Header(Line, frozen=True, tag="header"):
-    """The beginning of a run: everything that a picker needs to repeat the decisions.
-
-    `hash_seed` is the seed of its prompt hashes. `again`: repeated because earlier lines, perhaps
-    the header itself, were lost.
+    """The beginning of a run: everything that a picker needs to repeat the decisions. `hash_seed`
+    is the seed of its prompt hashes. `again`: repeated because earlier lines, perhaps the header
+    itself, were lost.
     """
 
     format_version: int
@@ -82,7 +81,6 @@ class EndpointChange(Line, frozen=True, tag="endpoint"):
 
 class CandidateChange(msgspec.Struct, frozen=True, omit_defaults=True):
     """Changes of a candidate since the last line that mentions it; everything the first time.
-
     `metrics` is `last` when they equal `last_metrics`. `attributes` are values of
     `picker.recording.values`.
     """
@@ -96,11 +94,9 @@ class CandidateChange(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RequestLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A request as the scheduler saw it.
-
-    `prompts` are base64 of tokens, packed as little-endian uint32; None when they are left out, and
-    then `prompt_bytes` are their lengths, four bytes a token. Headers, the salt and hashes of media
-    may be digests; see `picker.recording.requests`.
+    """`prompts` are base64 of tokens, packed as little-endian uint32; None when they are left out,
+    and then `prompt_bytes` are their lengths, four bytes a token. Headers, the salt and hashes of
+    media may be digests; see `picker.recording.requests`.
     """
 
     id: str
@@ -123,9 +119,7 @@ class RequestLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ProfileLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Outcome of a scheduling profile.
-
-    `picked` are keys of endpoints with their totals, best first; `totals` are in the order of
+    """`picked` are keys of endpoints with their totals, best first; `totals` are in the order of
     `scored`, where None means all candidates in their order.
     """
 
@@ -152,12 +146,10 @@ class RefusalLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DecisionLine(Line, frozen=True, tag="decision"):
-    """The inputs of a decision and its outcome.
-
-    `number` counts the decisions of the run. `again` is the number of the preceding decision of the
-    same request, whose `findings` then apply. `changed` are the candidates that changed, `order`
-    the keys of all candidates if they or their order differ from the preceding decision. `findings`
-    are values by "Type/producer". `left`: hooks were called for it.
+    """`number` counts the decisions of the run. `again` is the number of the preceding decision of
+    the same request, whose `findings` then apply. `changed` are the candidates that changed,
+    `order` the keys of all candidates if they or their order differ from the preceding decision.
+    `findings` are values by "Type/producer". `left`: hooks were called for it.
     """
 
     number: int
@@ -280,10 +272,9 @@ def decoded(text: bytes) -> AnyLine:
 
 
 def read_recording(path: Path) -> Iterator[NumberedLine]:
-    """Yield the lines of the file; only the last line of a run may be half-written.
-
-    Raises `RecordingError` for a file that cannot be read or does not begin with a header of this
-    format, and for an invalid line.
+    """Yield the lines of the file; only the last line of a run may be half-written. Raises
+    `RecordingError` for a file that cannot be read or does not begin with a header of this format,
+    and for an invalid line.
     """
     try:
         with path.open("rb") as file:
@@ -325,7 +316,6 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[NumberedLine]:
 
 
 def _may_be_torn(text: bytes, error: Exception) -> bool:
-    """Check whether `text` can be the beginning of a line."""
     return not text.endswith(b"\n") or _TRUNCATED in str(error)
 
 

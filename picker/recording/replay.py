@@ -66,11 +66,7 @@ class OtherConfig:
 
 @dataclass(frozen=True, slots=True)
 class Redecided:
-    """A decision, recorded and repeated.
-
-    The matched tokens are those of the prompt that were expected in the cache of the endpoint: of
-    the recorded one, and of the one chosen now.
-    """
+    """The matched tokens were expected in the cache of the recorded and of the new endpoint."""
 
     line: int
     recorded: DecisionLine
@@ -133,10 +129,9 @@ class Replay:
         return dict(self._notes)
 
     def decisions(self, lines: Iterable[NumberedLine]) -> Iterator[Redecided]:
-        """Process the lines in their order; yield every decision.
-
-        Raises `RecordingError` for an inconsistent line and for a recorded configuration that
-        cannot be used; `ConfigError` for the other configuration.
+        """Process the lines in their order; yield every decision. Raises `RecordingError` for an
+        inconsistent line and for a recorded configuration that cannot be used; `ConfigError` for
+        the other configuration.
         """
         for numbered in lines:
             self._line = numbered.number

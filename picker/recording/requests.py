@@ -127,11 +127,7 @@ class RequestLines:
 
 
 def request_of(line: RequestLine) -> InferenceRequest:
-    """Restore the request as the scheduler saw it; prompts that were left out have their length
-    only.
-
-    Raises `ValueError` for an unknown API or an impossible length.
-    """
+    """Restore the request; prompts that were left out have lengths. Raises `ValueError`."""
     prompts = line.prompts
     if prompts is None:
         lengths = line.prompt_bytes or ()

@@ -51,9 +51,7 @@ class SizedIndex(Protocol):
 
 
 class PluginCollector:
-    """Reports the plugins of the configuration in use.
-
-    If none of them counts the load in flight, it reports `inflight` instead, with the last three
+    """If none of them counts the load in flight, it reports `inflight` instead, with the last three
     labels empty: both would count every request twice.
     """
 

@@ -25,10 +25,9 @@ _CODES = {status: code.value for code, status in HTTP_STATUS.items()}
 
 
 class RequestMetrics:
-    """Feeds `PickerMetrics`. A refused request appears only in the error counter.
-
-    Owns the labels under which requests count as running, because a later rewrite rule may change
-    the labels of other requests.
+    """Feeds `PickerMetrics`. A refused request appears only in the error counter. Owns the labels
+    under which requests count as running, because a later rewrite rule may change the labels of
+    other requests.
     """
 
     def __init__(self, metrics: PickerMetrics) -> None:

@@ -147,7 +147,6 @@ class _Spans:
     def _profile(
         self, within: Span, name: str, steps: Sequence[PluginStep], seen: Sequence[Candidate]
     ) -> None:
-        """Make the spans of one run of a profile, which may have ended after any of its steps."""
         began, ended = steps[0].at - steps[0].seconds, steps[-1].at
         span = self.begin(PROFILE_SPAN, within, began)
         span.set("llm_d.epp.scheduling.profile.name", name)
@@ -166,7 +165,6 @@ class _Spans:
         self.end(span, ended)
 
     def _filters(self, within: Span, filters: Sequence[PluginStep], count: int) -> int:
-        """Make the span of the filters; return the number of candidates left."""
         span = self.begin(FILTERS_SPAN, within, filters[0].at - filters[0].seconds)
         span.set("llm_d.epp.filter.candidate_endpoints", count)
         failure = _failure(filters)
@@ -263,10 +261,7 @@ class Tracing:
 
 
 def build_tracing(enabled: bool, environment: Mapping[str, str]) -> Tracing:
-    """Create the tracer that the `OTEL_…` variables of `environment` configure, if enabled.
-
-    Raises `ConfigError` if OpenTelemetry is not installed, or a variable has an unsupported value.
-    """
+    """Create the configured tracer, if enabled. Raises `ConfigError`, also without the library."""
     if not enabled:
         return Tracing()
     try:

@@ -31,10 +31,9 @@ _REFUSED = (FinishCause.REFUSED, FinishCause.EVICTED)
 
 
 class Recent(msgspec.Struct, frozen=True):
-    """The requests to an endpoint in the window, or since it was first seen.
-
-    `prompt_tokens` are those of prompts that were looked up in a prefix index, `matched_tokens`
-    those that were expected in its cache.
+    """The requests to an endpoint in the window, or since it was first seen. `prompt_tokens` are
+    those of prompts that were looked up in a prefix index, `matched_tokens` those that were
+    expected in its cache.
     """
 
     requests_per_second: float = 0.0
@@ -72,8 +71,6 @@ class Traffic(msgspec.Struct, frozen=True):
 
 
 class _Counts:
-    """Owns the totals of one endpoint, or of all, and their values at the last samples."""
-
     __slots__ = ("before", "failed", "matched", "prompt", "refused", "requests")
 
     def __init__(self) -> None:
@@ -147,8 +144,6 @@ class EndpointTraffic:
 
 
 class _Waits:
-    """Owns the number of requests that left between two samples, and their waits by bucket."""
-
     __slots__ = ("count", "long")
 
     def __init__(self) -> None:
@@ -182,10 +177,7 @@ def longest_wait(waits: Sequence[Wait], share: float) -> float:
 
 
 class Served(msgspec.Struct, frozen=True):
-    """The work that endpoints report in the window; None: none.
-
-    `ttft` for the pool includes the wait in the picker; for one endpoint it is the time there.
-    """
+    """The work that endpoints report; the pool's `ttft` includes the wait in the picker."""
 
     ttft: Percentiles | None = None
     tokens_per_second: float | None = None
@@ -288,7 +280,6 @@ def percentiles_after(waits: Sequence[Wait], buckets: Mapping[float, float]) -> 
 
 def expected_hits(decision: Decision, key: str) -> tuple[int, int]:
     """Return the tokens of a decision's prompt, and those expected in the cache of endpoint `key`.
-
     Both are 0 without a prefix index. Of several indexes the highest expectation counts.
     """
     if decision.attributes is None or decision.request is None:

@@ -17,9 +17,9 @@ from picker.config.catalog import builtin_plugins
 from picker.config.schema import PLUGIN_TYPES
 from picker.errors import ConfigError
 from tests.support.picker.assembly_meaning import meaning
+from tests.support.picker.configured_requests import GOLDEN
 
-FOLDER = Path(__file__).parents[2] / "golden" / "config"
-CASES = sorted(path.name.removesuffix(".in.yaml") for path in FOLDER.glob("*.in.yaml"))
+CASES = sorted(path.name.removesuffix(".in.yaml") for path in GOLDEN.glob("*.in.yaml"))
 
 
 def outcome(path: Path) -> dict[str, Any]:
@@ -32,15 +32,15 @@ def outcome(path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_configuration_has_the_meaning_of_its_golden_file(case: str) -> None:
-    found = outcome(FOLDER / f"{case}.in.yaml")
-    twin = FOLDER / f"{case}.out.yaml"
+    found = outcome(GOLDEN / f"{case}.in.yaml")
+    twin = GOLDEN / f"{case}.out.yaml"
     if os.environ.get("POINTSMAN_UPDATE_GOLDEN"):
         twin.write_text(yaml.safe_dump(found, sort_keys=False, width=100, allow_unicode=True))
     assert found == yaml.safe_load(twin.read_text())
 
 
 def test_the_cases_have_every_plugin_type() -> None:
-    text = "".join((FOLDER / f"{case}.in.yaml").read_text() for case in CASES)
+    text = "".join((GOLDEN / f"{case}.in.yaml").read_text() for case in CASES)
     written = set(re.findall(r"type: ([a-z0-9-]+)", text))
     assert builtin_plugins().names - written == set()
     assert builtin_plugins().names & set(PLUGIN_TYPES) == set()

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,8 +11,8 @@ import yaml
 from picker.config.build import BuildOptions, check_config
 from picker.config.catalog import builtin_plugins
 from picker.config.findings import Finding, Severity
+from tests.support.picker.configured_requests import GOLDEN
 
-FOLDER = Path(__file__).parents[2] / "golden" / "config"
 CASES = (
     "any_order_of_plugins",
     "composed_without_the_gate",
@@ -63,7 +62,7 @@ def mistyped(document: Any) -> Iterator[tuple[str, Any]]:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("change", [misspelt, mistyped])
 def test_one_error_is_one_finding(case: str, change: Any) -> None:
-    document = yaml.safe_load((FOLDER / f"{case}.in.yaml").read_text())
+    document = yaml.safe_load((GOLDEN / f"{case}.in.yaml").read_text())
     before = {one.message for one in findings(document)}
     for name, changed in change(document):
         found = findings(changed)

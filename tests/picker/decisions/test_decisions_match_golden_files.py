@@ -23,11 +23,11 @@ from picker.decisions.ring import DecisionRing
 from picker.errors import RefusedError
 from picker.types import Endpoint, EndpointMetrics, FinishCause, RawRequest
 from tests.support.picker.configured_requests import PROMPT, Moment, Routing, routing
+from tests.support.picker.configured_requests import golden as golden_config
 from tests.support.picker.recorded_traffic import Traffic, replayed
 from tests.support.picker.span_notes import Noted, Notes
 
-TESTS = Path(__file__).parents[2]
-GOLDEN = TESTS / "golden" / "decisions"
+GOLDEN = Path(__file__).parents[2] / "golden" / "decisions"
 RECORDING, DECISIONS = GOLDEN / "recording.jsonl", GOLDEN / "decisions.json"
 HEAD = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
 UNIX = 1_800_000_000.0
@@ -59,8 +59,7 @@ RECORDED = ("built in", "published_pd_disaggregation", "header_profile_handler",
 
 def config(name: str) -> str:
     file = "default" if name == "built in" else name  # of the version that made the files
-    text = (TESTS / "golden" / "config" / f"{file}.in.yaml").read_text()
-    return text.partition("Config\n")[2]
+    return golden_config(file).partition("Config\n")[2]
 
 
 def recording() -> bytes:

@@ -2,29 +2,20 @@
 
 import contextlib
 import logging
-from pathlib import Path
-from random import Random
 
 import pytest
 
-from picker.config.build import BuildOptions, build
-from picker.config.catalog import builtin_plugins
 from picker.config.findings import InvalidConfigError
-from picker.config.load import load_config
 from picker.decisions.steps import WATCHED_CALLS, BoundPlugin, Scope
 from picker.errors import RefusedError
 from picker.framework.attributes import Attributes, DataKey
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.pool.datastore import Datastore
-from picker.pool.inflight import InflightLoad
-from picker.requestcontrol.director import Director
-from picker.requestcontrol.pipeline import RequestContext
 from picker.types import Endpoint, EndpointMetrics, FinishCause, RawRequest
+from tests.support.picker.configured_requests import GOLDEN, golden, routing
 
-FOLDER = Path(__file__).parents[2] / "golden" / "config"
 CASES = sorted(
     path.name.removesuffix(".in.yaml")
-    for path in FOLDER.glob("*.in.yaml")
+    for path in GOLDEN.glob("*.in.yaml")
     if not path.name.startswith("bad_")
 )
 BODY = b"""{"model": "m", "messages": [{"role": "user", "content": [
@@ -43,34 +34,24 @@ WANTED: DataKey[int] = DataKey("Wanted", "other")
 FOREIGN: DataKey[int] = DataKey("Foreign", "other")
 
 
-def pool(datastore: Datastore) -> None:
-    endpoints = [
+@pytest.mark.parametrize("case", CASES)
+async def test_no_plugin_accesses_undeclared_attributes(case: str) -> None:
+    pool = [
         Endpoint(f"w{i}", f"10.0.0.{i + 1}", 8000, labels={"llm-d.ai/role": role, "zone": "a"})
         for i, role in enumerate(ROLES)
     ]
-    datastore.set_endpoints(endpoints)
-    for endpoint in endpoints:
-        datastore.update_metrics(endpoint.key, EndpointMetrics(block_size_tokens=16))
-
-
-@pytest.mark.parametrize("case", CASES)
-async def test_no_plugin_accesses_undeclared_attributes(case: str) -> None:
-    metrics = PickerMetrics()
-    options = BuildOptions(allow_experimental=True, strict_data_scope=True)
-    loaded = load_config((FOLDER / f"{case}.in.yaml").read_bytes(), case)
     try:
-        assembly = build(loaded, builtin_plugins(), metrics, lambda: 0.0, options)
+        house = routing(golden(case), pool, strict=True)
     except InvalidConfigError:
         pytest.skip("refused, as its golden twin says")
-    datastore = Datastore(assembly.observers)
-    pool(datastore)
-    director = Director(assembly.pipeline, RequestContext(datastore, InflightLoad(), Random(1)))
+    for endpoint in pool:
+        house.datastore.update_metrics(endpoint.key, EndpointMetrics(block_size_tokens=16))
     for _ in range(2):
-        exchange = director.begin()
+        exchange = house.director.begin()
         with contextlib.suppress(RefusedError):
             await exchange.route(RawRequest(HEADERS, BODY))
         exchange.finish(FinishCause.COMPLETED, 200)
-    violations = metrics.plugin_data_scope_violations_total.numbers()
+    violations = house.metrics.plugin_data_scope_violations_total.numbers()
     assert [labels for labels, _ in violations] == []
 
 

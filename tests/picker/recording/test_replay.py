@@ -24,6 +24,7 @@ from picker.recording.lines import (
     encoded,
 )
 from picker.types import EndpointMetrics
+from tests.support.picker.configured_requests import golden
 from tests.support.picker.recorded_traffic import (
     MoodyHealth,
     Replayed,
@@ -32,7 +33,6 @@ from tests.support.picker.recorded_traffic import (
     replayed,
 )
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "config"
 BUILT_IN = DEFAULT_CONFIG.decode()
 HEAD = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
 # Common configurations, and every plugin.
@@ -92,10 +92,6 @@ schedulingProfiles:
   - {{pluginRef: active-request-scorer}}
   - {{pluginRef: token-load-scorer}}
 """
-
-
-def golden(name: str) -> str:
-    return (GOLDEN / f"{name}.in.yaml").read_text()
 
 
 def compared(replay: Replayed) -> Comparison:

@@ -1,33 +1,19 @@
 """The load in flight is reported by flow, and every extension point is timed."""
 
 import json
-from pathlib import Path
-from random import Random
 
-from picker.config.build import Assembly, BuildOptions, build
-from picker.config.catalog import builtin_plugins
-from picker.config.load import load_config
-from picker.decisions.decision import Watchers
 from picker.framework.flow import JudgesStaleness, QueuedRequest
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.pool.datastore import Datastore
-from picker.pool.inflight import InflightLoad
-from picker.requestcontrol.director import Director
-from picker.requestcontrol.pipeline import RequestContext
 from picker.telemetry.plugin_metrics import MAX_ROWS
-from picker.telemetry.request_metrics import RequestMetrics
 from picker.types import (
     Api,
     Endpoint,
-    EndpointMetrics,
     FinishCause,
     InferenceRequest,
     ParsedBody,
-    RawRequest,
-    ResponseHead,
     Usage,
 )
-from tests.support.picker.configured_requests import PROMPT, routing
+from tests.support.picker.configured_requests import PROMPT, golden, routing
 
 REQUESTS, TOKENS = "llm_d_epp_inflight_requests", "llm_d_epp_inflight_tokens"
 ONE = [Endpoint("a", "10.0.0.1", 8000, "ns")]
@@ -116,33 +102,17 @@ def test_the_service_of_programs_is_reported() -> None:
     assert house.samples(index) == {(): 400**2 / (2 * (300**2 + 100**2))}
 
 
-FOLDER = Path(__file__).parents[2] / "golden" / "config"
-CHAT = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 900}]}).encode()
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "x" * 900}]}
 ANSWER = json.dumps({"usage": {"prompt_tokens": 3, "total_tokens": 5}}).encode()
 
 
-def assembled(case: str, metrics: PickerMetrics) -> Assembly:
-    loaded = load_config((FOLDER / f"{case}.in.yaml").read_bytes(), case)
-    options = BuildOptions(allow_experimental=True)
-    return build(loaded, builtin_plugins(), metrics, lambda: 0.0, options)
-
-
-async def serve_one(assembly: Assembly, metrics: PickerMetrics, headers: dict[str, str]) -> None:
-    datastore = Datastore(assembly.observers)
+async def served(case: str, **headers: str) -> PickerMetrics:
     labels = {"llm-d.ai/role": "encode-prefill-decode"}
-    datastore.set_endpoints([Endpoint(f"w{i}", f"10.0.0.{i}", 80, labels=labels) for i in (1, 2)])
-    for key in ("default/w1", "default/w2"):
-        datastore.update_metrics(key, EndpointMetrics())
-    watchers = Watchers(RequestMetrics(metrics))
-    context = RequestContext(datastore, InflightLoad(), Random(1), watchers)
-    director = Director(assembly.pipeline, context)
-    exchange = director.begin()
-    decision = await exchange.route(RawRequest({":path": "/v1/chat/completions", **headers}, CHAT))
-    if decision.response is not None:
-        kind = {":status": "200", "content-type": "application/json"}
-        decision.response.head(ResponseHead(200, kind))
-        decision.response.body(ANSWER, True)
-    exchange.finish(FinishCause.COMPLETED, 200)
+    pool = [Endpoint(f"w{i}", f"10.0.0.{i}", 80, labels=labels) for i in (1, 2)]
+    house = routing(golden(case), pool)
+    exchange, decision = await house.route(CHAT, "/v1/chat/completions", **headers)
+    house.answer(exchange, decision, ANSWER)
+    return house.metrics
 
 
 def timed(metrics: PickerMetrics) -> set[tuple[str, ...]]:
@@ -151,10 +121,8 @@ def timed(metrics: PickerMetrics) -> set[tuple[str, ...]]:
 
 
 async def test_every_extension_point_is_timed() -> None:
-    metrics = PickerMetrics()
-    assembly = assembled("every_way_to_look_at_requests", metrics)
-    await serve_one(assembly, metrics, {"x-session": "s", "x-llm-d-inference-fairness-id": "f"})
-    points = {labels[0] for labels in timed(metrics)}
+    named = {"x_session": "s", "x_llm_d_inference_fairness_id": "f"}
+    points = {labels[0] for labels in timed(await served("every_way_to_look_at_requests", **named))}
     assert points >= {
         *("RequestProcessor", "Screener", "DataProducer", "Admitter", "ProfilePicker", "Scorer"),
         *("Picker", "ProcessProfilesResults", "PreRequest", "ResponseReceived"),
@@ -163,8 +131,7 @@ async def test_every_extension_point_is_timed() -> None:
 
 
 async def test_plugins_are_timed_under_their_own_names() -> None:
-    metrics = PickerMetrics()
-    await serve_one(assembled("published_tiered_prefix_cache_cpu", metrics), metrics, {})
+    metrics = await served("published_tiered_prefix_cache_cpu")
     assert timed(metrics) >= {
         ("Scorer", "prefix-cache-scorer", "gpu-prefix-scorer"),
         ("Scorer", "prefix-cache-scorer", "cpu-prefix-scorer"),
@@ -177,7 +144,7 @@ async def test_plugins_are_timed_under_their_own_names() -> None:
 def test_only_a_detector_that_knows_of_old_metrics_says_so() -> None:
     """Otherwise a series would report freshness for a detector without metrics."""
     knows, needs_none = (
-        assembled(case, PickerMetrics()).pipeline.saturation
+        routing(golden(case)).assembly.pipeline.saturation
         for case in ("flow_control_defaults", "flow_control_every_policy")
     )
     assert isinstance(knows, JudgesStaleness)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -31,7 +32,12 @@ from picker.types import (
 )
 
 HEAD = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
+GOLDEN = Path(__file__).parents[2] / "golden" / "config"
 PROMPT = {"model": "m", "prompt": "tell me a story " * 100}
+
+
+def golden(name: str) -> str:
+    return (GOLDEN / f"{name}.in.yaml").read_text()
 
 
 @dataclass
@@ -93,11 +99,13 @@ def routing(
     tracer: Tracer | None = None,
     watchers: Sequence[object] = (),
     gated: bool = False,
+    strict: bool = False,
 ) -> Routing:
-    """`config` has no head; `gated` requests pass flow control."""
+    """`config` may lack its head; `gated` requests pass flow control."""
     metrics, now, inflight = PickerMetrics(), Moment(), InflightLoad()
-    options = BuildOptions(services, allow_experimental=True)
-    loaded = load_config((HEAD + config).encode(), "test.yaml")
+    options = BuildOptions(services, allow_experimental=True, strict_data_scope=strict)
+    text = config if "EndpointPickerConfig" in config else HEAD + config
+    loaded = load_config(text.encode(), "test.yaml")
     assembly = build(loaded, builtin_plugins(), metrics, now, options)
     datastore = Datastore(assembly.observers)
     pool = endpoints or [Endpoint(name, f"10.0.0.{i}", 8000) for i, name in enumerate("ab", 1)]
