@@ -3,7 +3,8 @@
 import gc
 import tracemalloc
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from random import Random
 
@@ -103,6 +104,22 @@ def _end(records: DecisionRing, decision: Decision) -> None:
     decision.cause, decision.seconds = FinishCause.COMPLETED, 1.0
     records.finished(decision)
     decision.condense()
+
+
+@contextmanager
+def _measured(records: DecisionRing) -> Iterator[Callable[[Iterable[Decision]], int]]:
+    def remember(decisions: Iterable[Decision]) -> int:
+        for decision in decisions:
+            records.decided(decision)
+            _end(records, decision)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        yield remember
+    finally:
+        tracemalloc.stop()
 
 
 def _remembered(decision: Decision, decided_at: float) -> RecordView | None:
@@ -207,24 +224,17 @@ def test_decisions_in_quick_succession_share_their_candidates() -> None:
 def test_a_record_takes_little_memory(count: int, limit_bytes: int) -> None:
     rng, pool, records = Random(1), _pool(count), DecisionRing(100)
 
-    def remember(numbers: range) -> int:
+    def made(numbers: range) -> Iterator[Decision]:
         for number in numbers:
             scores = [[rng.random() for _ in range(count)] for _ in range(3)]
             decision = _decision(pool, scores, [1.0, 2.0, 3.0])
             decision.number, decision.usage = number, Usage(number, 1, 2)
             decision.at_seconds = 10.0 + number  # after a pause, so it is packed
-            records.decided(decision)
-            _end(records, decision)
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0]
+            yield decision
 
-    tracemalloc.start()
-    try:
-        before = remember(range(10))
-        full = remember(range(10, 100))
-        later = remember(range(100, 250))
-    finally:
-        tracemalloc.stop()
+    with _measured(records) as remember:
+        before, full = remember(made(range(10))), remember(made(range(10, 100)))
+        later = remember(made(range(100, 250)))
     assert (full - before) / 90 < limit_bytes
     assert later - full < 10 * limit_bytes  # new records replace old ones
 
@@ -241,20 +251,13 @@ def test_filters_name_the_removed_endpoints(decided_at: float) -> None:
 def test_only_names_are_stored_of_many_removed_candidates() -> None:
     pool, records = _pool(1000), DecisionRing(50, lambda: 11.0)
 
-    def remember() -> int:
-        for number in range(50):
-            decision = _decision(pool, [[0.5] * 20], [1.0], _Even(5), _Even(10))
-            decision.number = number
-            records.decided(decision)
-            _end(records, decision)
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0]
+    def made(number: int) -> Decision:
+        decision = _decision(pool, [[0.5] * 20], [1.0], _Even(5), _Even(10))
+        decision.number = number
+        return decision
 
-    tracemalloc.start()
-    try:
-        assert remember() / 50 < 15_000
-    finally:
-        tracemalloc.stop()
+    with _measured(records) as remember:
+        assert remember(map(made, range(50))) / 50 < 15_000
     record = records.find("x")
     first, second = record.profiles[0].filters
     assert (first.before, first.after, second.before, second.after) == (1000, 200, 200, 20)

@@ -1,15 +1,14 @@
 """Every request leaves one record with its exact decision."""
 
-from __future__ import annotations
-
 import gc
 import weakref
-from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from picker.decisions.decision import MAX_NAME, Decision
 from picker.decisions.ring import DecisionRing
+from picker.decisions.views import RecordView
 from picker.errors import Code, DropReason, RefusedError
 from picker.types import (
     Api,
@@ -21,7 +20,7 @@ from picker.types import (
     RawRequest,
     ResponseHead,
 )
-from tests.support.picker.configured_requests import PROMPT, Moment, Routing, routing
+from tests.support.picker.configured_requests import PROMPT, Routing, routing
 
 UNIX = 1_800_000_000.0
 CONFIG = """
@@ -44,24 +43,21 @@ POOL = [
 ]
 
 
-@dataclass
 class Scene:
-    at_work: Routing
-    records: DecisionRing
+    def __init__(self, config: str = CONFIG, capacity: int = 100) -> None:
+        self.records = DecisionRing(capacity, self._now, lambda: UNIX + self._now())
+        self.at_work: Routing = routing(config, POOL, watchers=(self.records,))
 
-    @classmethod
-    def of(cls, config: str = CONFIG, capacity: int = 100) -> Scene:
-        now = Moment()
-        records = DecisionRing(capacity, now, lambda: UNIX + now.seconds)
-        at_work = routing(config, POOL, watchers=(records,))
-        at_work.now.seconds = now.seconds
-        scene = cls(at_work, records)
-        records._clock = at_work.now  # the scene's only clock
-        records._unix_time = lambda: UNIX + at_work.now.seconds
-        return scene
+    def _now(self) -> float:
+        return self.at_work.now.seconds
+
+    async def completed(self, body: Any = PROMPT, request_id: str = "r") -> RecordView:
+        exchange, _ = await self.at_work.route(body, x_request_id=request_id)
+        exchange.finish(FinishCause.COMPLETED, 200)
+        return self.records.find(request_id)
 
     def load(self, name: str, **metrics: float) -> None:
-        known = EndpointMetrics(updated_at_seconds=self.at_work.now.seconds, **metrics)  # type: ignore[arg-type]
+        known = EndpointMetrics(updated_at_seconds=self._now(), **metrics)  # type: ignore[arg-type]
         self.at_work.datastore.update_metrics(f"default/{name}", known)
 
     async def refused(self, raw: RawRequest) -> RefusedError:
@@ -77,7 +73,7 @@ def raw(body: bytes | None, request_id: str = "r", **headers: str) -> RawRequest
 
 
 async def test_a_record_has_filters_scores_loads_and_ages() -> None:
-    scene = Scene.of()
+    scene = Scene()
     scene.load("a", waiting_requests=4, running_requests=1, kv_cache_usage=0.5)
     scene.at_work.now.seconds += 0.25
     scene.load("b", waiting_requests=0, running_requests=7, kv_cache_usage=0.25)
@@ -110,7 +106,7 @@ async def test_a_record_has_filters_scores_loads_and_ages() -> None:
 async def test_a_record_has_the_prompt_tokens_expected_in_the_cache() -> None:
     """The prompt's length is the limit, since the last block may be partial."""
     for prompt, expected in (("a long prompt " * 40, 140), ("1234" * 17, 17)):
-        scene = Scene.of()
+        scene = Scene()
         for request_id in ("first", "second"):
             body = {"model": "m", "prompt": prompt}
             exchange, decision = await scene.at_work.route(body, x_request_id=request_id)
@@ -121,7 +117,7 @@ async def test_a_record_has_the_prompt_tokens_expected_in_the_cache() -> None:
 
 async def test_the_endpoints_count_of_tokens_limits_the_expected_ones() -> None:
     """The picker estimates tokens by characters; the response has the exact number."""
-    scene = Scene.of()
+    scene = Scene()
     long = {"model": "m", "prompt": "forty characters that are nine tokens. " * 40}
     for request_id in ("first", "second"):
         exchange, decision = await scene.at_work.route(long, x_request_id=request_id)
@@ -136,7 +132,7 @@ async def test_the_endpoints_count_of_tokens_limits_the_expected_ones() -> None:
 
 
 async def test_a_request_under_way_has_a_record() -> None:
-    scene = Scene.of()
+    scene = Scene()
     exchange, _ = await scene.at_work.route()
     scene.at_work.now.seconds += 3
     record = scene.records.find(None)
@@ -147,7 +143,7 @@ async def test_a_request_under_way_has_a_record() -> None:
 
 
 def test_a_waiting_request_has_a_record() -> None:
-    scene = Scene.of()
+    scene = Scene()
     decision = Decision(7, 99.0, request_id="w", fairness_id="t")
     scene.records.waits(decision)
     (waiting,) = scene.records.last(5)
@@ -163,9 +159,8 @@ def test_a_waiting_request_has_a_record() -> None:
 
 
 async def test_requests_in_all_states_are_listed_by_arrival() -> None:
-    scene = Scene.of()
-    over, _ = await scene.at_work.route(x_request_id="over")
-    over.finish(FinishCause.COMPLETED, 200)
+    scene = Scene()
+    await scene.completed(request_id="over")
     scene.at_work.now.seconds += 1
     scene.records.waits(Decision(7, scene.at_work.now.seconds, request_id="waits"))
     scene.at_work.now.seconds += 1
@@ -190,7 +185,7 @@ async def test_requests_in_all_states_are_listed_by_arrival() -> None:
 async def test_a_refused_request_leaves_its_reason(
     body: bytes, headers: dict[str, str], code: str
 ) -> None:
-    scene = Scene.of()
+    scene = Scene()
     refusal = await scene.refused(raw(body, **headers))
     record = scene.records.find("r")
     assert (record.refusal.code, record.refusal.message) == (code, refusal.message)
@@ -199,7 +194,7 @@ async def test_a_refused_request_leaves_its_reason(
 
 
 async def test_a_record_names_the_filters_that_left_no_endpoint() -> None:
-    scene = Scene.of(CONFIG.replace("tier: fast", "tier: golden"))
+    scene = Scene(CONFIG.replace("tier: fast", "tier: golden"))
     await scene.refused(raw(b'{"model": "m", "prompt": "x"}'))
     record = scene.records.find("r")
     (profile,) = record.profiles
@@ -213,7 +208,7 @@ async def test_a_record_names_the_filters_that_left_no_endpoint() -> None:
 
 def test_a_request_that_was_never_read_leaves_its_status() -> None:
     """Its body was too large, for instance, so the director never refused it."""
-    scene = Scene.of()
+    scene = Scene()
     scene.at_work.director.begin().finish(FinishCause.REFUSED, 413)
     (line,) = scene.records.last(1)
     assert (line.status, line.reason) == (413, "PayloadTooLarge")
@@ -221,13 +216,13 @@ def test_a_request_that_was_never_read_leaves_its_status() -> None:
 
 def test_the_proxys_own_responses_leave_no_record() -> None:
     """Rejected clients would push out the records of routed requests."""
-    scene = Scene.of()
+    scene = Scene()
     scene.at_work.director.begin().finish(FinishCause.SKIPPED, 401)
     assert scene.records.size == 0
 
 
 async def test_a_request_without_a_body_leaves_its_endpoint() -> None:
-    scene = Scene.of()
+    scene = Scene()
     exchange = scene.at_work.director.begin()
     decision = await exchange.route(raw(None))
     under_way = scene.records.find("r")
@@ -239,7 +234,7 @@ async def test_a_request_without_a_body_leaves_its_endpoint() -> None:
 
 
 async def test_the_newest_request_of_an_id_is_found() -> None:
-    scene = Scene.of()
+    scene = Scene()
     first, _ = await scene.at_work.route()
     scene.at_work.now.seconds += 1
     second, _ = await scene.at_work.route({**PROMPT, "model": "newer"})
@@ -251,7 +246,7 @@ async def test_the_newest_request_of_an_id_is_found() -> None:
 
 
 async def test_a_request_is_found_by_the_id_that_the_picker_gave_it() -> None:
-    scene = Scene.of()
+    scene = Scene()
     exchange = scene.at_work.director.begin()
     decision = await exchange.route(
         RawRequest({":path": "/v1/completions"}, b'{"model": "m", "prompt": "x"}')
@@ -262,10 +257,9 @@ async def test_a_request_is_found_by_the_id_that_the_picker_gave_it() -> None:
 
 
 async def test_the_ring_drops_the_oldest_record() -> None:
-    scene = Scene.of(capacity=5)
+    scene = Scene(capacity=5)
     for number in range(12):
-        exchange, _ = await scene.at_work.route(x_request_id=f"r{number}")
-        exchange.finish(FinishCause.COMPLETED, 200)
+        await scene.completed(request_id=f"r{number}")
         scene.at_work.now.seconds += 1
     assert [one.request_id for one in scene.records.last(3)] == ["r11", "r10", "r9"]
     assert scene.records.size == 5
@@ -274,11 +268,9 @@ async def test_the_ring_drops_the_oldest_record() -> None:
 
 
 async def test_names_of_clients_are_truncated() -> None:
-    scene = Scene.of()
+    scene = Scene()
     long = "x" * 5000
-    exchange, _ = await scene.at_work.route({**PROMPT, "model": long}, x_request_id=long)
-    exchange.finish(FinishCause.COMPLETED, 200)
-    record = scene.records.find(long)
+    record = await scene.completed({**PROMPT, "model": long}, long)
     assert len(record.incoming_model) == len(record.summary.request_id) == MAX_NAME
 
 
@@ -306,17 +298,14 @@ schedulingProfiles:
     ],
 )
 async def test_a_record_has_the_reasons_of_skipped_stages(prompt: str, why: str) -> None:
-    scene = Scene.of(STAGES)
-    exchange, _ = await scene.at_work.route({"model": "m", "prompt": prompt})
-    exchange.finish(FinishCause.COMPLETED, 200)
-    record = scene.records.find("r")
+    record = await Scene(STAGES).completed({"model": "m", "prompt": prompt})
     no_media = "always-disagg-multimodal-decider said no: the request has no image, video or audio"
     assert record.stages == {"encode": no_media, "prefill": why}
     assert [one.name for one in record.profiles if one.is_primary] == ["decode"]
 
 
 async def test_a_record_references_no_prompt_and_no_refusal() -> None:
-    scene = Scene.of()
+    scene = Scene()
 
     class Watched(dict[str, object]): ...
 
