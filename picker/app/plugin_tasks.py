@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from picker.errors import PickerError
 from picker.framework.interfaces import BackgroundFlush, KvEventConsumer
 from picker.kvevents.listener import KvEventListener
-from picker.metrics.families import KvSeries
+from picker.metrics.picker_metrics import KvSeries
 from picker.pool.datastore import Datastore
 
 log = logging.getLogger(__name__)

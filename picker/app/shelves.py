@@ -12,7 +12,7 @@ from typing import Final, Protocol, cast
 from base.shelves import load_shelf
 from picker.cli.options import KubernetesFlags, XdsFlags
 from picker.errors import ConfigError
-from picker.metrics.families import AutoscaleSeries, XdsSeries
+from picker.metrics.picker_metrics import AutoscaleSeries, XdsSeries
 from picker.pool.datastore import Datastore
 from picker.types import Candidate
 

@@ -36,9 +36,8 @@ from picker.framework.attributes import (
     encoder_matches_key,
 )
 from picker.framework.registry import Parameters, PluginType
-from picker.metrics.families import MODALITIES
 from picker.metrics.label_caps import OVERFLOW
-from picker.metrics.picker_metrics import PickerMetrics
+from picker.metrics.picker_metrics import MODALITIES, PickerMetrics
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.telemetry.meters import found, picked_endpoint
 from picker.tokenization.multimodal import distinct_items, modalities

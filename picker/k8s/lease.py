@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 from base.backoff import Backoff
 from picker.k8s.api import LEASES, ApiError, KubernetesApi, UnreachableError
 from picker.k8s.elector import Elector, LeaseName, LeaseRecord, Step, Timings
-from picker.metrics.families import ElectionSeries
+from picker.metrics.picker_metrics import ElectionSeries
 
 log = logging.getLogger(__name__)
 

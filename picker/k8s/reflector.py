@@ -27,7 +27,7 @@ from picker.k8s.api import (
     WatchEvent,
 )
 from picker.k8s.object_map import Decode, ObjectKey, ObjectMap, metadata_of
-from picker.metrics.families import KubernetesSeries
+from picker.metrics.picker_metrics import KubernetesSeries
 
 logger = logging.getLogger(__name__)
 

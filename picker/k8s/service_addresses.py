@@ -14,7 +14,7 @@ import msgspec
 from picker.k8s.api import ENDPOINT_SLICES, KubernetesApi, Selection
 from picker.k8s.object_map import ObjectKey
 from picker.k8s.reflector import Reflector, Subject
-from picker.metrics.families import KubernetesSeries
+from picker.metrics.picker_metrics import KubernetesSeries
 
 SERVICE_LABEL: Final = "kubernetes.io/service-name"
 OpenApi: TypeAlias = Callable[[], AbstractAsyncContextManager[KubernetesApi]]

@@ -23,7 +23,7 @@ import zmq.asyncio
 
 from picker.errors import PickerError
 from picker.framework.interfaces import KvEventConsumer, KvEventSource, SkippedKvEvent
-from picker.metrics.families import KvSeries
+from picker.metrics.picker_metrics import KvSeries
 from picker.pool.datastore import Datastore, EndpointChanges
 from picker.prefix.kv_event_codec import parse_topic, split_message
 from picker.prefix.kv_stream import Continuity, EventStream

@@ -8,7 +8,7 @@ from random import Random
 
 import grpc
 
-from picker.metrics.families import PeerSeries
+from picker.metrics.picker_metrics import PeerSeries
 from picker.peers.credentials import PeerCredentials
 from picker.peers.discovery import PeerAddress
 from picker.peers.exchange import OwnAddressError, PeerExchange

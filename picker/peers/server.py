@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from picker.errors import PickerError
-from picker.metrics.families import PeerSeries
+from picker.metrics.picker_metrics import PeerSeries
 from picker.peers.credentials import PeerCredentials
 from picker.peers.exchange import PeerExchange, PeerRefusedError
 from picker.peers.wire import MAX_MESSAGE_BYTES, REPORT_METHOD, PeerMessageError, decoded_report

@@ -24,7 +24,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from picker.errors import ConfigError
-from picker.metrics.families import RecordingSeries
+from picker.metrics.picker_metrics import RecordingSeries
 from picker.recording.lines import UNREADABLE, Header, Stop, decoded, encoded
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,7 @@ from picker.errors import PickerError
 from picker.framework.attributes import DataKey
 from picker.framework.disaggregation import DISAGGREGATION_DECISION_KEY
 from picker.framework.interfaces import KvEventConsumer, ProducesData, RevisionGate
-from picker.metrics.families import KvSeries
-from picker.metrics.picker_metrics import PickerMetrics
+from picker.metrics.picker_metrics import KvSeries, PickerMetrics
 from picker.prefix.match import MATCH_INFO, PrefixCacheMatchInfo
 from picker.types import BYTES_PER_TOKEN, Candidate, Endpoint, SchedulingResult
 

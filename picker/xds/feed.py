@@ -7,7 +7,7 @@ remove the endpoints of a proxy.
 import asyncio
 import logging
 
-from picker.metrics.families import XdsSeries
+from picker.metrics.picker_metrics import XdsSeries
 from picker.pool.datastore import Datastore, EndpointChanges
 from picker.xds import wire
 from picker.xds.state.cache import Cache

@@ -4,7 +4,7 @@ from collections.abc import Coroutine, Iterable
 
 from picker.app.shelves import PublishedPool
 from picker.cli.options import XdsFlags
-from picker.metrics.families import XdsSeries
+from picker.metrics.picker_metrics import XdsSeries
 from picker.rpc.options import ServerOptions
 from picker.rpc.server import GrpcServer
 from picker.xds.feed import EndpointFeed

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from picker.metrics.families import XdsSeries
+from picker.metrics.picker_metrics import XdsSeries
 from picker.rpc.call import Served, streaming
 from picker.rpc.calls import Read, RpcError, Status, Write
 from picker.xds import wire

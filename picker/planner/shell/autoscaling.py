@@ -14,7 +14,7 @@ from picker.app.shelves import PoolSight
 from picker.cli.options import KubernetesFlags
 from picker.errors import ConfigError
 from picker.k8s.api import KubernetesApi
-from picker.metrics.families import AutoscaleSeries
+from picker.metrics.picker_metrics import AutoscaleSeries
 from picker.planner.autoscale_file import ScaledGroup, read_autoscale_file
 from picker.planner.load_window import LoadWindow
 from picker.planner.planner import NO_SUMS, Observation, Planner, Sums

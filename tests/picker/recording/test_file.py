@@ -12,8 +12,7 @@ import pytest
 
 from base.series import Counter, Gauge
 from picker.errors import ConfigError
-from picker.metrics.families import RecordingSeries
-from picker.metrics.picker_metrics import PickerMetrics
+from picker.metrics.picker_metrics import PickerMetrics, RecordingSeries
 from picker.recording.file import DiskWriter, LineBatch, Progress, RecordingFile
 from picker.recording.lines import AnyLine, Header, Stop, decoded, encoded, read_recording
 from tests.support.waiting import until

@@ -13,7 +13,7 @@ from base.series import AnySeries
 from picker.k8s.api import ApiResource, Selection
 from picker.k8s.object_map import ObjectKey
 from picker.k8s.reflector import Reflector, Subject
-from picker.metrics.families import KubernetesSeries
+from picker.metrics.picker_metrics import KubernetesSeries
 from tests.fakes.kube_api.clock import LoopClock
 from tests.fakes.kube_api.server import KubeApi
 from tests.support.kube.in_process_kube_api import InProcessKubeApi
