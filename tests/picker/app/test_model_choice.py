@@ -20,6 +20,7 @@ from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
 from picker.pool.policies import RewriteRule, RewriteTarget, RuleSet
 from picker.types import Endpoint, EndpointMetrics, FinishCause, RawRequest, RouteDecision
+from tests.support.picker.recording_director import RecordingDirector
 
 COMPLETIONS = {":path": "/v1/completions"}
 FORM_TYPE = 'multipart/form-data; boundary="a b"'
@@ -71,7 +72,7 @@ class Scene:
 
 
 @pytest.fixture
-def make(director: Callable[..., Any]) -> Callable[[], Scene]:
+def make() -> Callable[[], Scene]:
     def made() -> Scene:
         def routing(key: str) -> Callable[[RawRequest], Any]:
             async def route(raw: RawRequest) -> RouteDecision:
@@ -79,7 +80,7 @@ def make(director: Callable[..., Any]) -> Callable[[], Scene]:
 
             return route
 
-        pools = {key: Pool(key, director(routing(key))) for key in "ab"}
+        pools = {key: Pool(key, RecordingDirector(routing(key))) for key in "ab"}
         metrics, now = PickerMetrics(), [0.0]
         every = [
             PoolOfModels(one.key, one.director, one.datastore.snapshot, lambda one=one: one.rules)

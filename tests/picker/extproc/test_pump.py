@@ -39,11 +39,11 @@ from tests.support.picker.pump_wire import (
     Wire,
     stream,
 )
+from tests.support.picker.recording_director import HeldRouting, RecordingDirector
 from tests.support.waiting import until
 
 BUFFERED, DUPLEX = 2, 4
 UNKNOWN_KIND = b"\x9a\x06\x02hi"
-MakeDirector = Callable[..., Any]
 
 
 def headers_in(mode: int) -> bytes:
@@ -64,8 +64,8 @@ async def skip(raw: RawRequest) -> RouteDecision:
     return RouteDecision("10.0.0.1:8000", skip_response=True)
 
 
-async def test_a_request_goes_through_all_phases(director: MakeDirector) -> None:
-    source = director()
+async def test_a_request_goes_through_all_phases() -> None:
+    source = RecordingDirector()
     async with stream(source) as wire:
         wire.play(HEADERS, UNKNOWN_KIND, BODY)
         assert [await wire.reply(), await wire.reply()] == ["request_headers", "request_body"]
@@ -89,10 +89,10 @@ async def test_a_request_goes_through_all_phases(director: MakeDirector) -> None
     ],
 )
 async def test_every_end_of_the_stream_cancels_a_pending_decision(
-    director: MakeDirector, held_routing: Callable[[], Any], end: Any, cause: FinishCause
+    end: Any, cause: FinishCause
 ) -> None:
-    held = held_routing()
-    source = director(held)
+    held = HeldRouting()
+    source = RecordingDirector(held)
     async with stream(source) as wire:
         wire.play(HEADERS, BODY)
         await held.started.wait()
@@ -108,11 +108,9 @@ async def test_every_end_of_the_stream_cancels_a_pending_decision(
     assert exchange.finish_calls == 1
 
 
-async def test_messages_are_taken_while_the_decision_is_pending(
-    director: MakeDirector, held_routing: Callable[[], Any]
-) -> None:
-    held = held_routing()
-    async with stream(director(held)) as wire:
+async def test_messages_are_taken_while_the_decision_is_pending() -> None:
+    held = HeldRouting()
+    async with stream(RecordingDirector(held)) as wire:
         wire.play(HEADERS, BODY)
         await held.started.wait()
         wire.play(TRAILERS)
@@ -122,11 +120,9 @@ async def test_messages_are_taken_while_the_decision_is_pending(
     assert kinds == ["request_headers", "request_body", "request_trailers"]
 
 
-async def test_the_proxys_own_reply_cancels_a_pending_decision(
-    director: MakeDirector, held_routing: Callable[[], Any]
-) -> None:
-    held = held_routing()
-    source = director(held)
+async def test_the_proxys_own_reply_cancels_a_pending_decision() -> None:
+    held = HeldRouting()
+    source = RecordingDirector(held)
     async with stream(source) as wire:
         wire.play(HEADERS, BODY)
         await held.started.wait()
@@ -155,9 +151,9 @@ async def test_the_proxys_own_reply_cancels_a_pending_decision(
     ids=["no endpoint", "a bug", "too large", "no room"],
 )
 async def test_a_refusal_is_answered_and_ends_the_stream(
-    director: MakeDirector, caplog: Any, routing: Any, messages: list[Any], finished: Any
+    caplog: Any, routing: Any, messages: list[Any], finished: Any
 ) -> None:
-    source = director(routing)
+    source = RecordingDirector(routing)
     async with stream(source) as wire:
         wire.play(*messages)
         reply = pb.ProcessingResponse.FromString(await wire.outbound.get())
@@ -168,9 +164,9 @@ async def test_a_refusal_is_answered_and_ends_the_stream(
     assert source.exchanges[0].finished.result() == finished
 
 
-async def test_a_response_is_not_broken_off_for_want_of_room(director: MakeDirector) -> None:
+async def test_a_response_is_not_broken_off_for_want_of_room() -> None:
     """The limit on room is for requests that are still to come."""
-    async with stream(director()) as wire:
+    async with stream(RecordingDirector()) as wire:
         wire.play(LARGE, RESPONSE_HEADERS)
         assert await wire.reply() == "response_headers"
         wire.play(LARGE, RESPONSE_END)
@@ -179,10 +175,8 @@ async def test_a_response_is_not_broken_off_for_want_of_room(director: MakeDirec
         await wire.ended
 
 
-async def test_a_response_that_is_none_of_ours_ends_the_stream_after_the_answer(
-    director: MakeDirector,
-) -> None:
-    source = director(skip)
+async def test_a_response_that_is_none_of_ours_ends_the_stream_after_the_answer() -> None:
+    source = RecordingDirector(skip)
     async with stream(source) as wire:
         wire.play(headers_in(DUPLEX), BODY)
         assert [await wire.reply(), await wire.reply()] == ["request_headers", "request_body"]
@@ -192,9 +186,9 @@ async def test_a_response_that_is_none_of_ours_ends_the_stream_after_the_answer(
 
 @pytest.mark.parametrize("messages", [(BODY,), (b"\xff\xff",), (HEADERS, HEADERS)])
 async def test_a_broken_order_or_message_aborts_the_stream(
-    director: MakeDirector, messages: tuple[bytes, ...], caplog: pytest.LogCaptureFixture
+    messages: tuple[bytes, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = director()
+    source = RecordingDirector()
     async with stream(source) as wire:
         wire.play(*messages)
         with pytest.raises(RpcError) as failure:
@@ -205,11 +199,9 @@ async def test_a_broken_order_or_message_aborts_the_stream(
 
 
 @pytest.mark.parametrize("is_later", [False, True])
-async def test_a_step_that_fails_still_finishes_once(
-    director: MakeDirector, held_routing: Callable[[], Any], is_later: bool
-) -> None:
-    held = held_routing()
-    source = director(held) if is_later else director()
+async def test_a_step_that_fails_still_finishes_once(is_later: bool) -> None:
+    held = HeldRouting()
+    source = RecordingDirector(held) if is_later else RecordingDirector()
     async with stream(source) as wire:
         wire.play(HEADERS)
         wire.send = lambda message: 1 / 0  # type: ignore[assignment]
@@ -223,12 +215,10 @@ async def test_a_step_that_fails_still_finishes_once(
 
 
 @pytest.mark.parametrize("mode", [BUFFERED, DUPLEX])
-async def test_a_proxy_that_counts_the_seconds_is_asked_to_wait_longer(
-    director: MakeDirector, held_routing: Callable[[], Any], mode: int
-) -> None:
+async def test_a_proxy_that_counts_the_seconds_is_asked_to_wait_longer(mode: int) -> None:
     """A proxy that streams both ways sets no bound and is not asked."""
-    held = held_routing()
-    source = director(held)
+    held = HeldRouting()
+    source = RecordingDirector(held)
     async with stream(source) as wire:
         wire.play(headers_in(mode), BODY)
         if mode == BUFFERED:
@@ -247,8 +237,8 @@ async def test_a_proxy_that_counts_the_seconds_is_asked_to_wait_longer(
 # Evictions
 
 
-async def test_an_eviction_answers_the_client_and_ends_the_stream(director: MakeDirector) -> None:
-    source = director()
+async def test_an_eviction_answers_the_client_and_ends_the_stream() -> None:
+    source = RecordingDirector()
     async with stream(source) as wire:
         wire.play(HEADERS, BODY)
         assert [await wire.reply(), await wire.reply()] == ["request_headers", "request_body"]
@@ -271,11 +261,9 @@ async def test_an_eviction_answers_the_client_and_ends_the_stream(director: Make
 
 
 @pytest.mark.parametrize("is_reset", [False, True])
-async def test_an_eviction_cancels_a_pending_decision(
-    director: MakeDirector, held_routing: Callable[[], Any], is_reset: bool
-) -> None:
-    held = held_routing()
-    source = director(held)
+async def test_an_eviction_cancels_a_pending_decision(is_reset: bool) -> None:
+    held = HeldRouting()
+    source = RecordingDirector(held)
     async with stream(source) as wire:
         wire.play(HEADERS, BODY)
         await held.started.wait()
@@ -304,16 +292,14 @@ async def test_an_eviction_cancels_a_pending_decision(
         (Abort.SHUTDOWN, "Canceled"),
     ],
 )
-async def test_a_stream_is_counted_once_whatever_ends_it(
-    director: MakeDirector, end: Any, code: str
-) -> None:
+async def test_a_stream_is_counted_once_whatever_ends_it(end: Any, code: str) -> None:
     metrics, seconds = PickerMetrics(), iter((1.0, 3.5))
 
     def value(name: str, /, **labels: str) -> float | None:
         return metrics.registry.get_sample_value(f"llm_d_epp_extproc_{name}", labels)
 
     wire = Wire()
-    wire.serve(director(), StreamSettings(), StreamMetrics(metrics, lambda: next(seconds)))
+    wire.serve(RecordingDirector(), StreamSettings(), StreamMetrics(metrics, lambda: next(seconds)))
     assert value("streams_inflight") == 1
     if isinstance(end, Abort):
         await wire.abort(end)
@@ -377,10 +363,8 @@ def response_headers(status: bytes = b"200") -> pb.ProcessingRequest:
     return pb.ProcessingRequest(response_headers=headers)
 
 
-async def test_a_request_with_a_body_is_routed_and_its_response_passes(
-    fleet: Fleet, director: MakeDirector
-) -> None:
-    source = director()
+async def test_a_request_with_a_body_is_routed_and_its_response_passes(fleet: Fleet) -> None:
+    source = RecordingDirector()
     call = await fleet.call(source)
     await call.write(request_headers())
     await call.write(request_body(b'{"model":', end_of_stream=False))
@@ -403,11 +387,9 @@ async def test_a_request_with_a_body_is_routed_and_its_response_passes(
     assert [raw.body for raw in exchange.requests] == [b'{"model":"m"}']
 
 
-async def test_stopping_cancels_what_outlives_the_grace(
-    fleet: Fleet, director: MakeDirector, held_routing: Callable[[], Any]
-) -> None:
-    held = held_routing()
-    source = director(held)
+async def test_stopping_cancels_what_outlives_the_grace(fleet: Fleet) -> None:
+    held = HeldRouting()
+    source = RecordingDirector(held)
     call = await fleet.call(source)
     await call.write(request_headers())
     await call.write(request_body(b"{}"))
@@ -416,23 +398,19 @@ async def test_stopping_cancels_what_outlives_the_grace(
     assert await source.exchanges[0].finished == (FinishCause.SHUTDOWN, None, None)
 
 
-async def test_a_taken_port_is_an_error_with_its_address(
-    fleet: Fleet, director: MakeDirector
-) -> None:
-    first = build_server(director(), options=fleet.options())
+async def test_a_taken_port_is_an_error_with_its_address(fleet: Fleet) -> None:
+    first = build_server(RecordingDirector(), options=fleet.options())
     port = await first.start()
     fleet.servers.append(first)
-    second = build_server(director(), options=fleet.options(port=port))
+    second = build_server(RecordingDirector(), options=fleet.options(port=port))
     with pytest.raises(OSError, match=f"127.0.0.1:{port}"):
         await second.start()
 
 
-async def test_health_is_answered_on_the_ext_proc_port_and_on_its_own(
-    fleet: Fleet, director: MakeDirector
-) -> None:
+async def test_health_is_answered_on_the_ext_proc_port_and_on_its_own(fleet: Fleet) -> None:
     health = HealthService(lambda: True)
     servers = [
-        build_server(director(), options=fleet.options(), health=health),
+        build_server(RecordingDirector(), options=fleet.options(), health=health),
         GrpcServer(fleet.options(), health.methods()),
     ]
     for server in servers:
@@ -441,8 +419,8 @@ async def test_health_is_answered_on_the_ext_proc_port_and_on_its_own(
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_an_unknown_method_is_unimplemented(fleet: Fleet, director: MakeDirector) -> None:
-    channel = await fleet.channel_to(build_server(director(), options=fleet.options()))
+async def test_an_unknown_method_is_unimplemented(fleet: Fleet) -> None:
+    channel = await fleet.channel_to(build_server(RecordingDirector(), options=fleet.options()))
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await channel.unary_unary("/no.such.Service/Method")(b"")
     assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
@@ -451,11 +429,9 @@ async def test_an_unknown_method_is_unimplemented(fleet: Fleet, director: MakeDi
     assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_stopping_lets_a_stream_end_within_the_grace(
-    fleet: Fleet, director: MakeDirector, held_routing: Callable[[], Any]
-) -> None:
-    held = held_routing()
-    source = director(held)
+async def test_stopping_lets_a_stream_end_within_the_grace(fleet: Fleet) -> None:
+    held = HeldRouting()
+    source = RecordingDirector(held)
     call = await fleet.call(source)
     await call.write(request_headers(end_of_stream=True))
     await held.started.wait()
@@ -468,10 +444,8 @@ async def test_stopping_lets_a_stream_end_within_the_grace(
     assert (await source.exchanges[0].finished)[0] is not FinishCause.SHUTDOWN
 
 
-async def test_a_deadline_of_the_caller_ends_the_call(
-    fleet: Fleet, director: MakeDirector, held_routing: Callable[[], Any]
-) -> None:
-    source = director(held_routing())
+async def test_a_deadline_of_the_caller_ends_the_call(fleet: Fleet) -> None:
+    source = RecordingDirector(HeldRouting())
     channel = await fleet.channel_to(build_server(source, options=fleet.options()))
     call = pb_grpc.ExternalProcessorStub(channel).Process(timeout=0.2)
     await call.write(request_headers(end_of_stream=True))
@@ -518,14 +492,14 @@ class Scene:
 
 
 @asynccontextmanager
-async def serving(director: MakeDirector, keys: Sequence[str] = KEYS) -> AsyncIterator[Scene]:
+async def serving(keys: Sequence[str] = KEYS) -> AsyncIterator[Scene]:
     def routing(key: str) -> Callable[[RawRequest], Any]:
         async def route(raw: RawRequest) -> RouteDecision:
             return RouteDecision(f"10.0.0.{KEYS.index(key)}:1")
 
         return route
 
-    directors = {key: director(routing(key)) for key in keys}
+    directors = {key: RecordingDirector(routing(key)) for key in keys}
     metrics = PickerMetrics()
     named = {name: directors[key] for name, key in NAMES.items() if key in directors}
     choice = PoolChoice(named, keys, metrics.unknown_pool_total)
@@ -554,8 +528,8 @@ def went_to(answer: Any) -> str:
 
 
 @pytest.mark.parametrize(("name", "key"), [*NAMES.items(), (" llama ", "llama")])
-async def test_the_name_says_which_pool(director: MakeDirector, name: str, key: str) -> None:
-    async with serving(director) as scene:
+async def test_the_name_says_which_pool(name: str, key: str) -> None:
+    async with serving() as scene:
         for count in (1, 2):
             answer = await scene.ask(("x-other", "y/qwen"), ("x-pointsman-pool", name))
             assert went_to(answer) == key
@@ -584,8 +558,8 @@ async def test_the_name_says_which_pool(director: MakeDirector, name: str, key: 
         ((("x-pointsman-pool", "x" * 4000),), "asks for another pool than "),
     ],
 )
-async def test_nothing_is_guessed(director: MakeDirector, fields: Fields, message: str) -> None:
-    async with serving(director) as scene:
+async def test_nothing_is_guessed(fields: Fields, message: str) -> None:
+    async with serving() as scene:
         answer = await scene.ask(*fields)
         assert answer.immediate_response.status.code == 500
         text = json.loads(answer.immediate_response.body)["error"]["message"]
@@ -595,8 +569,8 @@ async def test_nothing_is_guessed(director: MakeDirector, fields: Fields, messag
         assert scene.unknown == 1
 
 
-async def test_several_names_are_none(director: MakeDirector) -> None:
-    async with serving(director) as scene:
+async def test_several_names_are_none() -> None:
+    async with serving() as scene:
         for names in (("llama", "y/qwen"), ("y/qwen", "llama"), ("llama", ""), ("z", "llama")):
             answer = await scene.ask(*(("x-pointsman-pool", name) for name in names))
             assert answer.immediate_response.status.code == 500, names
@@ -606,8 +580,8 @@ async def test_several_names_are_none(director: MakeDirector) -> None:
         assert went_to(answer) == "llama"
 
 
-async def test_a_picker_of_one_pool_needs_no_name_but_believes_one(director: MakeDirector) -> None:
-    async with serving(director, ("llama",)) as scene:
+async def test_a_picker_of_one_pool_needs_no_name_but_believes_one() -> None:
+    async with serving(("llama",)) as scene:
         assert went_to(await scene.ask()) == "llama"
         assert went_to(await scene.ask(("x-pointsman-pool", "default/llama"))) == "llama"
         answer = await scene.ask(("x-pointsman-pool", "x/qwen"))
@@ -616,8 +590,8 @@ async def test_a_picker_of_one_pool_needs_no_name_but_believes_one(director: Mak
         assert scene.unknown == 1
 
 
-async def test_calls_of_one_connection_are_for_different_pools(director: MakeDirector) -> None:
-    async with serving(director) as scene:
+async def test_calls_of_one_connection_are_for_different_pools() -> None:
+    async with serving() as scene:
         names = [*NAMES, "unknown"] * 20
 
         async def ask(name: str) -> None:
@@ -632,8 +606,8 @@ async def test_calls_of_one_connection_are_for_different_pools(director: MakeDir
         assert scene.unknown == 20
 
 
-async def test_the_streams_of_all_pools_are_counted(director: MakeDirector) -> None:
-    async with serving(director) as scene:
+async def test_the_streams_of_all_pools_are_counted() -> None:
+    async with serving() as scene:
         for name in ("llama", "x/qwen", "unknown"):
             await scene.ask(("x-pointsman-pool", name))
         await until(lambda: scene.value("streams_total", code="OK") == 3)
@@ -641,8 +615,8 @@ async def test_the_streams_of_all_pools_are_counted(director: MakeDirector) -> N
         assert scene.value("stream_duration_seconds_count") == 3
 
 
-async def test_health_needs_no_name(director: MakeDirector) -> None:
-    async with serving(director) as scene:
+async def test_health_needs_no_name() -> None:
+    async with serving() as scene:
         stub = health_pb2_grpc.HealthStub(scene.channel)
         for fields in ((), (("x-pointsman-pool", "unknown"),)):
             reply = await stub.Check(health_pb2.HealthCheckRequest(), metadata=fields)
@@ -651,12 +625,10 @@ async def test_health_needs_no_name(director: MakeDirector) -> None:
         assert scene.value("streams_total", code="OK") is None
 
 
-async def test_the_log_names_what_was_asked_for_once(
-    director: MakeDirector, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_log_names_what_was_asked_for_once(caplog: pytest.LogCaptureFixture) -> None:
     """Otherwise a proxy could fill the log."""
     with caplog.at_level(logging.WARNING, "picker.app.pool_choice"):
-        async with serving(director) as scene:
+        async with serving() as scene:
             for _ in range(3):
                 await scene.ask(("x-pointsman-pool", "mistral"))
             await scene.ask(("x-pointsman-pool", "m" * 300))
@@ -710,11 +682,10 @@ async def raw_call(port: int, *fields: tuple[bytes, bytes]) -> None:
     ids=["case", "no text", "nul", "lines", "umlaut"],
 )
 async def test_malformed_fields_are_harmless(
-    director: MakeDirector,
     caplog: pytest.LogCaptureFixture,
     fields: tuple[tuple[bytes, bytes], ...],
 ) -> None:
-    async with serving(director) as scene:
+    async with serving() as scene:
         with caplog.at_level(logging.WARNING, "picker.app.pool_choice"):
             await raw_call(scene.port, *fields)
         assert scene.asked() == {}

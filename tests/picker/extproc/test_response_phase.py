@@ -176,16 +176,13 @@ def test_the_length_goes_where_the_body_may_change_after_it(
 ) -> None:
     event = m.ResponseHeaders(200, headers=LENGTH)
     (reply,) = routed(Shouting(), mode).receive(event)
-    assert isinstance(reply, m.SendResponseHeaders)
     assert reply.remove_headers == removed
     assert reply.show_body is False  # full-duplex requests allow no change of modes
     for machine in (routed(None, mode), routed(Shouting(), mode, changes=False)):
         (reply,) = machine.receive(event)
-        assert isinstance(reply, m.SendResponseHeaders)
         assert reply.remove_headers == ()
     without_body = m.ResponseHeaders(200, end_of_stream=True, headers=LENGTH)
     reply = routed(Shouting(), mode).receive(without_body)[-1]
-    assert isinstance(reply, m.SendResponseHeaders)
     assert reply.remove_headers == ()
 
 
@@ -198,7 +195,6 @@ def test_headers_that_belong_to_the_system_do_not_reach_the_client(tap: Shouting
         "server": "vllm",
     }
     (reply,) = routed(tap).receive(m.ResponseHeaders(200, headers=headers))
-    assert isinstance(reply, m.SendResponseHeaders)
     assert set(reply.remove_headers) == {
         "x-llm-d-request-dropped-reason",
         "x-gateway-destination-endpoint-served",
@@ -208,7 +204,6 @@ def test_headers_that_belong_to_the_system_do_not_reach_the_client(tap: Shouting
 def test_a_proxy_that_buffers_requests_is_asked_for_the_body_that_it_would_not_show() -> None:
     machine = routed(Shouting(), BodyMode.ABSENT, request_body=BodyMode.BUFFERED)
     (reply,) = machine.receive(m.ResponseHeaders(200, headers=LENGTH))
-    assert isinstance(reply, m.SendResponseHeaders)
     assert reply.show_body
     assert reply.remove_headers == ("content-length",)
     _, piece = machine.receive(m.ResponseBody(b"hello", end_of_stream=True))
@@ -220,11 +215,9 @@ def test_a_proxy_is_not_asked_for_a_body_that_is_not_there_or_only_watched() -> 
     waiting = {"request_body": BodyMode.BUFFERED}
     machine = routed(Shouting(), BodyMode.ABSENT, **waiting)
     reply = machine.receive(m.ResponseHeaders(204, end_of_stream=True))[-1]
-    assert isinstance(reply, m.SendResponseHeaders)
     assert not reply.show_body
     machine = routed(Shouting(), BodyMode.ABSENT, **waiting, changes=False)
     (reply,) = machine.receive(m.ResponseHeaders(200))
-    assert isinstance(reply, m.SendResponseHeaders)
     assert not reply.show_body
 
 

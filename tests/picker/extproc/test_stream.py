@@ -230,7 +230,6 @@ def test_an_unroutable_request_is_refused_and_its_rest_ignored(
 ) -> None:
     finish, reply = said(*events, m.RequestBody(bytes(100), True), settings=StreamSettings(10))[-2:]
     assert finish == Finish(FinishCause.REFUSED, status)
-    assert isinstance(reply, m.SendImmediate)
     assert reply.status == status
     assert text in reply.body
 
@@ -242,7 +241,6 @@ def test_an_unroutable_request_is_refused_and_its_rest_ignored(
 )
 def test_a_body_of_exactly_the_limit_is_routed(events: tuple[object, ...]) -> None:
     action = said(*events, settings=StreamSettings(10))[-1]
-    assert isinstance(action, m.Route)
     assert action.request == RawRequest(HEADERS, bytes(10), None)
 
 
@@ -361,7 +359,6 @@ def test_an_early_end_finishes_with_its_cause(
     machine = StreamMachine()
     feed(machine, *events)
     (finish,) = feed(machine, m.Closed(ending))
-    assert isinstance(finish, Finish)
     assert finish.cause is cause
     assert feed(machine, m.Closed(ending)) == []
 
@@ -445,7 +442,6 @@ def test_a_tunnel_is_refused_where_the_proxy_would_wait_for_its_end() -> None:
     """A response in full duplex keeps the proxy from changing the mode of its request."""
     finish, reply = said(m.RequestHeaders(SOCKET, request_body=BodyMode.BUFFERED))
     assert finish == Finish(FinishCause.REFUSED, 500)
-    assert isinstance(reply, m.SendImmediate)
     assert "Upgrades need request bodies in FULL_DUPLEX_STREAMED mode" in reply.body
 
 
@@ -502,7 +498,6 @@ def test_a_refusal_has_the_form_of_its_api(
     evicted = refusal is None
     actions = machine.evicted(DropReason.EVICTED) if evicted else machine.dropped(refusal or WRONG)
     reply = actions[-1]
-    assert isinstance(reply, m.SendImmediate)
     assert (reply.body if isinstance(body, str) else json.loads(reply.body)) == body
     own = {"x-llm-d-request-dropped-reason": "evicted", "retry-after": "1"} if evicted else {}
     assert dict(reply.headers) == own | ({} if isinstance(body, str) else JSON)
@@ -641,7 +636,6 @@ def test_an_evicted_request_is_answered_with_the_reason(
     feed(machine, *WAY_TO[state])
     finish, reply = machine.evicted(reason)
     assert finish == Finish(FinishCause.EVICTED, status)
-    assert isinstance(reply, m.SendImmediate)
     assert reply.status == 429
     assert reply.headers[:2] == (
         ("x-llm-d-request-dropped-reason", reason.value),
@@ -719,7 +713,6 @@ def test_too_many_headers_are_refused_with_431(
     )
     finish, reply = feed(machine, event)
     assert finish == Finish(FinishCause.REFUSED, 431)
-    assert isinstance(reply, m.SendImmediate)
     assert reply.status == 431
     assert json.loads(reply.body)["error"]["type"] == "Request Header Fields Too Large"
     assert text in reply.body

@@ -276,7 +276,6 @@ def check_bodies(taken: list[object], actions: list[m.Action]) -> None:
         assert held[0].body == decision.body
         assert m.SendRequestHeadersUnchanged() in actions
         return
-    assert isinstance(headers, m.RequestHeaders)
     had_body = not (headers.end_of_stream or headers.request_body is BodyMode.ABSENT)
     is_replaced = had_body and decision.body is not None
     expected = decision.body if is_replaced else raw.body or b""

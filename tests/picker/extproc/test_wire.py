@@ -100,7 +100,6 @@ def test_the_subset_hint_is_a_list_or_a_comma_string(
 ) -> None:
     assert headers_event("request_headers {}" + SUBSET % value).subset_hint == hint
     body = wire.decode(message("request_body {}" + SUBSET % value))
-    assert isinstance(body, RequestBody)
     assert body.subset_hint == hint
 
 
@@ -132,7 +131,6 @@ def test_the_proxys_body_modes_are_known_from_its_first_message(
     assert headers_event(config).response_body is expected
     assert headers_event("request_headers {}").request_body is BodyMode.DUPLEX
     first = wire.decode(message(config.replace("request_headers", "response_headers")))
-    assert isinstance(first, ResponseHeaders)
     assert first.response_body is expected
 
 
@@ -150,7 +148,6 @@ def test_the_response_status_is_read_from_the_pseudo_header_first(
     headers: str, status: int | None
 ) -> None:
     event = wire.decode(message(f"response_headers {{ headers {{ {headers} }} }}"))
-    assert isinstance(event, ResponseHeaders)
     assert event.status == status
 
 

@@ -34,6 +34,7 @@ from tests.support.picker.http2_peer import (
     echo,
     holding,
     prefix,
+    turns,
 )
 
 DAMAGE = b"\0\0\1" + bytes(6) + b"x"  # DATA on stream 0
@@ -55,7 +56,6 @@ async def test_calls_that_end_unread_give_their_part_of_the_connections_window_b
             peer.http2.send_data(stream_id, prefix(message) + message)
         peer.push()
         peer.http2.reset_stream(stream_id, ErrorCodes.CANCEL)
-        peer.push()
         await peer.settle()
     assert peer.http2.outbound_flow_control_window > CONNECTION_WINDOW_BYTES // 2
 
@@ -90,7 +90,6 @@ async def test_a_message_that_cannot_be_served_ends_its_call(data: bytes, status
     peer = connected({PATH: echo}, max_message_bytes=1000)
     stream_id, other = peer.call(), peer.call(b"fine", end=True)
     peer.http2.send_data(stream_id, data)
-    peer.push()
     await peer.settle()
     assert peer.fields(stream_id)["grpc-status"] == str(int(status))
     assert peer.fields(stream_id)["grpc-message"]
@@ -100,7 +99,6 @@ async def test_a_message_that_cannot_be_served_ends_its_call(data: bytes, status
 async def test_a_stream_that_ends_within_a_message_is_an_error(peer: Peer) -> None:
     stream_id = peer.call()
     peer.http2.send_data(stream_id, prefix(b"four")[:3], end_stream=True)
-    peer.push()
     await peer.settle()
     assert peer.fields(stream_id)["grpc-status"] == "13"
     assert peer.data(stream_id) == b""
@@ -109,7 +107,6 @@ async def test_a_stream_that_ends_within_a_message_is_an_error(peer: Peer) -> No
 async def test_a_reset_cancels_the_call_and_frees_it() -> None:
     peer, held, stream_id = await holding(b"one")
     peer.http2.reset_stream(stream_id, ErrorCodes.CANCEL)
-    peer.push()
     await peer.settle()
     assert held.ended == ["cancelled"]
     assert not peer.connection.http2.streams
@@ -121,7 +118,6 @@ async def test_a_reset_before_the_call_has_begun_is_no_trouble(
 ) -> None:
     peer.http2.send_headers(1, REQUEST)
     peer.http2.reset_stream(1)
-    peer.push()
     await peer.settle()
     assert not peer.connection.http2.streams
     assert not peer.connection._tasks
@@ -157,8 +153,7 @@ async def test_a_call_that_crosses_our_goodbye_is_served(peer: Peer) -> None:
     """The peer opened it before it could know of the goodbye."""
     await peer.settle()
     peer.connection.drain()
-    for _ in range(3):
-        await asyncio.sleep(0)
+    await turns(3)
     assert not peer.transport.closed
     stream_id = peer.call(b"late", end=True)
     await peer.settle()
@@ -181,8 +176,7 @@ async def test_cancelling_does_not_wait_for_an_answer(peer: Peer) -> None:
     await peer.settle()
     peer.connection.drain()
     peer.connection.cancel()
-    for _ in range(3):
-        await asyncio.sleep(0)
+    await turns(3)
     assert peer.gone == [peer.connection]
 
 
@@ -201,8 +195,7 @@ async def test_a_half_closed_connection_ends_its_calls() -> None:
     peer, held, _ = await holding()
     peer.connection.pause_writing()
     assert not peer.connection.eof_received()
-    for _ in range(3):
-        await asyncio.sleep(0)
+    await turns(3)
     assert held.ended == ["cancelled"]
     assert peer.gone == [peer.connection]
 
@@ -230,8 +223,7 @@ async def test_a_peer_that_says_goodbye_gets_its_answers_first() -> None:
     await asyncio.sleep(0)
     assert not peer.transport.closed
     held.release.set()
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await turns(5)
     assert held.ended == ["returned"]
     assert peer.transport.closed
 
@@ -326,12 +318,10 @@ def test_damaged_bytes_never_raise_and_never_leave_tasks(data: st.DataObject) ->
             sent[at] = data.draw(st.integers(0, 255))
         peer.connection.connection_made(peer.transport)
         peer.connection.data_received(bytes(sent))
-        for _ in range(5):
-            await asyncio.sleep(0)
+        await turns(5)
         if not peer.transport.closed:
             peer.connection.connection_lost(None)
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await turns(3)
         assert peer.gone == [peer.connection]
         assert not peer.connection._tasks
 
@@ -363,8 +353,7 @@ async def test_replies_of_one_turn_leave_in_one_write(peer: Peer) -> None:
     for stream_id in (1, 3, 1):
         peer.http2.send_data(stream_id, prefix(b"one") + b"one")
     peer.push()
-    for _ in range(10):
-        await asyncio.sleep(0)
+    await turns(10)
     assert len(peer.transport.written) == 1
     await peer.settle()
     assert peer.data(1) == (prefix(b"one") + b"one") * 2
@@ -390,7 +379,6 @@ async def test_a_megabyte_goes_out_through_tiny_windows() -> None:
         peer.http2.increment_flow_control_window(50_000)
         peer.http2.increment_flow_control_window(50_000, stream_id)
         before = len(peer.data(stream_id))
-        peer.push()
         await peer.settle()
         assert len(peer.data(stream_id)) - before in (50_000, len(expected) - before)
     assert peer.data(stream_id) == expected
@@ -406,7 +394,6 @@ async def test_a_call_that_waits_for_its_window_does_not_stop_another() -> None:
     assert len(peer.data(stuck)) == 10
     assert peer.fields(quick)["grpc-status"] == "0"
     peer.http2.reset_stream(stuck)
-    peer.push()
     await peer.settle()
     assert not peer.connection.http2.streams
 
@@ -417,7 +404,6 @@ async def test_a_raised_initial_window_opens_streams_that_wait() -> None:
     stream_id = peer.call(bytes(100), end=True)
     await peer.settle()
     peer.http2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 1000})
-    peer.push()
     await peer.settle()
     assert peer.data(stream_id) == prefix(bytes(100)) + bytes(100)
 
@@ -439,14 +425,12 @@ async def test_unread_messages_close_the_window_and_reading_opens_it() -> None:
         for _ in range(min(room // 16_005, 20)):
             peer.http2.send_data(stream_id, prefix(bytes(16_000)) + bytes(16_000))
             sent += 1
-        peer.push()
         await peer.settle()
     assert 60 <= sent <= 100  # 1 MiB, and what may wait unread
     go.set()
     await peer.settle()
     assert peer.http2.local_flow_control_window(stream_id) > 500_000
     peer.http2.end_stream(stream_id)
-    peer.push()
     await peer.settle()
     assert got == [16_000] * sent
 
@@ -463,7 +447,6 @@ async def test_empty_messages_close_the_window_too() -> None:
     while peer.http2.local_flow_control_window(stream_id) >= 16_000 and sent < 4 * window:
         peer.http2.send_data(stream_id, prefix(b"") * 3200)
         sent += 16_000
-        peer.push()
         await peer.settle()
     assert sent < window + grpc_call.MAX_UNREAD_BYTES
 
@@ -484,7 +467,6 @@ async def test_messages_that_were_read_cost_nothing_any_more(
     stream_id = peer.call()
     for _ in range(400):
         peer.http2.send_data(stream_id, prefix(bytes(16_000)) + bytes(16_000))
-        peer.push()
         await peer.settle()
     assert num_read == 400
 
@@ -494,7 +476,6 @@ async def test_a_paused_transport_holds_calls_back_but_not_control_frames(peer: 
     peer.connection.pause_writing()
     stream_id = peer.call(b"one", end=True)
     peer.http2.ping(b"12345678")
-    peer.push()
     await peer.settle()
     assert peer.data(stream_id) == b""
     assert peer.saw(events.PingAckReceived)
@@ -543,8 +524,7 @@ def codes(peer: Peer) -> list[int]:
 
 
 async def ended(peer: Peer) -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await turns(5)
     assert peer.gone == [peer.connection]
 
 
@@ -682,7 +662,6 @@ async def test_calls_that_had_an_answer_or_were_old_are_no_waste(answered: bool)
         await asyncio.sleep(0 if answered else 2)
         for stream_id in calls:
             peer.http2.reset_stream(stream_id)
-        peer.push()
         await peer.settle()
     assert peer.connection._waste_left >= left
 

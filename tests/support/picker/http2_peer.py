@@ -24,6 +24,12 @@ REQUEST = [
 ]
 
 
+async def turns(count: int) -> None:
+    """Let the event loop run what is ready, `count` times."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 def prefix(message: bytes) -> bytes:
     return PREFIX.pack(0, len(message))
 
@@ -109,6 +115,7 @@ class Peer:
         return stream_id
 
     async def settle(self) -> None:
+        self.push()
         for _ in range(10):
             await asyncio.sleep(0)
             data = b"".join(self.transport.written)

@@ -1,15 +1,17 @@
-"""Fakes shared by the tests of the shells: an exchange that records and routes on demand."""
+"""A director whose exchanges record what their streams do, and route on demand."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-import pytest
-
 from picker.errors import DropReason
 from picker.types import FinishCause, RawRequest, RouteDecision
 
 Routing = Callable[[RawRequest], Awaitable[RouteDecision]]
+
+
+async def route_at_once(raw: RawRequest) -> RouteDecision:
+    return RouteDecision("10.0.0.1:8000")
 
 
 @dataclass
@@ -43,7 +45,7 @@ class RecordingExchange:
 
 @dataclass
 class RecordingDirector:
-    routing: Routing
+    routing: Routing = route_at_once
     exchanges: list[RecordingExchange] = field(default_factory=list)
     opened: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -52,10 +54,6 @@ class RecordingDirector:
         self.exchanges.append(exchange)
         self.opened.set()
         return exchange
-
-
-async def route_at_once(raw: RawRequest) -> RouteDecision:
-    return RouteDecision("10.0.0.1:8000")
 
 
 class HeldRouting:
@@ -67,16 +65,3 @@ class HeldRouting:
         self.started.set()
         await self.release.wait()
         return RouteDecision("10.0.0.1:8000")
-
-
-@pytest.fixture
-def director() -> Callable[..., RecordingDirector]:
-    def make(routing: Routing = route_at_once) -> RecordingDirector:
-        return RecordingDirector(routing)
-
-    return make
-
-
-@pytest.fixture
-def held_routing() -> Callable[[], HeldRouting]:
-    return HeldRouting

