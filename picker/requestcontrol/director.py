@@ -30,13 +30,13 @@ from picker.framework.interfaces import (
     Screener,
 )
 from picker.outliers.breaker import Answer
+from picker.outliers.detector import Attempt
 from picker.plugins.parsers._json_bodies import unreadable
 from picker.requestcontrol import admission
 from picker.requestcontrol.bodies import held_bytes, outgoing_body
 from picker.requestcontrol.candidates import candidates_for
 from picker.requestcontrol.headers import MODEL_REWRITE, OBJECTIVE, REQUEST_ID, first_of, target_of
 from picker.requestcontrol.pipeline import (
-    EndpointAttempt,
     RequestContext,
     RequestPipeline,
     Ticket,
@@ -93,7 +93,7 @@ class Exchange(msgspec.Struct, eq=False):
     _queued_at: float | None = None  # set when the request enters flow control
     _ticket: Ticket | None = None  # set when flow control admits it
     _flight: Flight | None = None  # set when hooks are called
-    _attempt: EndpointAttempt | None = None  # set when the request leaves
+    _attempt: Attempt | None = None  # set when the request leaves
     _response: Response | None = None
 
     # Called by the stream
@@ -480,7 +480,7 @@ class Exchange(msgspec.Struct, eq=False):
         begun_at: float,
         *,
         is_bodyless: bool = False,
-    ) -> EndpointAttempt | None:
+    ) -> Attempt | None:
         """Count the request as under way at `endpoint`, and pass the decision to the watchers."""
         context, decision, now = self._context, self._decision, self._context.clock()
         context.inflight.acquire(endpoint.key)

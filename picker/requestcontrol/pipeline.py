@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count
@@ -28,15 +28,14 @@ from picker.framework.interfaces import (
     SaturationDetector,
     Screener,
 )
-from picker.outliers.breaker import Answer
 from picker.outliers.burst_wait import BurstWait
+from picker.outliers.detector import OutlierDetector
 from picker.pool.inflight import InflightLoad
 from picker.pool.policies import RewriteRules
 from picker.requestcontrol.candidates import LoadedCandidates
 from picker.telemetry.spans import RequestTracer
 from picker.types import (
     Candidate,
-    Endpoint,
     FinishCause,
     InferenceRequest,
     ResponseHead,
@@ -134,46 +133,6 @@ class FlowGate(Protocol):
 
     def pool_changed(self) -> None:
         """Called when a request without a ticket is over, and the load of endpoints has changed."""
-        ...
-
-
-class EndpointAttempt(Protocol):
-    """One request at one endpoint: evidence of the endpoint's health."""
-
-    def responded(self, answer: Answer, now_seconds: float) -> None:
-        """Called at most once, when the response begins."""
-        ...
-
-    def ended(self, cause: FinishCause, answer: Answer, now_seconds: float) -> None:
-        """Called exactly once, at the end of the request, with the known part of the response."""
-        ...
-
-
-class EndpointHealth(Protocol):
-    """Tracks recent failures of endpoints. Times are on the clock of the requests.
-
-    While `held` is empty, all endpoints are usable, no probe is due and nothing is unsure.
-    """
-
-    @property
-    def held(self) -> Collection[str]: ...
-
-    def is_unsure(self, now_seconds: float) -> bool:
-        """True if a burst has just filled the pool and no answer has arrived yet."""
-        ...
-
-    def usable(self, candidates: Sequence[Candidate], now_seconds: float) -> Sequence[Candidate]:
-        """Select the candidates for requests, in their order; at least one, if there are any."""
-        ...
-
-    def probe(self, candidates: Sequence[Candidate], now_seconds: float) -> Candidate | None:
-        """Return the candidate that this request should probe, if one is due for a probe."""
-        ...
-
-    def left(
-        self, endpoint: Endpoint, now_seconds: float, is_bodyless: bool = False, /
-    ) -> EndpointAttempt:
-        """Count a request that leaves; a bodyless one never reaches the engine."""
         ...
 
 
@@ -293,6 +252,6 @@ class RequestContext:
     clock: Callable[[], float] = time.monotonic
     policies: RequestPolicies = field(default_factory=RequestPolicies)
     loaded: LoadedCandidates = field(default_factory=LoadedCandidates)
-    health: EndpointHealth | None = None
+    health: OutlierDetector | None = None
     burst_wait: BurstWait | None = None
     numbers: Iterator[int] = field(default_factory=count)

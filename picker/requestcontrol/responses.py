@@ -20,10 +20,10 @@ from picker.framework.interfaces import (
     ResponseReader,
 )
 from picker.outliers.breaker import Answer
+from picker.outliers.detector import Attempt
 from picker.requestcontrol.headers import DESTINATION_NAMESPACE, DESTINATION_SCORES, REQUEST_ID
 from picker.requestcontrol.pipeline import (
     BodylessResponseHook,
-    EndpointAttempt,
     RequestContext,
 )
 from picker.requestcontrol.plugin_log import PluginLog
@@ -51,7 +51,7 @@ class Response(msgspec.Struct, eq=False):
     _progress: list[BoundPlugin[ResponseProgressHook]]
     _renamed_from: str | None
     _is_streaming: bool
-    attempt: EndpointAttempt | None = None
+    attempt: Attempt | None = None
     has_body: bool = False
     _legs: tuple[str, ...] = ()
     _content_type: str = ""

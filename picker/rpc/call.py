@@ -40,25 +40,6 @@ HEAD: Final = encode_fields(((b":status", b"200"), (b"content-type", b"applicati
 _OK_TRAILERS: Final = trailers(Status.OK, "")
 
 
-class _NoReceiver:
-    """The receiver of a call that is refused before one exists; ignores everything."""
-
-    def message(self, data: bytes) -> None:
-        pass
-
-    def end_of_messages(self) -> None:
-        pass
-
-    def refuses_large_message(self) -> bool:
-        return True
-
-    def abort(self, why: Abort) -> None:
-        pass
-
-
-_NO_RECEIVER: Final = _NoReceiver()
-
-
 class Call(Http2Stream, eq=False, kw_only=True):
     """Owns the buffers of one call. Its one receiver sends with `send` and `end`."""
 
@@ -73,7 +54,7 @@ class Call(Http2Stream, eq=False, kw_only=True):
     room: asyncio.Future[None] | None = None  # a writer waits for it
     # Data that waits for the peer's window or for the transport.
     unsent: bytearray = msgspec.field(default_factory=bytearray)
-    _receiver: Receiver = _NO_RECEIVER
+    _receiver: Receiver | None = None  # before `open`, and after `free`
     _messages: deque[bytes] | None = None  # messages held back, while there are any
     _is_reading_paused: bool = False
     _has_refused: bool = False  # a message without room that has begun
@@ -158,7 +139,8 @@ class Call(Http2Stream, eq=False, kw_only=True):
         """End the call from outside: unsent data is dropped, and the receiver is only notified."""
         self.unsent.clear()
         if self.ending is None and not self.gone:
-            self._receiver.abort(why)
+            if self._receiver is not None:
+                self._receiver.abort(why)
             self.end(status, text)
         elif not self.gone:
             self.outlet.schedule(self)  # the end waited for the dropped data
@@ -167,7 +149,7 @@ class Call(Http2Stream, eq=False, kw_only=True):
         """Release everything, because the peer is gone."""
         if not self.gone:
             self.gone = True
-            if self.ending is None:
+            if self.ending is None and self._receiver is not None:
                 self._receiver.abort(Abort.CANCELLED)
             self.free()
 
@@ -180,7 +162,7 @@ class Call(Http2Stream, eq=False, kw_only=True):
         self.splitter.discard()
         self._messages = None
         self.unsent.clear()
-        self._receiver = _NO_RECEIVER  # which refers to this
+        self._receiver = None  # which refers to this
         _wake(self.room)
         if self.timer is not None:
             self.timer.cancel()
@@ -221,7 +203,7 @@ class Call(Http2Stream, eq=False, kw_only=True):
         for message in messages:
             if self._messages is not None:
                 self._messages.append(message)
-            elif self.ending is None and not self.gone:
+            elif self.ending is None and self._receiver is not None:
                 self._receiver.message(message)
 
     def _hold_back(self) -> None:
@@ -236,18 +218,19 @@ class Call(Http2Stream, eq=False, kw_only=True):
                 return
             self._messages = None
             self._hand_on(held)
-        if self.ending is not None or self.gone or self._messages is not None:
+        receiver = self._receiver
+        if self.ending is not None or receiver is None or self._messages is not None:
             return
         splitter = self.splitter
         if splitter.lacks_room and not self._has_refused:
-            self._has_refused = self._receiver.refuses_large_message()
+            self._has_refused = receiver.refuses_large_message()
             if not self._has_refused:
                 splitter.make_room()
         if self._unacknowledged >= ACKNOWLEDGE_BYTES:
             self._acknowledge()
         if self._input_ended and self.ending is None:
             if splitter.is_between_messages:
-                self._receiver.end_of_messages()
+                receiver.end_of_messages()
             else:
                 self._fail(RpcError(Status.INTERNAL, "the stream ended within a message"))
 
@@ -258,7 +241,8 @@ class Call(Http2Stream, eq=False, kw_only=True):
             self.outlet.schedule_flush()
 
     def _fail(self, failure: RpcError) -> None:
-        self._receiver.abort(Abort.BROKEN)
+        if self._receiver is not None:
+            self._receiver.abort(Abort.BROKEN)
         self.end(failure.status, str(failure))
 
 

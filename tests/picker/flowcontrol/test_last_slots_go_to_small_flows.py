@@ -3,7 +3,7 @@
 import asyncio
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -20,7 +20,6 @@ from picker.flowcontrol.settings import BandSettings, FlowControlSettings
 from picker.flowcontrol.shell.controller import FlowController
 from picker.flowcontrol.tickets import FlowTicket
 from picker.flowcontrol.waiting import Waiting
-from picker.framework.attributes import Attributes
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.plugins.fairness_policies.deficit_round_robin_fairness_policy import (
     DeficitRoundRobinFairnessPolicy,
@@ -257,9 +256,7 @@ class Places:
     number: int
     settle_seconds: float = 0.01
 
-    def saturation(
-        self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
-    ) -> float:
+    def saturation(self, candidates: Any, attributes: Any, now_seconds: float) -> float:
         return sum(candidate.inflight_requests for candidate in candidates) / self.number
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from fleet.commands.cli import main
 from picker.cli.options import RecordFlags
-from picker.recording.lines import Header, read_recording
+from picker.recording.lines import read_recording
 from picker.recording.replay import Redecided, Replay
 from tests.depth import by_depth
 from tests.support.picker.ext_proc_stream import GatewayStream, completion

@@ -340,9 +340,6 @@ async def token_in(stream: GatewayStream) -> str:
     return str(token.decode())
 
 
-# H32: scores
-
-
 # H34–H40: sessions
 
 
@@ -463,7 +460,6 @@ plugins:
                 assert await stream.read_response() == expected
 
 
-pytest.importorskip("picker.telemetry.otel")
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 Spans = list[dict[str, Any]]
 
@@ -471,6 +467,7 @@ Spans = list[dict[str, Any]]
 @pytest.fixture
 def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spans]:
     """Collect spans in a thread, because the picker waits for the collector as it stops."""
+    pytest.importorskip("picker.telemetry.otel")
     spans: Spans = []
 
     class Collector(BaseHTTPRequestHandler):

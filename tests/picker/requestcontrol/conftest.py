@@ -101,15 +101,11 @@ class Recorder:
     def plugin_failed(self, plugin: str) -> None:
         self.failed.append(plugin)
 
-    def produce(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
-    ) -> InferenceRequest:
+    def produce(self, request: Any, candidates: Any, attributes: Any) -> InferenceRequest:
         attributes[SEEN] = f"{len(candidates)} candidates"
         return replace(request, prompts=(b"tokens",))
 
-    def pre_request(
-        self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
-    ) -> None:
+    def pre_request(self, request: Any, result: Any, attributes: Any) -> None:
         self.prepared.append((request, result, attributes.get(SEEN)))
 
 
@@ -117,14 +113,10 @@ class Recorder:
 class Failing:
     error: Exception
 
-    def produce(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
-    ) -> InferenceRequest:
+    def produce(self, request: Any, candidates: Any, attributes: Any) -> InferenceRequest:
         raise self.error
 
-    def pre_request(
-        self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
-    ) -> None:
+    def pre_request(self, request: Any, result: Any, attributes: Any) -> None:
         raise self.error
 
 
@@ -133,9 +125,7 @@ def bound(*plugins: object) -> tuple[BoundPlugin[Any], ...]:
 
 
 class House:
-    def __init__(
-        self, pool: Sequence[Candidate] = POOL, policies: RequestPolicies | None = None
-    ) -> None:
+    def __init__(self, pool: Any = POOL, policies: RequestPolicies | None = None) -> None:
         self.pool = FixedPool(pool)
         self.scheduler = TakeLeastLoaded()
         self.recorder = Recorder()

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from random import Random
 from typing import Any
 
 import pytest
@@ -46,9 +45,7 @@ class Full:
     value: float
     asked: list[tuple[int, float]] = field(default_factory=list)
 
-    def saturation(
-        self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
-    ) -> float:
+    def saturation(self, candidates: Any, attributes: Any, now_seconds: float) -> float:
         self.asked.append((len(candidates), now_seconds))
         return self.value
 
@@ -58,9 +55,7 @@ class Keep:
     names: Sequence[str]
     seen: list[int] = field(default_factory=list)
 
-    def screen(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], rng: Random
-    ) -> Sequence[Candidate]:
+    def screen(self, request: Any, candidates: Any, rng: Any) -> Sequence[Candidate]:
         self.seen.append(len(candidates))
         return [one for one in reversed(candidates) if one.endpoint.name in self.names]
 
@@ -70,13 +65,7 @@ class Gate:
     error: Exception | None = None
     asked: int = 0
 
-    def admit(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[Candidate],
-        attributes: Attributes,
-        rng: Random,
-    ) -> None:
+    def admit(self, request: Any, candidates: Any, attributes: Any, rng: Any) -> None:
         self.asked += 1
         if self.error is not None:
             raise self.error
@@ -87,9 +76,7 @@ class Finds:
     blocks: Mapping[str, int]
     name: str = "index"
 
-    def produce(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
-    ) -> InferenceRequest:
+    def produce(self, request: Any, candidates: Any, attributes: Any) -> InferenceRequest:
         attributes[match_info_key(self.name)] = PrefixCacheMatchInfo(4, 16, self.blocks)
         return request
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from picker.decisions.decision import Decision, Watchers
 from picker.decisions.steps import BoundPlugin
 from picker.errors import Code, DropReason, RefusedError
-from picker.framework.attributes import Attributes, DataKey
+from picker.framework.attributes import DataKey
 from picker.framework.services import HttpError
 from picker.outliers.breaker import Answer, EndpointState
 from picker.outliers.burst_wait import BurstWait
@@ -334,9 +334,7 @@ class Asks:
     began: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: bool = False
 
-    async def look_up(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
-    ) -> InferenceRequest:
+    async def look_up(self, request: Any, candidates: Any, attributes: Any) -> InferenceRequest:
         self.began.set()
         try:
             await asyncio.sleep(self.wait_seconds)
@@ -454,9 +452,7 @@ class FirstThatMay:
     asked: list[list[str]] = field(default_factory=list)
     fails_on: str | None = None
 
-    def schedule(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], *_: object
-    ) -> SchedulingResult:
+    def schedule(self, request: Any, candidates: Any, *_: object) -> SchedulingResult:
         self.asked.append([one.endpoint.name for one in candidates])
         if [one.key for one in candidates] == [self.fails_on]:
             raise ValueError("odd")

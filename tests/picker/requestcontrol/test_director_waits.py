@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from picker.errors import Code, DropReason, RefusedError
-from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight
 from picker.requestcontrol.bodies import REQUEST_BYTES, held_bytes
 from picker.requestcontrol.director import Exchange
@@ -361,9 +360,7 @@ class Lease:
     held: Counter[str] = field(default_factory=Counter)
     timeout_seconds: float = 0.4
 
-    async def look_up(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
-    ) -> InferenceRequest:
+    async def look_up(self, request: Any, candidates: Any, attributes: Any) -> InferenceRequest:
         """Wait for a moment that a test may use to cancel."""
         await asyncio.sleep(0)
         self._fail()
@@ -379,9 +376,7 @@ class Lease:
     def response_progress(self, flight: Flight, progress: object) -> None:
         self._fail()
 
-    def request_ended(
-        self, flight: Flight, cause: FinishCause, usage: Usage | None, now_seconds: float
-    ) -> None:
+    def request_ended(self, flight: Any, cause: Any, usage: Any, now_seconds: float) -> None:
         self.held[flight.request.request_id] -= 1
         self._fail()
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from picker.errors import Code, RefusedError
-from picker.framework.attributes import Attributes
 from picker.pool.policies import RewriteRule, RewriteRules, RewriteTarget
 from picker.requestcontrol import headers
 from picker.requestcontrol.bodies import changes, outgoing_body, with_members
@@ -50,9 +49,7 @@ RAW = RawRequest(HEADERS, BODY)
 class Sets:
     headers: Mapping[str, str] | None
 
-    def pre_request(
-        self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
-    ) -> Mapping[str, str] | None:
+    def pre_request(self, request: Any, result: Any, attributes: Any) -> Mapping[str, str] | None:
         return self.headers
 
 
@@ -240,9 +237,7 @@ BODYLESS_HEADERS = {":path": "/v1/models", "wanted": "pod-2"}
 
 
 class ByHeader:
-    def narrow(
-        self, headers: Mapping[str, str], candidates: Sequence[Candidate]
-    ) -> Sequence[Candidate]:
+    def narrow(self, headers: Any, candidates: Any) -> Sequence[Candidate]:
         return [one for one in candidates if one.endpoint.name == headers.get("wanted")]
 
 

@@ -79,9 +79,7 @@ class Hook:
         self.progress.append(progress)
         return self._answer(self.metadata)
 
-    def request_ended(
-        self, flight: Flight, cause: FinishCause, usage: Usage | None, now_seconds: float
-    ) -> None:
+    def request_ended(self, flight: Any, cause: Any, usage: Any, now_seconds: float) -> None:
         self.ends.append((flight, cause, usage, now_seconds))
         self._answer(None)
 
