@@ -207,9 +207,7 @@ async def test_a_client_older_than_the_least_version_is_turned_away(
     old = {"maximum_version": ssl.TLSVersion.TLSv1_2}
     async with serving(TlsOptions(certificate)) as (_, port):
         assert (await handshake(port, **old))[0] == "h2"
-    async with serving(
-        RecordingDirector(), TlsOptions(certificate, min_version("VersionTLS13"))
-    ) as (_, port):
+    async with serving(TlsOptions(certificate, min_version("VersionTLS13"))) as (_, port):
         with pytest.raises((ConnectionResetError, ssl.SSLError)):
             await handshake(port, **old)
         assert (await handshake(port))[0] == "h2"
