@@ -142,15 +142,22 @@ def _response_headers(message: _Message) -> Event:
         has_metadata = DESTINATION_NAMESPACE in message.metadata_context.filter_metadata
         value = _metadata(message, DESTINATION_NAMESPACE, DESTINATION_SERVED)
         served_by = value.string_value or None if value is not None else None
-    upstream, reached_no_endpoint = _upstream(message)
+    upstream, reached_no_endpoint = "", False
+    if ATTRIBUTES in message.attributes:
+        fields = message.attributes[ATTRIBUTES].fields
+        upstream = fields[UPSTREAM_ADDRESS].string_value if UPSTREAM_ADDRESS in fields else ""
+        # Known only if the proxy sends its attempts as well as the address.
+        reached_no_endpoint = not upstream and UPSTREAM_ATTEMPTS in fields
+    status = headers.get(":status") or headers.get("status", "")
+    is_number = status.isascii() and status.isdigit() and len(status) == 3
     response_body = BodyMode.DUPLEX
     if message.HasField("protocol_config"):
         mode = message.protocol_config.response_body_mode
         response_body = _BODY_MODES.get(mode, BodyMode.UNKNOWN)
     return ResponseHeaders(
-        status=_status(headers),
+        status=int(status) if is_number else None,
         end_of_stream=message.response_headers.end_of_stream,
-        served_by=served_by or upstream,
+        served_by=served_by or upstream or None,
         headers=headers,
         has_destination_metadata=has_metadata,
         reached_no_endpoint=reached_no_endpoint,
@@ -182,11 +189,6 @@ def _header_map(headers: Iterable[_Message]) -> dict[str, str]:
     return found
 
 
-def _status(headers: Mapping[str, str]) -> int | None:
-    text = headers.get(":status") or headers.get("status", "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) == 3 else None
-
-
 def _metadata(message: _Message, namespace: str, key: str) -> _Message | None:
     known = message.metadata_context.filter_metadata
     # A look-up in a map of messages would insert a missing key.
@@ -207,19 +209,6 @@ def _subset_hint(message: _Message) -> tuple[str, ...] | None:
             return None
     entries = (entry.strip() for text in texts for entry in text.split(","))
     return tuple(entry for entry in entries if entry)
-
-
-def _upstream(message: _Message) -> tuple[str | None, bool]:
-    """Return the origin of the response by the proxy's attributes; true if it reached no endpoint.
-
-    The latter is known only if the proxy sends its attempts as well as the address.
-    """
-    attributes = message.attributes
-    if ATTRIBUTES not in attributes:
-        return None, False
-    fields = attributes[ATTRIBUTES].fields
-    address = fields[UPSTREAM_ADDRESS].string_value if UPSTREAM_ADDRESS in fields else ""
-    return address or None, not address and UPSTREAM_ATTEMPTS in fields
 
 
 # Replies to messages

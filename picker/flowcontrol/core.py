@@ -26,8 +26,14 @@ from picker.flowcontrol.reclaim import Reclaim
 from picker.flowcontrol.reporting import FlowReporter
 from picker.flowcontrol.saturation import PoolLoad
 from picker.flowcontrol.settings import FlowControlSettings
-from picker.flowcontrol.tickets import Evict, FlowTicket, TicketObserver
-from picker.flowcontrol.waiting import Deadlines, Waiting, queued_request
+from picker.flowcontrol.waiting import (
+    Deadlines,
+    Evict,
+    FlowTicket,
+    TicketObserver,
+    Waiting,
+    queued_request,
+)
 from picker.framework.flow import (
     DEFAULT_SETTLE_SECONDS,
     QueuedRequest,
@@ -243,7 +249,8 @@ class FlowCore:
         """Reject requests whose time to live is over, and forget idle flows."""
         self._reporter.timed_out(self.reclaim.tick(now_seconds))
         if self._waiting and self.queue is not None:
-            self._pool_seen(self.verdicts.load.at(now_seconds).num_endpoints, now_seconds)
+            is_empty = not self.verdicts.load.at(now_seconds).num_endpoints
+            self._deadlines.pool_seen(is_empty, self._waiting.values(), now_seconds)
         while (waiting := self._deadlines.due(now_seconds)) is not None:
             self._expire(waiting, now_seconds)
         if self.queue is not None:
@@ -409,7 +416,8 @@ class FlowCore:
         return outcomes.at_capacity(cap, self._retry_after(waiting, now_seconds))
 
     def _retry_after(self, waiting: Waiting, now_seconds: float) -> int:
-        ahead = self.queue.ahead_of(waiting.priority) if self.queue is not None else 0
+        bands = () if self.queue is None else self.queue
+        ahead = sum(band.num_requests for band in bands if band.priority >= waiting.priority)
         return self.rate.retry_after_seconds(ahead + 1, now_seconds)
 
     def _stop_waiting(
@@ -419,7 +427,7 @@ class FlowCore:
         del self._waiting[item.sequence]
         self._deadlines.remove(waiting)
         if queue is not None:
-            (queue.take if is_dispatched else queue.remove)(item, now_seconds)
+            queue.remove(item, now_seconds, is_dispatched)
         self._reporter.stopped_waiting(waiting.labels, item)
 
     def _end(self, waiting: Waiting, outcome: FlowOutcome, now_seconds: float) -> None:
@@ -434,12 +442,10 @@ class FlowCore:
         return queued_request(request, self._sequence, now_seconds, ttl_seconds)
 
     def _seen(self, verdict: Verdict) -> Verdict:
-        self._pool_seen(verdict.load.num_endpoints, verdict.at_seconds)
+        is_empty = not verdict.load.num_endpoints
+        self._deadlines.pool_seen(is_empty, self._waiting.values(), verdict.at_seconds)
         self._reporter.stages(verdict.load.stages)
         return verdict
-
-    def _pool_seen(self, num_endpoints: int, now_seconds: float) -> None:
-        self._deadlines.pool_seen(num_endpoints == 0, self._waiting.values(), now_seconds)
 
     def _bands_seen(self, queue: FlowQueue) -> None:
         if queue.priorities is not self._reported_bands:

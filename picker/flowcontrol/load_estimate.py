@@ -46,7 +46,7 @@ class LoadEstimate:
         self._slope = 0.0
         self._delta = 0  # more requests than then
         self._changes = 0  # requests admitted or ended since then
-        self._pool_changed = True
+        self.is_behind = True  # the pool has changed since the last computation
         self._computed_at = 0.0
         self._place, self._place_at = 0.0, -math.inf
 
@@ -56,17 +56,13 @@ class LoadEstimate:
         size = self._base.num_endpoints
         return size * SECONDS_PER_ENDPOINT + _TIMER_SECONDS if size >= LARGE_POOL else 0.0
 
-    @property
-    def is_behind(self) -> bool:
-        return self._pool_changed
-
     def use(self, detector: SaturationDetector) -> None:
         self._detector = detector
         self._base, self._known = EMPTY_POOL, None
         self._place_at = -math.inf
 
     def pool_changed(self) -> None:
-        self._pool_changed = True
+        self.is_behind = True
         self._known = None
 
     def entered(self, tokens: int) -> None:
@@ -118,7 +114,7 @@ class LoadEstimate:
             return self._known is None
         if self._changes * _SHARE >= size:
             return True
-        return self._pool_changed and age_seconds >= size * SECONDS_PER_ENDPOINT
+        return self.is_behind and age_seconds >= size * SECONDS_PER_ENDPOINT
 
     def _compute(self, now_seconds: float) -> None:
         candidates = self._pool()
@@ -133,7 +129,7 @@ class LoadEstimate:
             }
         self._base = self._known = base
         self._delta = self._changes = 0
-        self._pool_changed = False
+        self.is_behind = False
         self._computed_at = now_seconds
 
     def _loaded(self, candidates: Sequence[Candidate], more: int, now_seconds: float) -> PoolLoad:

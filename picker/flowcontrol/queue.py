@@ -132,19 +132,16 @@ class FlowQueue:
         self.held_bytes += item.held_bytes
         band.insert(item)
 
-    def remove(self, item: QueuedRequest, now_seconds: float) -> None:
-        """Remove a waiting request that is not dispatched."""
+    def remove(self, item: QueuedRequest, now_seconds: float, is_dispatched: bool = False) -> None:
+        """Remove a waiting request."""
         band = self._band_of.pop(item.sequence)
+        if is_dispatched:
+            band.fairness.dispatched(item, now_seconds)
         self.num_requests -= 1
         self.num_bytes -= item.size_bytes
         self.held_bytes -= item.held_bytes
         band.delete(item, now_seconds)
         self._bound(band)
-
-    def take(self, item: QueuedRequest, now_seconds: float) -> None:
-        """Remove a waiting request that is dispatched."""
-        self._band_of[item.sequence].fairness.dispatched(item, now_seconds)
-        self.remove(item, now_seconds)
 
     def pass_by(self, item: QueuedRequest, band: Band, now_seconds: float) -> None:
         """Note the dispatch of a request that did not wait; its flow is empty."""
@@ -157,9 +154,6 @@ class FlowQueue:
         band = self._bands.get(priority)
         if band is not None:
             band.fairness.completed(item, usage, now_seconds)
-
-    def ahead_of(self, priority: int) -> int:
-        return sum(band.num_requests for p, band in self._bands.items() if p >= priority)
 
     def forget_idle(self, now_seconds: float) -> None:
         before = now_seconds - FLOW_MEMORY_SECONDS
@@ -205,7 +199,8 @@ class FlowQueue:
         added = [priority for priority in extra if priority not in staying][: max(0, room)]
         needed = {*configured, *staying, *added}
         for priority in self._bands.keys() - needed:
-            self._drop(self._bands.pop(priority))
+            for name in self._bands.pop(priority).idle:
+                self._forgotten(priority, name)
         for priority in needed - self._bands.keys():
             self._bands[priority] = Band(priority, self._band_settings(priority))
         if sorted(needed) != self._ascending:
@@ -220,10 +215,6 @@ class FlowQueue:
         below = priority < 0
         default = settings.default_negative_band if below else settings.default_band
         return settings.bands.get(priority, default)
-
-    def _drop(self, band: Band) -> None:
-        for name in band.idle:
-            self._forgotten(band.priority, name)
 
     def _bound(self, band: Band) -> None:
         if len(band.idle) > MAX_IDLE_FLOWS:

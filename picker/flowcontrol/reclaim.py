@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from picker.flowcontrol.removable_heap import RemovableHeap
-from picker.flowcontrol.tickets import FlowTicket
+from picker.flowcontrol.waiting import FlowTicket
 from picker.framework.flow import EvictionFilter, EvictionOrder, Rank
 
 MAX_AT_ONCE = 2

@@ -11,11 +11,11 @@ from picker.flowcontrol.outcomes import FlowOutcome
 from picker.flowcontrol.reclaim import Revocation
 from picker.flowcontrol.saturation import PoolLoad
 from picker.flowcontrol.settings import FlowControlSettings
+from picker.flowcontrol.waiting import Labels
 from picker.framework.flow import JudgesStaleness, QueuedRequest
 from picker.metrics.label_caps import MAX_LABEL_SETS, OVERFLOW
 from picker.metrics.picker_metrics import PickerMetrics
 
-Labels = tuple[str, str, str, str]  # model, target, fairness id, priority
 EFFECTIVE = "effective"
 CONFIRMED = "confirmed"
 TIMED_OUT = "timed_out"

@@ -1,16 +1,78 @@
-"""A waiting request and its deadline."""
+"""A request in flow control: while it waits, and from its dispatch to its end."""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Protocol, TypeAlias
 
 from msgspec.structs import replace
 
-from picker.errors import RefusedError
+from picker.errors import DropReason, RefusedError
 from picker.flowcontrol.outcomes import FlowOutcome
 from picker.flowcontrol.removable_heap import RemovableHeap
-from picker.flowcontrol.reporting import Labels
-from picker.flowcontrol.tickets import Evict, FlowTicket
 from picker.framework.flow import QueuedRequest
-from picker.types import BYTES_PER_TOKEN, DEFAULT_FAIRNESS_ID, InferenceRequest
+from picker.types import BYTES_PER_TOKEN, DEFAULT_FAIRNESS_ID, FinishCause, InferenceRequest, Usage
+
+Evict: TypeAlias = Callable[[DropReason], None]
+Labels = tuple[str, str, str, str]  # model, target, fairness id, priority
+
+
+class TicketObserver(Protocol):
+    """The owner of tickets, notified of their progress."""
+
+    def ticket_left(self, ticket: FlowTicket) -> None: ...
+
+    def ticket_closed(self, ticket: FlowTicket, usage: Usage | None) -> None: ...
+
+
+class FlowTicket:
+    """Counts as admitted until `left`, in flight until `closed`. Repeated calls have no effect."""
+
+    __slots__ = (
+        "_observer",
+        "dispatched_at_seconds",
+        "endpoint_key",
+        "evict",
+        "is_closed",
+        "item",
+        "priority",
+    )
+
+    def __init__(
+        self,
+        item: QueuedRequest,
+        priority: int,
+        evict: Evict | None,
+        dispatched_at_seconds: float,
+        observer: TicketObserver,
+    ) -> None:
+        self.item = item
+        self.priority = priority
+        self.evict = evict
+        self.dispatched_at_seconds = dispatched_at_seconds
+        self.endpoint_key: str | None = None
+        self.is_closed = False
+        self._observer = observer
+
+    @property
+    def queue_seconds(self) -> float:
+        return self.dispatched_at_seconds - self.item.enqueued_at_seconds
+
+    @property
+    def has_left(self) -> bool:
+        return self.endpoint_key is not None
+
+    def left(self, endpoint_key: str) -> None:
+        if self.endpoint_key is None and not self.is_closed:
+            self.endpoint_key = endpoint_key
+            self._observer.ticket_left(self)
+
+    def closed(self, cause: FinishCause, usage: Usage | None) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self.evict = None  # it references the whole request, this ticket included
+            self._observer.ticket_closed(self, usage)
+
 
 DEFAULT_OUTPUT_TOKENS = 128
 MAX_OUTPUT_TOKENS = 32_768

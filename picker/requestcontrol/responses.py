@@ -128,7 +128,12 @@ class Response(msgspec.Struct, eq=False):
         if is_first:
             self.release_legs()
         if self._reader is not None:
-            self._read(self._reader, data, is_last)
+            reader, log = self._reader, self._log
+            try:
+                reader.feed(data, is_last)
+            except Exception as error:
+                self._reader = None
+                log.exception(type(reader).__name__, error, CONSEQUENCE)
         metadata = NO_METADATA
         if self._progress and (data or is_last):
             metadata = self._ask_hooks(began, is_first, is_last)
@@ -171,14 +176,6 @@ class Response(msgspec.Struct, eq=False):
                 watch(self._decision, now - self._last_at)
         self._last_at = now
         return False
-
-    def _read(self, reader: ResponseReader, data: bytes, is_last: bool) -> None:
-        log = self._log
-        try:
-            reader.feed(data, is_last)
-        except Exception as error:
-            self._reader = None
-            log.exception(type(reader).__name__, error, CONSEQUENCE)
 
     def _ask_hooks(self, now: float, is_first: bool, is_last: bool) -> Metadata:
         progress = ResponseProgress(now, self._num_bytes, self.usage, is_first, is_last)

@@ -94,7 +94,21 @@ class ResponsePhase(msgspec.Struct, eq=False):
         self._can_show_body = show_body
         if show_body:
             self._mode = BodyMode.DUPLEX
-        set_headers = self._watch_head(event)
+        set_headers: tuple[tuple[str, str], ...] = ()
+        if self._tap is not None:
+            head = ResponseHead(
+                event.status,
+                event.headers,
+                event.served_by,
+                event.has_destination_metadata,
+                event.reached_no_endpoint,
+                shows_body=self._mode is not BodyMode.ABSENT,
+            )
+            try:
+                set_headers = self._tap.head(head)
+            except Exception:
+                log.exception(_FAILED)
+                self._tap = None
         if self.is_marked:
             set_headers = (RESPONSE_MARK, *set_headers)
         removed: list[str] = []
@@ -138,24 +152,6 @@ class ResponsePhase(msgspec.Struct, eq=False):
         return [SendResponseTrailers()]
 
     # The tap
-
-    def _watch_head(self, event: ResponseHeaders) -> tuple[tuple[str, str], ...]:
-        if self._tap is None:
-            return ()
-        head = ResponseHead(
-            event.status,
-            event.headers,
-            event.served_by,
-            event.has_destination_metadata,
-            event.reached_no_endpoint,
-            shows_body=self._mode is not BodyMode.ABSENT,
-        )
-        try:
-            return self._tap.head(head)
-        except Exception:
-            log.exception(_FAILED)
-            self._tap = None
-            return ()
 
     def _watch_body(self, data: bytes, is_last: bool) -> tuple[bytes, Metadata]:
         tap = self._tap

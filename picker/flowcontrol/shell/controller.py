@@ -14,9 +14,8 @@ from picker.flowcontrol.core import FlowCore
 from picker.flowcontrol.reporting import FlowReporter
 from picker.flowcontrol.saturation import PoolLoad
 from picker.flowcontrol.settings import FlowControlSettings
-from picker.flowcontrol.tickets import FlowTicket
 from picker.flowcontrol.views import BandView, FlowView, QueuesView
-from picker.flowcontrol.waiting import Waiting
+from picker.flowcontrol.waiting import FlowTicket, Waiting
 from picker.framework.flow import JudgesStaleness
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.types import Candidate, FinishCause, InferenceRequest, Usage

@@ -18,8 +18,7 @@ from picker.flowcontrol.reporting import FlowReporter
 from picker.flowcontrol.saturation import EMPTY_POOL
 from picker.flowcontrol.settings import BandSettings, FlowControlSettings
 from picker.flowcontrol.shell.controller import FlowController
-from picker.flowcontrol.tickets import FlowTicket
-from picker.flowcontrol.waiting import Waiting
+from picker.flowcontrol.waiting import FlowTicket, Waiting
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.plugins.fairness_policies.deficit_round_robin_fairness_policy import (
     DeficitRoundRobinFairnessPolicy,

@@ -64,7 +64,7 @@ def test_policies_receive_heads_only_when_they_change() -> None:
     scene.queue.remove(second, 5.0)
     assert scene.fairness(0).calls == [("head", "t", 1)]
     scene.queue.remove(first, 5.0)
-    scene.queue.take(third, 6.0)
+    scene.queue.remove(third, 6.0, is_dispatched=True)
     calls = scene.fairness(0).calls[1:]
     assert calls == [("head", "t", 3), ("dispatched", "t", 3), ("head", "t", None)]
     scene.queue.check_integrity()
@@ -200,7 +200,7 @@ def test_deficits_survive_a_reload() -> None:
     order = []
     while (first := scene.queue.band_for(0).next(4.0)) is not None:
         order.append(first.flow)
-        scene.queue.take(first, 4.0)
+        scene.queue.remove(first, 4.0, is_dispatched=True)
     assert "".join(order) == "bbaa"
 
 

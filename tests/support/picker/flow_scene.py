@@ -9,7 +9,7 @@ from typing import Any
 from picker.errors import DropReason, RefusedError
 from picker.flowcontrol.settings import BandSettings, FlowControlSettings
 from picker.flowcontrol.shell.controller import FlowController
-from picker.flowcontrol.tickets import FlowTicket
+from picker.flowcontrol.waiting import FlowTicket
 from picker.framework.attributes import Attributes
 from picker.framework.flow import QueuedRequest, Rank
 from picker.metrics.picker_metrics import PickerMetrics
