@@ -12,6 +12,14 @@ TINY = {
     "max_position_embeddings": 256,
 }
 
+# The sizes of models that transformers saves.
+SAVED = {
+    **TINY,
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 5000.0,

@@ -1,11 +1,12 @@
 """Checkpoints of random weights, as published ones are laid out."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from worker.models.config import GEMMA, from_hf
@@ -18,11 +19,11 @@ FUSED = {
 }
 
 
-def save_checkpoint(path: Path, config: dict[str, Any], scale: float = 0.3) -> None:
+def save_checkpoint(path: Path, config: dict[str, Any], scale: float = 0.3, seed: int = 8) -> None:
     """Weights are `scale` from zero, and norms as far from one."""
     (path / "config.json").write_text(json.dumps(config))
     shape = from_hf("config.json", config)
-    noise = torch.Generator().manual_seed(8)
+    noise = torch.Generator().manual_seed(seed)
     tensors: dict[str, Tensor] = {}
     for name, size in expected_shapes(shape).items():
         tensors[name] = torch.randn(size, generator=noise) * scale
@@ -34,4 +35,17 @@ def save_checkpoint(path: Path, config: dict[str, Any], scale: float = 0.3) -> N
             for fused, parts in FUSED.items():
                 own = [tensors.pop(f"{prefix}{part}.weight") for part in parts]
                 tensors[f"{prefix}{fused}.weight"] = torch.cat(own)
+    save_file(tensors, path / "model.safetensors")
+
+
+def configure(path: Path, **changes: object) -> None:
+    """Change keys of a checkpoint's `config.json`."""
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def edit(path: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    """Change the tensors of a checkpoint."""
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
     save_file(tensors, path / "model.safetensors")

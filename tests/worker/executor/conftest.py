@@ -1,14 +1,12 @@
 """The real model in our executor, and in transformers to compare with."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
+from tests.support.model.tiny_checkpoint import save_checkpoint
 from tests.support.model.whole_engine import torch_config
 from worker.config import SchedulerConfig
 from worker.executor.interface import Executor
@@ -36,41 +34,10 @@ TINY = {
 def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     def make(seed: int, **changes: int) -> Path:
         path = tmp_path_factory.mktemp("tiny")
-        config = TINY | changes
-        (path / "config.json").write_text(json.dumps(config))
-        save_file(_weights(config, torch.Generator().manual_seed(seed)), path / "model.safetensors")
+        save_checkpoint(path, TINY | changes, seed=seed)
         return path
 
     return make
-
-
-def _weights(config: dict[str, Any], generator: torch.Generator) -> dict[str, torch.Tensor]:
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    keys = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
-
-    def weight(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator) * 0.3
-
-    tensors = {
-        "model.embed_tokens.weight": weight(config["vocab_size"], hidden),
-        "model.norm.weight": torch.ones(hidden),
-    }
-    for layer in range(config["num_hidden_layers"]):
-        tensors |= {
-            f"model.layers.{layer}.{name}.weight": weight(*shape)
-            for name, shape in {
-                "self_attn.q_proj": (hidden, hidden),
-                "self_attn.k_proj": (keys, hidden),
-                "self_attn.v_proj": (keys, hidden),
-                "self_attn.o_proj": (hidden, hidden),
-                "mlp.gate_proj": (inner, hidden),
-                "mlp.up_proj": (inner, hidden),
-                "mlp.down_proj": (hidden, inner),
-            }.items()
-        }
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"model.layers.{layer}.{norm}.weight"] = torch.ones(hidden)
-    return tensors
 
 
 @pytest.fixture(scope="session")

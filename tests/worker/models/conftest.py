@@ -11,16 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-TINY = {
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
-}
+from tests.support.model.model_variants import SAVED
+
 # llama.cpp's architecture for each model type, and whether its converter interleaves rotary rows.
 GGUF_ARCHITECTURES = {
     "llama": (gguf.MODEL_ARCH.LLAMA, True),
@@ -52,7 +44,7 @@ def save_tiny(tmp_path: Path) -> Callable[..., Saved]:
         import transformers
 
         # transformers changes its argument.
-        settings = copy.deepcopy({**TINY, **changes})
+        settings = copy.deepcopy({**SAVED, **changes})
         architecture = getattr(transformers, f"{kind}ForCausalLM")
         torch.manual_seed(5)
         model = architecture(architecture.config_class(**settings)).eval()

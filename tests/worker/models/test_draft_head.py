@@ -2,13 +2,21 @@
 
 import dataclasses
 import itertools
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.support.model.tiny_llama import TINY, empty_cache, states_of, step_of, tiny_llama
+from tests.support.model.tiny_llama import (
+    BLOCK_SIZE,
+    TINY,
+    empty_cache,
+    states_of,
+    step_of,
+    tiny_llama,
+)
 from worker.errors import ModelError
 from worker.models.draft_head import (
     HEAD_FILE,
@@ -22,7 +30,10 @@ from worker.models.draft_head import (
     shipped_head,
 )
 from worker.models.llama import LlamaModel
+from worker.models.loader import load_model
 from worker.ops.linear import DenseLinear, Linear, make_linear
+from worker.tokenizer.checkpoint import read_checkpoint
+from worker.tokenizer.tokenizer import build_tokenizer
 from worker.training.twin import HeadTwin, teacher_of
 
 SHAPE = HeadShape(intermediate_size=40, draft_vocab_size=23)
@@ -184,3 +195,38 @@ def test_only_its_target_finds_a_trained_head(tmp_path: Path) -> None:
 def test_the_environment_names_the_directory_of_heads() -> None:
     assert heads_directory({"POINTSMAN_CACHE": "/data"}) == Path("/data/heads")
     assert heads_directory({}) == Path.home() / ".cache/pointsman/heads"
+
+
+# ---- the packaged head ----
+
+# A greedy answer of this length fits in the cache of `empty_cache`.
+ANSWER_TOKENS = 64
+LETTER = "<|im_start|>user\nWrite a short letter to my aunt.<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.full
+@pytest.mark.model
+@torch.inference_mode()
+def test_the_shipped_head_predicts_the_default_model(model_path: Path, tmp_path: Path) -> None:
+    """The card promises more than this third on average, but the files are small."""
+    target = load_model(model_path, torch.float32, torch.device("cpu"), 256)
+    path = shipped_head(target, tmp_path)
+    assert path is not None
+    card = json.loads(path.with_suffix(".json").read_text())
+    assert sum(file.stat().st_size for file in path.parent.iterdir()) < 12e6
+    assert card["acceptance"]["expected_tokens_by_draft_length"]["3"] > 1.7
+
+    tokens = build_tokenizer(read_checkpoint(model_path)).encode(LETTER, add_special_tokens=False)
+    num_prompt, cache = len(tokens), empty_cache(target.config)
+    table = range(-(-(num_prompt + ANSWER_TOKENS) // BLOCK_SIZE))
+    parts = [target.states(step_of(tokens, 0, table), cache)]
+    for _ in range(ANSWER_TOKENS):
+        tokens.append(int(target.logits(parts[-1][-1:]).argmax()))
+        step = step_of(tokens[-1:], len(tokens) - 1, table)
+        parts.append(target.states(step, cache))
+    head = load_draft_head(path, target)
+    step = step_of(tokens[1:], 0, table)
+    hidden = head.forward(torch.cat(parts)[:-1], step, empty_cache(head.config))
+    drafts = head.draft_vocab[head.logits(hidden).argmax(dim=-1)].tolist()
+    pairs = list(zip(drafts, tokens[2:], strict=False))[num_prompt - 1 :]
+    assert sum(draft == token for draft, token in pairs) > len(pairs) / 3

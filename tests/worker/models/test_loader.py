@@ -1,7 +1,6 @@
 """Checkpoints of both formats give the logits of transformers, or an error names the problem."""
 
 import dataclasses
-import json
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +18,12 @@ from tests.support.model.model_variants import (
     LLAMA3,
     LONGROPE,
     PHI3,
+    SAVED,
+    TINY,
     VARIANTS,
     YARN,
 )
+from tests.support.model.tiny_checkpoint import configure, edit
 from worker.errors import ModelError
 from worker.executor.kv_cache import allocate
 from worker.executor.state import DeviceState
@@ -34,15 +36,6 @@ from worker.types import ScheduledSequence
 
 CPU = torch.device("cpu")
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
-TINY = {
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-}
 
 
 def logits_of(path: Path, token_ids: list[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -148,7 +141,7 @@ def test_both_layouts_of_rotary_settings_give_the_frequencies_of_transformers(
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     rope = scaling or {"rope_type": "default", "rope_theta": 5000.0}
-    config = transformers.LlamaConfig(**{**TINY, "rope_parameters": rope})
+    config = transformers.LlamaConfig(**{**SAVED, "rope_parameters": rope})
     values = config.to_dict()
     if old_layout:
         rest = {k: v for k, v in values.pop("rope_parameters").items() if k != "rope_theta"}
@@ -166,12 +159,6 @@ def test_both_layouts_of_rotary_settings_give_the_frequencies_of_transformers(
     assert factor == pytest.approx(
         1.0 if ours.rope_scaling is None else ours.rope_scaling.attention_factor
     )
-
-
-def edit(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    tensors = load_file(path / "model.safetensors")
-    change(tensors)
-    save_file(tensors, path / "model.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -268,8 +255,7 @@ def test_an_unsupported_configuration_is_named(
     change: dict[str, object], reason: str, save_tiny: Callable[..., Any]
 ) -> None:
     saved = save_tiny()
-    config_path = saved.path / "config.json"
-    config_path.write_text(json.dumps({**json.loads(config_path.read_text()), **change}))
+    configure(saved.path, **change)
     with pytest.raises(ModelError, match=reason):
         load_model(saved.path, torch.float32, CPU)
 
@@ -320,7 +306,7 @@ def test_longrope_uses_short_factors_for_short_sequences(
     ],
 )
 def test_scaling_extends_the_context(changes: dict[str, Any], context: int) -> None:
-    values = {**TINY, "model_type": "llama", **changes}
+    values = {**SAVED, "model_type": "llama", **changes}
     assert from_hf("config.json", values).max_context == context
 
 
@@ -364,3 +350,68 @@ def test_the_default_model_has_its_published_shape(model_path: Path) -> None:
     assert shape == (30, 576, 9, 3)
     assert (config.vocab_size, config.max_context, config.tied_head) == (49152, 8192, True)
     assert config.rope_theta == 100_000
+
+
+# ---- oversized numbers, which are refused quickly ----
+
+
+@pytest.mark.parametrize("kind", ["Llama", "SmolLM3"])
+def test_more_layers_than_tensors_are_refused(
+    kind: str, save_tiny: Callable[..., Any], write_gguf: Callable[..., Path]
+) -> None:
+    """Building the names of their tensors would take hours."""
+    changes = {"pad_token_id": 0, "no_rope_layers": None} if kind == "SmolLM3" else {}
+    saved = save_tiny(kind, **changes)
+    configure(saved.path, num_hidden_layers=10**9, **changes)
+    with pytest.raises(ModelError, match="too few for 1000000000 layers"):
+        load_model(saved.path, torch.float32, CPU)
+    path = write_gguf(saved.model)
+    key = f"{saved.model.config.model_type}.block_count".encode()
+    stored = key + (4).to_bytes(4, "little")
+    content = path.read_bytes()
+    assert stored + (2).to_bytes(4, "little") in content
+    path.write_bytes(
+        content.replace(stored + (2).to_bytes(4, "little"), stored + (10**9).to_bytes(4, "little"))
+    )
+    with pytest.raises(ModelError, match="too few for 1000000000 layers"):
+        load_model(path, torch.float32, CPU)
+
+
+def test_the_maximum_length_bounds_the_rotary_table(save_tiny: Callable[..., Any]) -> None:
+    """A claimed context takes no memory unless sequences can use it."""
+    path = save_tiny().path
+    for asked, length in ((None, 256), (100, 100), (1000, 256)):
+        assert load_model(path, torch.float32, CPU, asked).rope.cos.shape[0] == length
+
+
+FACTOR = {"rope_type": "yarn", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"rope_scaling": [1]}, r"rope_scaling is \[1\], not an object"),
+        ({"rope_scaling": "x"}, "rope_scaling is 'x', not an object"),
+        ({"rope_scaling": {**FACTOR, "original_max_position_embeddings": 0}}, "not positive"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 0}},
+            "not positive",
+        ),
+        ({"rope_scaling": {**FACTOR, "beta_fast": -1}}, "not positive"),
+        ({"rope_scaling": {**FACTOR, "factor": 1e308}}, "factor is too large"),
+        ({"vocab_size": 10**400}, "vocab_size is too large"),
+        ({"rope_theta": 0}, "rope_theta 0.0 must be above 1"),
+        ({"rope_theta": -1}, "rope_theta -1.0 must be above 1"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps -1.0"),
+    ],
+)
+def test_values_outside_the_arithmetic_are_refused(change: dict[str, Any], reason: str) -> None:
+    """They would divide by zero or give NaN."""
+    with pytest.raises(ModelError, match=reason):
+        from_hf("config.json", {**TINY, "model_type": "llama", **change})
+
+
+def test_a_configuration_nested_too_deeply_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
+    with pytest.raises(ModelError, match=r"config\.json: cannot be read"):
+        load_model(tmp_path, torch.float32, CPU)

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.support.model.model_variants import VARIANTS
 from tests.support.model.quantized_checkpoints import AWQ, FORMATS, GPTQ, compressed, quantize
+from tests.support.model.tiny_checkpoint import configure, edit
 from worker.errors import ConfigError, ModelError
 from worker.models.checkpoints import SafetensorsCheckpoint, read
 from worker.models.loader import load_model
@@ -23,16 +24,9 @@ PREFIX = "model.layers.0."
 PHI3 = VARIANTS["phi3, partly rotated, with a window"]
 
 
-def edit(path: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
-    tensors = load_file(path / "model.safetensors")
-    change(tensors)
-    save_file(tensors, path / "model.safetensors")
-
-
-def configure(path: Path, **changes: object) -> None:
+def set_quantization(path: Path, **changes: object) -> None:
     config = json.loads((path / "config.json").read_text())
-    config["quantization_config"] |= changes
-    (path / "config.json").write_text(json.dumps(config))
+    configure(path, quantization_config=config["quantization_config"] | changes)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -136,14 +130,9 @@ def test_float8_is_quantised_at_the_start_on_request(save_tiny: Callable[..., An
     down = model.layers[0].down
     assert isinstance(down, BlockLinear)
     assert down.num_bytes < 64 * 96 * 1.2  # a byte per weight, and a scale for 32
-    (path / "config.json").write_text(json.dumps(configured(path, AWQ | {"group_size": 32})))
+    configure(path, quantization_config=AWQ | {"group_size": 32})
     with pytest.raises(ConfigError, match=r"quantised already, by awq; leave the flag out"):
         load_model(path, torch.float32, CPU, kernels=kernels, quantization="q8_0")
-
-
-def configured(path: Path, quantization: object) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((path / "config.json").read_text())
-    return {**config, "quantization_config": quantization}
 
 
 @pytest.mark.parametrize(
@@ -180,7 +169,7 @@ def test_unsupported_settings_are_named(
     quantization: object, reason: str, save_tiny: Callable[..., Any]
 ) -> None:
     path = save_tiny().path
-    (path / "config.json").write_text(json.dumps(configured(path, quantization)))
+    configure(path, quantization_config=quantization)
     with pytest.raises(ModelError, match=reason):
         load_model(path, torch.float32, CPU)
 
@@ -232,7 +221,7 @@ def test_parts_that_do_not_fit_together_are_named(
 def test_scales_without_a_configuration_are_unexpected(save_tiny: Callable[..., Any]) -> None:
     path = save_tiny("Llama").path
     quantize(path, "fp8")
-    (path / "config.json").write_text(json.dumps(configured(path, None)))
+    configure(path, quantization_config=None)
     with pytest.raises(ModelError, match=r"unexpected tensors: .*weight_scale"):
         load_model(path, torch.float32, CPU)
 
@@ -240,7 +229,7 @@ def test_scales_without_a_configuration_are_unexpected(save_tiny: Callable[..., 
 def test_scales_of_an_8_bit_cache_are_read(save_tiny: Callable[..., Any]) -> None:
     path = save_tiny("Llama").path
     quantize(path, "compressed, tensor")
-    configure(path, sparsity_config={"format": "dense"}, transform_config={})
+    set_quantization(path, sparsity_config={"format": "dense"}, transform_config={})
     edit(path, lambda tensors: tensors.update({f"{PREFIX}self_attn.k_scale": torch.ones(1)}))
     assert any(layer.kv_scales is not None for layer in load_model(path, torch.float32, CPU).layers)
 
@@ -249,5 +238,5 @@ def test_patterns_of_unquantised_modules_are_accepted(save_tiny: Callable[..., A
     """GPTQModel's `-:` patterns only repeat the information in the tensors."""
     path = save_tiny("Llama").path
     quantize(path, "gptq", unchanged="v_proj")
-    configure(path, dynamic={"-:.*v_proj": {}})
+    set_quantization(path, dynamic={"-:.*v_proj": {}})
     assert load_model(path, torch.float32, CPU).config.num_layers == 2

@@ -1,22 +1,26 @@
-"""Speculative acceptance leaves the target's distribution as it is: by enumeration and by count."""
+"""Verification by rejection leaves the target's distribution exactly as it is.
+
+The last tests enumerate all drafts and all decisions, without any sampling.
+"""
 
 import itertools
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.depth import examples
+from tests.depth import examples, worlds
 from tests.support.model import reference_ops as reference
 from tests.support.model.single_draws import sample, verify
 from worker.ops.drafted import AcceptedPrefixes, DraftBatch
 from worker.ops.rejection import (
     BLOCK,
     METHODS,
+    STANDARD,
     DraftVerdict,
     accept,
     certain,
@@ -30,9 +34,6 @@ from worker.ops.sample import ALL_MASKED, DrawState, Undrawable, scores
 from worker.types import Draw, SampleSpec, SamplingParams
 
 ChiSquare = Callable[[list[int], list[float]], float]
-
-# A toy Markov model of three tokens: row t is what follows t. One transition is impossible.
-# A draft of it that is wrong everywhere, in one place where the target is certain not to go.
 
 
 def distribution(generator: torch.Generator, size: int, zeros: int = 0) -> torch.Tensor:
@@ -242,3 +243,114 @@ def test_sharp_targets_leave_nothing_to_chance(seed: int, num_drafts: int, metho
     expected, fault = reference.coupled_run(drafts, lambda index: int(best[index]))
     assert fault is None
     assert verify(drafts, sharp, None, seed, 3, method).token_ids == tuple(expected)
+
+
+# ---- enumeration ----
+
+
+class Tree:
+    def __init__(self, seed: int, size: int, depth: int, zeros: int) -> None:
+        self.size = size
+        generator = torch.Generator().manual_seed(seed)
+        self._rows = {
+            context: distribution(generator, size, zeros).float()
+            for length in range(depth)
+            for context in itertools.product(range(size), repeat=length)
+        }
+
+    def path(self, tokens: Sequence[int]) -> torch.Tensor:
+        return torch.stack([self._rows[tuple(tokens[:i])] for i in range(len(tokens))])
+
+    def after(self, tokens: Sequence[int]) -> torch.Tensor:
+        row = self._rows[tuple(tokens)].double()
+        return row / row.sum()
+
+    def probability(self, tokens: Sequence[int]) -> float:
+        return math.prod(float(self.after(tokens[:i])[t]) for i, t in enumerate(tokens))
+
+
+def every_batch(target: Tree, draft: Tree, depth: int) -> DraftBatch:
+    every = list(itertools.product(range(target.size), repeat=depth))
+    rows = [torch.cat((target.path(x), target.after(x).float()[None])).log() for x in every]
+    proposals = torch.stack([draft.path(x) for x in every])
+    counts = torch.full((len(every),), depth)
+    return DraftBatch(torch.tensor(every), torch.stack(rows), proposals, counts)
+
+
+def emitted(target: Tree, draft: Tree, depth: int, method: str) -> dict[tuple[int, ...], float]:
+    """Enumerate all drafts, and all that production may decide about each."""
+    batch = every_batch(target, draft, depth)
+    limits = thresholds(batch, method)
+    result = dict.fromkeys(itertools.product(range(target.size), repeat=depth + 1), 0.0)
+    for b, x in enumerate(map(tuple, batch.drafts.tolist())):
+        q = draft.probability(x)
+        if q == 0:
+            continue
+        for count, share in enumerate(shares(limits.values[b].tolist(), method)):
+            last = target.after(x)
+            if count < depth and share > 0:
+                shift = limits.log_weights[b, count] - batch.scores[b, count].double().logsumexp(-1)
+                rest = residuals(
+                    batch.scores[b, None, count], draft.path(x)[None, count], shift[None]
+                )[0]
+                last = rest / rest.sum() if float(rest.sum()) > 0 else target.after(x[:count])
+            for token in range(target.size) if share > 0 else ():
+                start = (*x[:count], token)
+                for end in itertools.product(range(target.size), repeat=depth - count):
+                    whole = start + end
+                    rest_of = math.prod(
+                        float(target.after(whole[:i])[whole[i]])
+                        for i in range(len(start), depth + 1)
+                    )
+                    result[whole] += q * share * float(last[token]) * rest_of
+    return result
+
+
+def shares(limits: Sequence[float], method: str) -> list[float]:
+    if method == STANDARD:
+        reached = [1.0, *itertools.accumulate(limits, lambda a, b: a * b)]
+        return [a - b for a, b in itertools.pairwise([*reached, 0.0])]
+    # The longest prefix that passes: no longer one does.
+    failing = list(itertools.accumulate(reversed(limits), lambda a, b: a * (1 - b), initial=1.0))
+    none_longer = failing[::-1]
+    return [none_longer[0], *(h * none_longer[i + 1] for i, h in enumerate(limits))]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("size", "depth", "zeros"), [(2, 1, 0), (4, 1, 1), (3, 2, 0), (3, 2, 1), (2, 4, 0), (3, 3, 1)]
+)
+@pytest.mark.parametrize("seed", range(worlds(3)))
+def test_a_step_has_the_targets_joint_distribution_exactly(
+    seed: int, size: int, depth: int, zeros: int, method: str
+) -> None:
+    target, draft = (Tree(seed * 2 + i, size, depth + 1, zeros) for i in range(2))
+    found = emitted(target, draft, depth, method)
+    expected = {tokens: target.probability(tokens) for tokens in found}
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert math.fsum(found.values()) == pytest.approx(1.0, abs=1e-6)
+
+
+def expected_length(target: Tree, draft: Tree, depth: int, method: str) -> float:
+    batch = every_batch(target, draft, depth)
+    limits = thresholds(batch, method).values.tolist()
+    return math.fsum(
+        draft.probability(x) * count * share
+        for x, own in zip(batch.drafts.tolist(), limits, strict=True)
+        for count, share in enumerate(shares(own, method))
+    )
+
+
+@pytest.mark.parametrize("seed", range(worlds(5)))
+def test_block_verification_accepts_at_least_as_many(seed: int) -> None:
+    """One draft can make up for another."""
+    target, draft = (Tree(seed * 2 + i, 3, 4, 0) for i in range(2))
+    assert expected_length(target, draft, 1, BLOCK) == pytest.approx(
+        expected_length(target, draft, 1, STANDARD), abs=1e-6
+    )
+    gains = [
+        expected_length(target, draft, depth, BLOCK)
+        - expected_length(target, draft, depth, STANDARD)
+        for depth in (2, 3)
+    ]
+    assert all(gain > 1e-4 for gain in gains)

@@ -1,7 +1,10 @@
 """Verification works on a machine where Triton does not."""
 
 import logging
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -64,3 +67,26 @@ def test_without_triton_or_a_compiler_torch_verifies(
 def test_a_cpu_takes_torch_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
     assert choose_sums(CPU) is rejection_torch
     assert not caplog.records
+
+
+def test_a_cpu_needs_no_triton() -> None:
+    script = """
+import sys
+sys.modules["triton"] = None
+import torch
+from worker.executor import answers
+from worker.ops.drafted import DraftBatch
+from worker.ops.rejection import certain, verify_batch
+drafts = torch.zeros(1, 1, dtype=torch.int64)
+batch = DraftBatch(drafts, torch.zeros(1, 2, 3), certain(drafts, 3), torch.tensor([1]))
+assert verify_batch(batch, [1], [1], "block")[0].token_ids
+assert "worker.ops.rejection_triton" not in sys.modules
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

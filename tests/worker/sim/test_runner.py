@@ -4,15 +4,28 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.depth import examples
+from tests.support.model.whole_engine import outputs_of, tokens_of
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SimConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.errors import ConfigError
-from worker.sim.runner import RealTime, SimExecutor, SimLimits, build_sim_executor
+from worker.sim.runner import (
+    RealTime,
+    SimExecutor,
+    SimLimits,
+    TokenCache,
+    build_sim_executor,
+    spoken,
+)
+from worker.tokenizer import sim as sim_tokens
 from worker.types import ModelOutput, SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
 CONFIG = SimConfig(
@@ -39,10 +52,15 @@ def drawn(output: ModelOutput) -> list[int]:
 def no_wait(seconds: float, follows: bool) -> None: ...
 
 
-def executor(
+def instant(
     config: SimConfig | None = None, crash: Callable[[], None] = lambda: None
 ) -> SimExecutor:
     return SimExecutor(replace(config or SimConfig(), time_scale=0.0), no_wait, SimLimits(), crash)
+
+
+def timed(config: SimConfig = CONFIG) -> tuple[SimExecutor, list[float]]:
+    waits: list[float] = []
+    return SimExecutor(config, lambda seconds, follows: waits.append(seconds)), waits
 
 
 @pytest.mark.parametrize(
@@ -57,13 +75,10 @@ def executor(
 def test_a_step_takes_the_modelled_time(
     sequences: tuple[ScheduledSequence, ...], seconds: float
 ) -> None:
-    waits: list[float] = []
-    for scale in (1.0, 0.5, 0.0):
-        sim = SimExecutor(
-            replace(CONFIG, time_scale=scale), lambda seconds, follows: waits.append(seconds)
-        )
+    for scale, expected in ((1.0, [seconds]), (0.5, [seconds / 2]), (0.0, [])):
+        sim, waits = timed(replace(CONFIG, time_scale=scale))
         sim.execute(SchedulerOutput(1, sequences))
-    assert waits == pytest.approx([seconds, seconds / 2])
+        assert waits == pytest.approx(expected)
 
 
 def test_only_sampling_sequences_get_a_token_and_it_is_a_word() -> None:
@@ -74,13 +89,13 @@ def test_only_sampling_sequences_get_a_token_and_it_is_a_word() -> None:
             *(sequence(i, [i], 3) for i in range(1, 100)),
         ),
     )
-    output = executor(SimConfig(first_word_id=300, num_words=5)).execute(step)
+    output = instant(SimConfig(first_word_id=300, num_words=5)).execute(step)
     assert sorted(output.sampled) == list(range(1, 100))
     assert set(drawn(output)) == {300, 301, 302, 303, 304}
 
 
 def test_tokens_do_not_depend_on_chunking_or_the_batch() -> None:
-    sim = executor()
+    sim = instant()
     whole = sim.execute(SchedulerOutput(1, (sequence(1, [4, 5, 6], 0, seed=9),)))
     part = sim.execute(
         SchedulerOutput(2, (sequence(7, [6], 2, seed=9), sequence(8, [6], 2, seed=10)))
@@ -96,7 +111,7 @@ def test_every_sample_and_prompt_target_gets_log_probabilities() -> None:
     share = ScheduledSequence(
         1, [4, 5, 6], 0, [0], specs, prompt_targets=[5, 6], num_prompt_logprobs=1
     )
-    output = executor().execute(SchedulerOutput(1, (share,)))
+    output = instant().execute(SchedulerOutput(1, (share,)))
     assert len(output.sampled[1]) == 3
     for draw in output.sampled[1]:
         assert draw.logprobs is not None
@@ -106,7 +121,7 @@ def test_every_sample_and_prompt_target_gets_log_probabilities() -> None:
 
 def test_a_sequence_without_an_allowed_token_fails_alone() -> None:
     stuck = sequence(1, [4], 2, allowed_token_ids=(5,), logit_bias=((5, -100.0),))
-    output = executor().execute(SchedulerOutput(1, (stuck, sequence(2, [4], 2))))
+    output = instant().execute(SchedulerOutput(1, (stuck, sequence(2, [4], 2))))
     assert "no token to draw" in output.failed[1]
     assert list(output.sampled) == [2]
 
@@ -116,15 +131,13 @@ def serve(config: SimConfig, prompts: list[list[int]], overlap: bool) -> list[li
     scheduler = Scheduler(CacheConfig(num_blocks=14, block_size=8), limits, ())
     sim = SimExecutor(config, no_wait, SimLimits(14, 8, 6))
     core = EngineCore(scheduler, sim, lambda: 0.0, overlap)
-    answers: dict[str, list[int]] = {}
-    for number, prompt in enumerate(prompts):
-        params = SamplingParams(len(prompt), temperature=0.0, ignore_eos=True)
-        core.add(AddRequest(str(number), prompt, params, 0.0))
-        answers[str(number)] = []
-    while core.has_work:
-        outputs = core.step()
-        for output in outputs.outputs if outputs else ():
-            answers[output.request_id] += output.token_ids
+    requests = [
+        AddRequest(
+            str(number), prompt, SamplingParams(len(prompt), temperature=0.0, ignore_eos=True), 0.0
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    answers = tokens_of(outputs_of(core, requests))
     assert scheduler.stats().scheduler.num_preemptions > 0
     scheduler.check_integrity()
     core.shutdown()
@@ -144,8 +157,7 @@ def test_the_real_scheduler_preserves_an_echo(overlap: bool) -> None:
 
 
 def test_settings_change_between_steps() -> None:
-    waits: list[float] = []
-    sim = SimExecutor(CONFIG, lambda seconds, follows: waits.append(seconds))
+    sim, waits = timed()
     step = SchedulerOutput(1, (sequence(1, [1], 7),))
     sim.execute(step)
     sim.configure({"sim": {"decode_base_seconds": 1.5}})
@@ -168,8 +180,7 @@ def test_settings_change_between_steps() -> None:
     ],
 )
 def test_invalid_settings_change_nothing(settings: dict[str, object]) -> None:
-    waits: list[float] = []
-    sim = SimExecutor(CONFIG, lambda seconds, follows: waits.append(seconds))
+    sim, waits = timed()
     with pytest.raises(ConfigError):
         sim.configure(settings)
     sim.execute(SchedulerOutput(1, (sequence(1, [1], 7),)))
@@ -177,7 +188,7 @@ def test_invalid_settings_change_nothing(settings: dict[str, object]) -> None:
 
 
 def test_a_hang_blocks_one_step_until_it_is_released() -> None:
-    sim = executor()
+    sim = instant()
     sim.configure({"hang_seconds": 3600.0})
     results: list[ModelOutput] = []
     step = SchedulerOutput(1, (sequence(1, [1], 7),))
@@ -202,7 +213,7 @@ def test_a_hang_blocks_one_step_until_it_is_released() -> None:
 )
 def test_a_crash_follows_its_count(settings: dict[str, object], steps: int) -> None:
     crashes: list[int] = []
-    sim = executor(crash=lambda: crashes.append(done))
+    sim = instant(crash=lambda: crashes.append(done))
     done = 0
     sim.configure(settings)
     for done in range(1, 6):  # noqa: B007 (read by the crash)
@@ -289,8 +300,142 @@ def test_an_engine_reports_the_time_of_its_running_step() -> None:
 )
 def test_no_setting_overflows_a_timer(settings: dict[str, object]) -> None:
     """A timer for a step of millions of years would raise and end the engine."""
-    waits: list[float] = []
-    sim = SimExecutor(SimConfig(), lambda seconds, follows: waits.append(seconds))
+    sim, waits = timed(SimConfig())
     sim.configure({"sim": settings, "slow_factor": 1e9})
     sim.execute(SchedulerOutput(1, (sequence(1, [1] * 100, 0),)))
     assert 0 < waits[0] <= 86_400.0
+
+
+# ---- what an echo reads: blocks through tables, copies and shared prefixes ----
+
+TURN, END = 90, 91
+
+
+def test_chunks_follow_the_block_table_across_blocks() -> None:
+    cache = TokenCache(num_blocks=4, block_size=4)
+    cache.write(ScheduledSequence(1, [1, 2, 3], 0, [3, 0, 2]))
+    cache.write(ScheduledSequence(1, [4, 5, 6, 7, 8, 9], 3, [3, 0, 2]))
+    assert cache.echo(ScheduledSequence(1, [9], 8, [3, 0, 2]), 9, None, None) == (
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        7,
+        8,
+        9,
+    )
+    other = ScheduledSequence(2, [9], 8, [3, 0, 1])  # shares the first two blocks
+    assert cache.echo(other, 8, None, None) == (1, 2, 3, 4, 5, 6, 7, 8)
+
+
+def test_copies_can_swap_two_blocks() -> None:
+    cache = TokenCache(num_blocks=2, block_size=2)
+    cache.write(ScheduledSequence(1, [1, 2, 3, 4], 0, [0, 1]))
+    cache.copy(((0, 1), (1, 0)))
+    assert cache.echo(ScheduledSequence(2, [0], 3, [0, 1]), 4, None, None) == (3, 4, 1, 2)
+
+
+def test_an_echo_is_read_once() -> None:
+    """Later writes to its blocks do not change a running answer."""
+    cache = TokenCache(num_blocks=1, block_size=4)
+    sequence = ScheduledSequence(1, [5, 6], 0, [0])
+    cache.write(sequence)
+    assert cache.echo(sequence, 2, None, None) == (5, 6)
+    cache.write(ScheduledSequence(2, [8, 8], 0, [0]))
+    assert cache.echo(sequence, 2, None, None) == (5, 6)
+
+
+def test_a_conversation_echoes_its_last_turn() -> None:
+    prompt = [TURN, 1, 10, 21, 22, END, 10, TURN, 2, 10, 31, 10, 32, END, 10, TURN, 3, 10]
+    assert spoken(prompt, TURN, END) == (31, 10, 32)
+    assert spoken([TURN, 7, 8, END], TURN, END) == (7, 8)
+    assert spoken([5, 6, 7], TURN, END) == (5, 6, 7)
+    assert spoken([5, END, 7], None, END) == (5, 7)
+    assert spoken([5, 6], None, None) == (5, 6)
+
+
+# ---- drafts ----
+
+
+def decoded(sim: SimExecutor, prompt: list[int], count: int, **spec: Any) -> list[int]:
+    tokens = list(prompt)
+    params = SamplingParams(**{"max_tokens": 100} | spec)
+    start = 0
+    for _ in range(count):
+        asked = asked_after(params, tokens, len(prompt))
+        step = ScheduledSequence(1, tokens[start:], start, [0, 1, 2, 3], (asked,))
+        tokens += drawn(sim.execute(SchedulerOutput(1, (step,))))
+        start = len(tokens) - 1
+    return tokens[len(prompt) :]
+
+
+def asked_after(params: SamplingParams, tokens: list[int], num_prompt: int) -> SampleSpec:
+    position = len(tokens)
+    banned = (sim_tokens.IM_END_ID,) if position - num_prompt < params.min_tokens else ()
+    history = tuple(tokens) if params.needs_history else ()
+    return SampleSpec(params, position, banned, history, num_prompt)
+
+
+PROMPT = [300, 301, 302, 303, 300, 301, 302]
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("random", {"temperature": 0.0}),
+    ("random", {"seed": 7, "min_tokens": 9}),
+    ("random", {"seed": 8, "logprobs": 2, "allowed_token_ids": (300, 301)}),
+    ("random", {"seed": 9, "bad_words": ((300, 301), (302,)), "logit_bias": ((300, 100.0),)}),
+    ("echo", {"seed": 1}),
+]
+
+
+@pytest.mark.parametrize(("mode", "spec"), CASES)
+@given(guesses=st.lists(st.lists(st.booleans(), max_size=4), min_size=3, max_size=8))
+@examples(30)
+def test_drafts_do_not_change_answers(
+    mode: str, spec: dict[str, Any], guesses: list[list[bool]]
+) -> None:
+    config = SimConfig(mode=mode, mean_output_tokens=10.0, end_token_id=sim_tokens.IM_END_ID)
+    expected = decoded(instant(config), PROMPT, 45, **spec)
+    sim = instant(config)
+    tokens = [*PROMPT, *decoded(sim, PROMPT, 1, **spec)]
+    params = SamplingParams(**{"max_tokens": 100} | spec)
+    for guess in guesses:
+        known, position = len(tokens) - len(PROMPT), len(tokens)
+        drafts = [expected[known + n] + (not right) for n, right in enumerate(guess)]
+        asked = asked_after(params, tokens, len(PROMPT))
+        share = ScheduledSequence(
+            *(1, [tokens[-1], *drafts], position - 1, [0, 1, 2, 3], (asked,)),
+            num_drafts=len(drafts),
+        )
+        draws = sim.execute(SchedulerOutput(1, (share,))).sampled[1]
+        num_accepted = (*guess, False).index(False)
+        assert [draw.token_id for draw in draws] == expected[known : known + num_accepted + 1]
+        assert all((draw.logprobs is not None) == ("logprobs" in spec) for draw in draws)
+        tokens += [draw.token_id for draw in draws]
+
+
+def test_a_run_of_drafts_ends_where_no_token_is_allowed() -> None:
+    spec = SampleSpec(
+        SamplingParams(9, allowed_token_ids=(300,), bad_words=((300, 300, 300),)),
+        position=2,
+        history=(7, 300),
+        num_prompt=1,
+    )
+    share = ScheduledSequence(1, [300, 300, 300], 1, [0], (spec,), num_drafts=2)
+    output = instant().execute(SchedulerOutput(1, (share,)))
+    assert (drawn(output), output.failed) == ([300], {})
+    alone = ScheduledSequence(1, [300], 2, [0], (spec.after([300]),))
+    assert list(instant().execute(SchedulerOutput(1, (alone,))).failed) == [1]
+
+
+def test_a_crash_counts_accepted_drafts_as_tokens() -> None:
+    crashes: list[int] = []
+    sim = instant(SimConfig(mode="echo"), crash=lambda: crashes.append(1))
+    first = SampleSpec(SamplingParams(100), 4, num_prompt=4)
+    prompt = ScheduledSequence(1, [300, 301, 302, 303], 0, [0], (first,))
+    sim.execute(SchedulerOutput(1, (prompt,)))
+    sim.configure({"crash_after_tokens": 3})
+    spec = SampleSpec(SamplingParams(100), 5, num_prompt=4)
+    share = ScheduledSequence(1, [300, 301, 302], 4, [0], (spec,), num_drafts=2)
+    output = sim.execute(SchedulerOutput(2, (share,)))
+    assert (drawn(output), crashes) == ([301, 302, 303], [1])

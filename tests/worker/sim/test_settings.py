@@ -1,12 +1,15 @@
 """The simulator's settings have the same names on the command line and at run time."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 
 from worker.cli.flags import build_parser
 from worker.config import FaultConfig, SimConfig
 from worker.errors import ConfigError
+from worker.sim import faults
 from worker.sim.flags import fault_config, sim_config
 from worker.sim.latency import Capacity, build_model
 from worker.sim.settings import (
@@ -18,6 +21,7 @@ from worker.sim.settings import (
     parse_duration,
     show,
 )
+from worker.sim.tokens import OUTPUT_LENGTHS
 from worker.types import SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
 
@@ -150,17 +154,43 @@ def test_a_std_without_a_mean_is_refused() -> None:
 
 
 def test_the_simulator_or_a_flag_enables_faults() -> None:
-    def faults(*flags: str, **environment: str) -> FaultConfig | None:
+    def built(*flags: str, **environment: str) -> FaultConfig | None:
         return fault_config(build_parser().parse_args(flags), environment)
 
-    assert faults() is None
-    assert faults("--enable-fault-injection", POD_NAME="p") == FaultConfig()
-    simulated = faults("--engine", "sim", "--sim-startup-duration", "2s")
+    assert built() is None
+    assert built("--enable-fault-injection", POD_NAME="p") == FaultConfig()
+    simulated = built("--engine", "sim", "--sim-startup-duration", "2s")
     assert simulated == FaultConfig(startup_seconds=2.0)
-    named = faults("--engine", "sim", "--port", "8123", POD_NAME="p-0", POD_NAMESPACE="llm")
+    named = built("--engine", "sim", "--port", "8123", POD_NAME="p-0", POD_NAMESPACE="llm")
     assert named is not None
     assert dict(named.reply_headers) == {
         "x-inference-pod": "p-0",
         "x-inference-port": "8123",
         "x-inference-namespace": "llm",
     }
+
+
+# ---- the documentation ----
+
+PAGE = (Path(__file__).parents[3] / "docs" / "simulator.md").read_text()
+EXAMPLES = re.findall(r"^```json\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("body", EXAMPLES)
+def test_documented_examples_have_an_effect(body: str) -> None:
+    update = faults.parse_update(faults.Faults(), body.encode(), frozenset(BY_NAME))
+    changed = apply(SimConfig(), update.settings)
+    assert update.faults != faults.Faults() or update.crash or changed != SimConfig()
+
+
+def test_every_setting_and_value_is_documented() -> None:
+    names = {*faults.show(faults.Faults()), "hang", "crash", *BY_NAME} - {
+        "latency-model",
+        "time-scale",
+    }
+    values = {*faults.FAILURES, *faults.METRICS_PAGES, *faults.SHAPES, *OUTPUT_LENGTHS, *PRESETS}
+    missing = sorted(
+        name for name in names | values if f"`{name}`" not in PAGE and not name.endswith("-std-dev")
+    )
+    assert missing == []
+    assert len(EXAMPLES) >= 5

@@ -30,9 +30,12 @@ ALL_RUNS = [
     ),
     (["parity_quantized.py"], "twin"),
     (["parity_quantized.py"], "not twin"),
+    (["parity_rejection.py"], ""),
 ]
 # Models and engines run the same kernels again.
-KERNELS = [f"parity_{name}.py" for name in ("draws", "experts", "fused", "lora", "quantized")]
+KERNELS = [
+    f"parity_{name}.py" for name in ("draws", "experts", "fused", "lora", "quantized", "rejection")
+]
 RUNS = by_depth([(["parity_attention.py"], ""), (KERNELS, "")], ALL_RUNS)
 
 

@@ -1,4 +1,4 @@
-"""The Triton kernels of verification against their torch twins; see `test_rejection_triton`."""
+"""The Triton kernels of verification against their torch twins; see `test_kernels`."""
 
 import pytest
 import torch
