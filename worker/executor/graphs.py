@@ -66,29 +66,23 @@ class GraphDevice(Protocol):
 
     def host_buffer(self, size: int) -> Tensor:
         """Return zeros [size] int32 on the host, for copies in both directions at any time."""
-        ...
 
     def renew(self) -> None:
         """Share no memory between future captures and past ones."""
-        ...
 
     def capture(self, launch: Callable[[], None], writes: Tensor) -> Callable[[], None]:
         """Return a function that repeats `launch`, with its tensors and constants. It writes all of
         `writes`, and its working memory may be shared with other captures.
         """
-        ...
 
     def send(self, source: Tensor, target: Tensor) -> None:
         """Copy a host buffer to the device, after all launched work."""
-        ...
 
     def fetch(self, source: Tensor, target: Tensor) -> Callable[[], None]:
         """Copy to a host buffer, concurrently with later launches; the result waits for it."""
-        ...
 
     def spare_fetched(self) -> None:
         """Make later launches wait for all fetches, whose tensors they may overwrite."""
-        ...
 
 
 class CudaGraphs:

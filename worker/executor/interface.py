@@ -17,7 +17,6 @@ class Ticket(Protocol):
 
         Raises `DeviceMemoryError`; later steps may have run on the draws of this step.
         """
-        ...
 
 
 class Executor(Protocol):
@@ -35,25 +34,20 @@ class Executor(Protocol):
         Raises `DeviceMemoryError`: block copies, loads and saves of the step are complete then, the
         slots that it was to write are undefined, and other steps may be submitted.
         """
-        ...
 
     def read_adapter(self, adapter: Adapter) -> Future[Any]:
         """Begin to read an adapter for `SchedulerOutput.adapters`. Fails with `ModelError`."""
-        ...
 
     def sleep(self, level: int) -> None:
         """Free memory: at level 1 the KV cache (and the device's copy of the weights), at level 2
         the weights too. Only between steps; `submit` must not be called until `wake`.
         """
-        ...
 
     def wake(self, tags: frozenset[str]) -> None:
         """Restore "weights", "kv_cache" or both after `sleep`; the KV cache is empty."""
-        ...
 
     def shutdown(self) -> None:
         """Release the device. Idempotent."""
-        ...
 
 
 class KvMemory(Protocol):
@@ -64,23 +58,19 @@ class KvMemory(Protocol):
     @property
     def kv_shape(self) -> tuple[str, int, int, int]:
         """Return the cache's number format, layers, KV heads and head dimension."""
-        ...
 
     @property
     def kv_facts(self) -> tuple[object, ...]:
         """Return everything else that its KV depends on, besides the weights."""
-        ...
 
     def read_kv(self, blocks: Sequence[int], num_tokens: int) -> memoryview:
         """Copy the KV of the first tokens in `blocks` to the host: [num_tokens, layers, 2,
         kv_heads, head_dim], as bytes. A step that writes other slots may run meanwhile. Raises
         `DeviceMemoryError`.
         """
-        ...
 
     def host_memory(self, num_bytes: int) -> memoryview:
         """Allocate memory for `kv_saves` that the device accesses fast. Raises `ConfigError`."""
-        ...
 
 
 def execute(executor: Executor, step: SchedulerOutput) -> ModelOutput:

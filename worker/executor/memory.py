@@ -17,15 +17,12 @@ class DeviceMemory(Protocol):
 
     def free_and_total(self) -> tuple[int, int]:
         """Return the unallocated and the total memory."""
-        ...
 
     def held(self) -> int:
         """Return the memory that this process holds."""
-        ...
 
     def peak_of(self, run: Callable[[], object]) -> int:
         """Return the peak that is held while `run` runs, above the present level."""
-        ...
 
 
 class CudaMemory:

@@ -63,11 +63,9 @@ class WeightFile(Protocol):
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of all tensors by Hugging Face name."""
-        ...
 
     def stored_name(self, name: str) -> str:
         """The checkpoint's own name of a tensor, stored or not."""
-        ...
 
     def read_into(
         self, name: str, destination: Tensor, first_row: int = 0, first_column: int = 0
@@ -76,17 +74,14 @@ class WeightFile(Protocol):
         `first_row`), into contiguous memory of the part's shape, of any float dtype and device. A
         part of a tensor with rotary rows consists of whole heads.
         """
-        ...
 
     def stored(self, name: str) -> Stored | None:
         """A weight [rows, cols] as stored; None if its encoding has to be decoded."""
-        ...
 
     def grouped(self, name: str, rows: slice, columns: slice) -> GroupedWeight | None:
         """A part of a weight as codes with scales by group; None if it is stored otherwise. Both
         slices have a start and a stop.
         """
-        ...
 
 
 def open_checkpoint(path: Path, quantization: str = "none") -> WeightFile:

@@ -58,7 +58,6 @@ class Attention(Protocol):
         (heads + 2 · kv_heads) · head_dim] in place, and write its keys, likewise, and its values
         into the cache. The keys in qkv are undefined afterwards.
         """
-        ...
 
     def run(
         self,
@@ -71,7 +70,6 @@ class Attention(Protocol):
         keys and values: [T, heads · head_dim]. A row sees at most `window` positions, its own
         included.
         """
-        ...
 
 
 class Backend(Protocol):
@@ -80,37 +78,29 @@ class Backend(Protocol):
     @property
     def name(self) -> str:
         """The backend's name in `--attention-backend`."""
-        ...
 
     def plan(self, step: StepTensors, shape: AttentionShape, rope: RopeTable) -> Attention:
         """Plan attention of a step; `rope` is the table of all positions. Waits for no device."""
-        ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Compute x [T, H] / rms(x) · weight [H], in x's dtype."""
-        ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """Compute silu(gate) · up [T, I] of gate_up [T, 2 · I] (Shazeer, arXiv:2002.05202)."""
-        ...
 
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
         """Compute gelu(gate) · up [T, I] of gate_up [T, 2 · I], the GELU by tanh."""
-        ...
 
     def mix_experts(self, x: Tensor, experts: Experts) -> Tensor:
         """Compute the weighted sum of the chosen experts' results for rows x [T, H]."""
-        ...
 
     @property
     def mask(self) -> DeviceMask:
         """Masks the tokens that grammars forbid."""
-        ...
 
     @property
     def draw(self) -> DeviceDraw:
         """Draws tokens on devices other than the CPU."""
-        ...
 
 
 class TorchBackend:

@@ -29,11 +29,9 @@ _LONE_ROW_LIMIT = 1024
 class Linear(Protocol):
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Compute x [T, in] → [T, out], plus `residual` [T, out] if given."""
-        ...
 
     def rows(self, indices: Tensor) -> Tensor:
         """Return the rows [n, in] of the weight at `indices` [n] int64."""
-        ...
 
 
 def make_linear(

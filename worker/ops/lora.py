@@ -61,15 +61,12 @@ AdapterFactors = Sequence[Mapping[str, Factors]]  # of each layer, by product
 class AdapterStore(Protocol):
     def prepared(self, layers: AdapterFactors) -> Any:
         """Prepare an adapter for `put`, on the host. May run concurrently with everything else."""
-        ...
 
     def put(self, slot: int, prepared: Any) -> None:
         """Replace the adapter of a slot; None empties it. Called between steps."""
-        ...
 
     def plan(self, owners: Owners) -> StepAdapters:
         """Plan a step with rows of these owners, at least one of which has an adapter."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

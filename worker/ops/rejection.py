@@ -63,18 +63,15 @@ class DraftVerdict:
 class Sums(Protocol):
     def log_normalizers(self, scores: Tensor) -> Tensor:
         """Return log Σ exp of each row of scores [B, N, V] float32: [B, N] float64."""
-        ...
 
     def excess(self, batch: DraftBatch, normalizers: Tensor, log_weights: Tensor) -> Tensor:
         """Return Σ max(w p - q, 0) at each drafted position: [B, K] float64."""
-        ...
 
     def last_tokens(self, batch: DraftBatch, acceptance: AcceptedPrefixes, noise: Tensor) -> Tensor:
         """Return the token [B] int64 after the accepted drafts, by noise [B, V] float32: from the
         residual after a rejection (from p if rounding leaves the residual empty), else from the row
         after the drafts.
         """
-        ...
 
 
 class CoupledRuns(NamedTuple):

@@ -120,7 +120,6 @@ class DrawKernel(Protocol):
         """Return tokens and `DrawState`s [2, n] of `draws` [n] of `DRAWS`, from logits [R, V]
         float32 and the rows that `adjust` changed, [m, V], with the noise of `stream`.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +160,6 @@ class DeviceDraw(Protocol):
         """Return tokens and `DrawState`s [2, n] int32 of one draw from each row of logits [n, V]
         float32, none of which requires more than `cut`.
         """
-        ...
 
 
 class DeviceMask(Protocol):
@@ -169,7 +167,6 @@ class DeviceMask(Protocol):
         """Write -inf at token t of row `rows[i]` of logits [R, V] float32, contiguous, if bit t %
         32 of `bits[i, t // 32]` is not set. `rows` [n] and `bits` [n, V / 32] are int32.
         """
-        ...
 
 
 def mask_rows(logits: Tensor, rows: Tensor, bits: Tensor) -> None:

@@ -14,13 +14,11 @@ class StepAdapters(Protocol):
     @property
     def native(self) -> Any:
         """Return the adapters in the form of native layers, if products are native."""
-        ...
 
     def add(self, layer: int, product: str, x: Tensor, y: Tensor) -> None:
         """Add the adapters' part to y [T, out], in place; `product` ("qkv", "output", "gate_up" or
         "down") of a layer computed y from x [T, in].
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

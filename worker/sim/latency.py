@@ -39,7 +39,6 @@ class Capacity:
 class LatencyModel(Protocol):
     def seconds(self, step: SchedulerOutput) -> float:
         """The duration of a step, before `time_scale`."""
-        ...
 
 
 def is_decoding(sequence: ScheduledSequence) -> bool:

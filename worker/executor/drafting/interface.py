@@ -67,29 +67,23 @@ class DraftNetwork(Protocol):
     @property
     def config(self) -> ModelConfig:
         """The shape of its layers, and so of its cache."""
-        ...
 
     @property
     def reads_states(self) -> bool:
         """True if rows need features."""
-        ...
 
     @property
     def max_positions(self) -> int:
         """The exclusive upper bound of row positions."""
-        ...
 
     @property
     def draft_vocab(self) -> Tensor | None:
         """The target's ids [Vd] int64 of the columns of `logits`; None: all of them."""
-        ...
 
     def run(self, features: Tensor | None, step: StepTensors, kv_cache: Tensor) -> Tensor:
         """Return hidden states [T, hidden] of all rows. `features` [T, hidden_size]: the target's
         states of the positions before, or this method's results for them.
         """
-        ...
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [R, Vd] float32 of hidden states [R, hidden]; each row independently."""
-        ...
