@@ -18,23 +18,11 @@ from worker.tokenizer.sandbox import BudgetedEnvironment, RenderLimits
 
 # Variables that a client cannot set: other fields of the request decide them.
 RESERVED_VARIABLES = frozenset(
-    (
-        "messages",
-        "conversation",
-        "tools",
-        "documents",
-        "add_generation_prompt",
-        "continue_final_message",
-        "chat_template",
-        "tokenize",
-        "padding",
-        "truncation",
-        "max_length",
-        "return_tensors",
-        "return_dict",
-        "return_assistant_tokens_mask",
-        "tokenizer_kwargs",
-    )
+    {
+        *("messages", "conversation", "tools", "documents", "chat_template", "tokenize"),
+        *("add_generation_prompt", "continue_final_message", "padding", "truncation", "max_length"),
+        *("return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
+    }
 )
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 _MAX_INDENT = 16
@@ -56,11 +44,7 @@ def _tojson(
     if indent is not None and (not isinstance(indent, int) or indent > _MAX_INDENT):
         raise SecurityError(f"tojson: an indent of {indent!r} is not supported")
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 
@@ -88,9 +72,7 @@ class ChatTemplate:
         tool_source: str | None = None,
         limits: RenderLimits | None = None,
     ) -> None:
-        """`special_tokens` are further variables of the template (`unk_token`, …); `tool_source` is
-        for requests with tools. Raises `ModelError` for what is not valid Jinja.
-        """
+        """`tool_source` is for requests with tools. Raises `ModelError` if Jinja cannot read it."""
         environment = BudgetedEnvironment(limits or RenderLimits(), [_Generation, loopcontrols])
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
@@ -137,9 +119,7 @@ class ChatTemplate:
 
     @cached_property
     def takes_system_turns(self) -> bool:
-        """True if the template renders a system message within a conversation as a turn in its
-        place. Others refuse it, leave it out, or move it to the beginning.
-        """
+        """True if the template renders a system message within a conversation in its place."""
         return all(self._inserts_system_turn(place) for place in (3, 4))
 
     def _inserts_system_turn(self, place: int) -> bool:

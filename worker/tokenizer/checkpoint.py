@@ -1,7 +1,4 @@
-"""The text settings of a checkpoint: context length, end tokens, chat template.
-
-The engine's configuration depends on them; the tokenizer itself is built later, while it starts.
-"""
+"""The text settings of a checkpoint, which the engine's configuration depends on."""
 
 from codecs import BOM_UTF8
 from collections.abc import Iterable
@@ -82,9 +79,7 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path, *, any_architecture: bool = False) -> Checkpoint:
-    """Describe a GGUF file or a Hugging Face directory; raise `ModelError` saying what is wrong.
-    `any_architecture` is for an engine that only needs the text.
-    """
+    """Describe a GGUF file or a Hugging Face directory; raise `ModelError` saying what is wrong."""
     if path.is_dir():
         return _from_directory(path, any_architecture)
     if not path.exists():
@@ -104,17 +99,8 @@ def _from_gguf(path: Path, any_architecture: bool) -> Checkpoint:
         raise ModelError(f"{path}: tokenizer.ggml.tokens is missing, or not a list of texts")
     template = _gguf_template(file, "tokenizer.chat_template")
     metadata = _with_marked_ends(tokens, metadata, template or "")
-    named = {
-        kind: _known_id(metadata.get(f"tokenizer.ggml.{key}_token_id"), tokens)
-        for kind, key in (
-            ("bos", "bos"),
-            ("eos", "eos"),
-            ("unk", "unknown"),
-            ("pad", "padding"),
-            ("eot", "eot"),
-            ("eom", "eom"),
-        )
-    }
+    keys = ("bos", "eos", "unknown", "padding", "eot", "eom")
+    named = {key: _known_id(metadata.get(f"tokenizer.ggml.{key}_token_id"), tokens) for key in keys}
     ends = [
         *(i for i in (named["eos"], named["eot"], named["eom"]) if i is not None),
         *_id_list(metadata.get("tokenizer.ggml.eos_token_ids")),
@@ -122,9 +108,9 @@ def _from_gguf(path: Path, any_architecture: bool) -> Checkpoint:
     ]
     vocab_size = _gguf_vocab_size(file, len(tokens))
     texts = {
-        f"{kind}_token": tokens[named_id]
-        for kind, named_id in named.items()
-        if named_id is not None and kind in ("bos", "eos", "unk", "pad")
+        f"{key[:3]}_token": tokens[named_id]  # as directories abbreviate them
+        for key, named_id in named.items()
+        if named_id is not None and key not in ("eot", "eom")
     }
     return Checkpoint(
         path=path,
@@ -137,7 +123,7 @@ def _from_gguf(path: Path, any_architecture: bool) -> Checkpoint:
         eos_token=texts.get("eos_token", ""),
         gguf_metadata=metadata,
         bos_token_id=named["bos"],
-        pad_token_id=named["pad"],
+        pad_token_id=named["padding"],
         tool_chat_template=_gguf_template(file, "tokenizer.chat_template.tool_use"),
         hidden_size=_gguf_hidden_size(file),
         special_tokens=texts,
@@ -252,9 +238,7 @@ def _from_directory(path: Path, any_architecture: bool) -> Checkpoint:
 
 
 def _tokenizer_config(path: Path) -> dict[str, Any]:
-    """Read `tokenizer_config.json`. If it lists no added tokens, merge the separate files of older
-    directories. As in transformers, these files have no other effect.
-    """
+    """Read `tokenizer_config.json`, or without added tokens also older directories' files."""
     stated = _read_json(path / "tokenizer_config.json", required=False)
     if "added_tokens_decoder" in stated:
         return stated

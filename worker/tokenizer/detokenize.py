@@ -90,9 +90,7 @@ class Detokenizer:
         return released
 
     def _cut(self, num_new: int) -> bool:
-        """Cut the held text at the match that ends first (ties: the first of the list), among the
-        matches that end in the `num_new` newest characters.
-        """
+        """Cut the held text at the first match that ends in the `num_new` newest characters."""
         best: tuple[int, int, str] | None = None
         for string in self._stop:
             first = len(self._held) - num_new - len(string) + 1

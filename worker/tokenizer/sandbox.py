@@ -35,9 +35,7 @@ _PADDING_METHODS = frozenset(("center", "ljust", "rjust", "zfill", "expandtabs")
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """The budget of one render. `steps` bounds loop iterations and calls; `chars` bounds the output
-    and the length of any value. `clock` is monotonic.
-    """
+    """The budget of one render: `chars` bounds the output and the length of any value."""
 
     steps: int = 1_000_000
     chars: int = 32_000_000
@@ -224,9 +222,7 @@ def _check_wrapping(text: str, width: int = 79, **_: Any) -> None:
 
 
 def _text_size(value: Any, known: dict[int, int]) -> int:
-    """Estimate the length of a value's text (about a lower bound) without building it. `known`
-    caches sizes by identity: a container may occur any number of times in others.
-    """
+    """Estimate the length of a value's text without building it; `known` are sizes by identity."""
     if isinstance(value, str):
         return len(value)
     parts: Iterable[Any]

@@ -31,9 +31,7 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class ScoredPiece:
-    """One entry of the vocabulary; its id is its index. `kind` is SentencePiece's (and GGUF's)
-    type. A mark with `strips_left` or `strips_right` absorbs the blanks beside it.
-    """
+    """One entry of the vocabulary. A mark with `strips_left` absorbs the blanks on its left."""
 
     text: str
     score: float = 0.0

@@ -83,19 +83,8 @@ _QWEN2 = PreTokenization((_QWEN2_WORDS,), compose=True)
 
 # By `tokenizer.ggml.pre`.
 PRE_TOKENIZATIONS: dict[object, PreTokenization] = {
-    **dict.fromkeys(
-        (
-            "smollm",
-            "starcoder",
-            "refact",
-            "command-r",
-            "codeshell",
-            "exaone",
-            "minerva",
-            "minerva-7b",
-        ),
-        _SMOLLM,
-    ),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _SMOLLM),
+    **dict.fromkeys(("exaone", "minerva", "minerva-7b"), _SMOLLM),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe"), _LLAMA3_PLAIN),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
@@ -126,15 +115,11 @@ class Tokenizer(Protocol):
 
     @property
     def strips_leading_space(self) -> bool:
-        """True if decoding removes the first space of a sequence, which SentencePiece adds when it
-        encodes. Text that follows other text retains its space.
-        """
+        """True if decoding removes the first space of a sequence, which SentencePiece adds."""
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Encode a text. Control tokens spelled out in it become their ids. `add_special_tokens`
-        adds the model's own prefix (bos), if any.
-        """
+        """Encode a text and its control tokens. `add_special_tokens` adds the model's prefix."""
         ...
 
     def encode_with_offsets(

@@ -1,5 +1,6 @@
-"""End tokens, templates, defaults and names are read from checkpoints of both formats."""
+"""End tokens, templates, defaults and names of checkpoints of both formats are read, or refused."""
 
+import re
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -46,16 +47,14 @@ def test_the_served_name_omits_the_quantisation(path: str, name: str) -> None:
     assert served_name(Path(path)) == name
 
 
+CONFIG = {"model_type": "llama", "max_position_embeddings": 32, "vocab_size": 60}
+
+
 def write_directory(folder: Path, **tokenizer: Any) -> Path:
     rust = build_tokenizer(small())._rust
     described = msgspec.json.decode(rust.to_str()) | tokenizer
     files: dict[str, Any] = {
-        "config.json": {
-            "model_type": "llama",
-            "max_position_embeddings": 32,
-            "vocab_size": 60,
-            "eos_token_id": END,
-        },
+        "config.json": {**CONFIG, "eos_token_id": END},
         "generation_config.json": {"eos_token_id": [END, 3]},
         "tokenizer_config.json": {
             "eos_token": {"content": "<|end|>"},
@@ -68,15 +67,33 @@ def write_directory(folder: Path, **tokenizer: Any) -> Path:
     return folder
 
 
+KEY = "tokenizer.ggml."
+
+
+def write_file(
+    folder: Path, metadata: dict[str, Any], num_embeddings: int = 0, architecture: str = "llama"
+) -> Path:
+    path = folder / "x.gguf"
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in {f"{architecture}.context_length": 64, **metadata}.items():
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+    if num_embeddings:
+        writer.add_tensor("token_embd.weight", np.zeros((num_embeddings, 4), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def test_a_directory_is_read_like_a_file(tmp_path: Path) -> None:
     found = read_checkpoint(write_directory(tmp_path))
     assert (found.context_length, found.vocab_size, found.eos_token_ids) == (32, 60, (END, 3))
     assert (found.eos_token, found.chat_template) == ("<|end|>", "hello")
     from_file = build_tokenizer(small())
     text = "  12 abc<|end|>a"
-    assert build_tokenizer(found).encode(text, add_special_tokens=True) == from_file.encode(
-        text, add_special_tokens=True
-    )
+    ids = build_tokenizer(found).encode(text, add_special_tokens=True)
+    assert ids == from_file.encode(text, add_special_tokens=True)
 
 
 SPM_STEPS = [
@@ -116,12 +133,18 @@ def test_sentencepiece_like_directories_spell_by_their_decoder(
         [*SPM_STEPS[:3], {"type": "Strip", "content": " ", "start": 2, "stop": 0}],
         [*SPM_STEPS, {"type": "CTC"}],
         SPM_STEPS[1:],
+        [],
     ],
 )
 def test_other_decoders_are_named(steps: list[dict[str, Any]], tmp_path: Path) -> None:
-    folder = write_directory(tmp_path, decoder={"type": "Sequence", "decoders": steps})
-    with pytest.raises(ModelError, match=r"Sequence, .*ByteFallback.* is not supported"):
+    decoder = {"type": "Sequence" if steps else "WordPiece", "decoders": steps}
+    folder = write_directory(tmp_path, decoder=decoder)
+    named = "Sequence, .*ByteFallback.*" if steps else "WordPiece"
+    with pytest.raises(ModelError, match=f"{named} is not supported"):
         build_tokenizer(read_checkpoint(folder))
+
+
+TEMPLATES = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
 
 
 def test_a_directory_has_defaults_special_tokens_and_templates(tmp_path: Path) -> None:
@@ -133,10 +156,7 @@ def test_a_directory_has_defaults_special_tokens_and_templates(tmp_path: Path) -
         bos_token="<|end|>",
         unk_token={"content": "<user>"},
         add_bos_token=True,
-        chat_template=[
-            {"name": "default", "template": "a"},
-            {"name": "tool_use", "template": "b"},
-        ],
+        chat_template=TEMPLATES,
     )
     found = read_checkpoint(tmp_path)
     assert found.generation_config == {"eos_token_id": [END, 3], "temperature": 0.6, "top_p": 0.9}
@@ -172,20 +192,13 @@ def test_a_file_has_defaults_and_special_tokens(model_path: Path, tmp_path: Path
     assert (found.bos_token_id, found.eos_token_id, found.pad_token_id) == (1, 2, 2)
     assert found.special_tokens["unk_token"] == "<|endoftext|>"
     assert found.generation_config == {}
-    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
-    writer.add_token_list(["a", "b"])
-    writer.add_context_length(64)
-    writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-    writer.add_rope_scaling_factor(2.0)
-    writer.add_float32("general.sampling.temp", 0.5)
-    writer.add_int32("general.sampling.top_k", 20)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    found = read_checkpoint(tmp_path / "x.gguf")
+    scaling = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
+    sampling = {"general.sampling.temp": 0.5, "general.sampling.top_k": 20}
+    path = write_file(tmp_path, {f"{KEY}tokens": ["a", "b"], **scaling, **sampling})
+    found = read_checkpoint(path)
     assert found.generation_config == {"temperature": 0.5, "top_k": 20}
     (tmp_path / "generation_config.json").write_text('{"temperature": 1, "top_p": 0.8, "x": null}')
-    beside = read_checkpoint(tmp_path / "x.gguf").generation_config
+    beside = read_checkpoint(path).generation_config
     assert beside == {"temperature": 0.5, "top_k": 20, "top_p": 0.8}
     assert (found.context_length, found.eos_token_ids, found.bos_token_id) == (128, (), None)
     assert chat_template_of(found, now=datetime.now) is None
@@ -198,15 +211,9 @@ def test_end_tokens_without_an_embedding_are_ignored(tmp_path: Path) -> None:
 
 
 def test_a_files_vocabulary_is_as_large_as_its_embedding(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
-    writer.add_token_list(TOKENS)
-    writer.add_vocab_size(len(TOKENS) + 7)
-    writer.add_context_length(64)
-    writer.add_eos_token_id(END)
-    writer.add_eot_token_id(2)
-    writer.add_tensor("token_embd.weight", np.zeros((END, 4), np.float32))
-    write(writer)
-    found = read_checkpoint(tmp_path / "x.gguf")
+    ends = {f"{KEY}eos_token_id": END, f"{KEY}eot_token_id": 2}
+    metadata = {f"{KEY}tokens": TOKENS, "llama.vocab_size": len(TOKENS) + 7, **ends}
+    found = read_checkpoint(write_file(tmp_path, metadata, num_embeddings=END))
     assert (found.vocab_size, found.eos_token_ids) == (END, (2,))
 
 
@@ -234,23 +241,17 @@ def test_end_of_turn_tokens_of_a_file_are_recognised_by_their_texts(
 ) -> None:
     tokens = ["a", "</s>", *vocabulary]
 
-    def found(name: str, **metadata: Any) -> list[str]:
-        writer = gguf.GGUFWriter(tmp_path / name, "llama")
-        writer.add_token_list(tokens)
-        writer.add_token_types([NORMAL, CONTROL, *vocabulary.values()])
-        writer.add_context_length(64)
-        writer.add_eos_token_id(1)
-        if "template" in metadata:
-            writer.add_chat_template(metadata["template"])
-        if "ids" in metadata:
-            writer.add_array("tokenizer.ggml.eos_token_ids", metadata["ids"])
-        write(writer)
-        return [tokens[i] for i in read_checkpoint(tmp_path / name).eos_token_ids]
+    kinds = [NORMAL, CONTROL, *vocabulary.values()]
+    base = {f"{KEY}tokens": tokens, f"{KEY}token_type": kinds, f"{KEY}eos_token_id": 1}
 
-    first, *others = found("chat.gguf", template="{{ messages[0].content }}")
+    def found(**metadata: Any) -> list[str]:
+        path = write_file(tmp_path, base | {f"tokenizer.{k}": v for k, v in metadata.items()})
+        return [tokens[i] for i in read_checkpoint(path).eos_token_ids]
+
+    first, *others = found(chat_template="{{ messages[0].content }}")
     assert (first, set(others), len(others)) == ("</s>", ends, len(ends))
-    assert found("base.gguf") == ["</s>"]
-    assert found("listed.gguf", ids=[2, 1]) == ["</s>", tokens[2]]
+    assert found() == ["</s>"]
+    assert found(**{"ggml.eos_token_ids": [2, 1]}) == ["</s>", tokens[2]]
 
 
 @pytest.mark.parametrize("end", ["<|im_end|>", "<|eot_id|>", "<end_of_turn>"])
@@ -259,17 +260,15 @@ def test_an_end_of_turn_marked_as_plain_text_is_one_token_and_ends_turns(
 ) -> None:
     letters = sorted(set(f"ab{end}<EOT>") | {"\u0120"})
     tokens = [*letters, "</s>", end, "<EOT>"]
-    writer = gguf.GGUFWriter(tmp_path / "chat.gguf", "llama")
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
-    writer.add_token_merges([])
-    writer.add_token_types([*[NORMAL] * len(letters), CONTROL, NORMAL, NORMAL])
-    writer.add_context_length(64)
-    writer.add_eos_token_id(len(letters))
-    writer.add_chat_template("{{ messages[0].content }}" + end)
-    write(writer)
-    found = read_checkpoint(tmp_path / "chat.gguf")
+    metadata = {
+        f"{KEY}model": "gpt2",
+        f"{KEY}pre": "gpt-2",
+        f"{KEY}tokens": tokens,
+        f"{KEY}token_type": [*[NORMAL] * len(letters), CONTROL, NORMAL, NORMAL],
+        f"{KEY}eos_token_id": len(letters),
+        "tokenizer.chat_template": "{{ messages[0].content }}" + end,
+    }
+    found = read_checkpoint(write_file(tmp_path, metadata))
     assert [tokens[i] for i in found.eos_token_ids] == ["</s>", end]
     tokenizer = build_tokenizer(found)
     ids = tokenizer.encode(f"ab{end}<EOT>", add_special_tokens=False)
@@ -280,8 +279,7 @@ def test_an_end_of_turn_marked_as_plain_text_is_one_token_and_ends_turns(
 def test_older_conventions_of_directories_are_read(tmp_path: Path) -> None:
     config = write_directory(tmp_path) / "tokenizer_config.json"
     config.write_bytes(b'\xef\xbb\xbf{"eos_token": "<user>"}')
-    template = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
-    (tmp_path / "chat_template.json").write_bytes(msgspec.json.encode({"chat_template": template}))
+    (tmp_path / "chat_template.json").write_bytes(msgspec.json.encode({"chat_template": TEMPLATES}))
     texts = {"bos_token": "<|end|>", "eos_token": {"content": "<|end|>"}}
     (tmp_path / "special_tokens_map.json").write_bytes(msgspec.json.encode(texts))
     found = read_checkpoint(tmp_path)
@@ -291,19 +289,6 @@ def test_older_conventions_of_directories_are_read(tmp_path: Path) -> None:
     found = read_checkpoint(tmp_path)
     assert (found.bos_token, found.eos_token) == ("", "<user>")
     assert (found.chat_template, found.tool_chat_template) == ("c", None)
-
-
-def write(writer: gguf.GGUFWriter) -> None:
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def test_an_unsupported_decoder_is_named(tmp_path: Path) -> None:
-    folder = write_directory(tmp_path, decoder={"type": "WordPiece", "prefix": "##"})
-    with pytest.raises(ModelError, match="WordPiece"):
-        build_tokenizer(read_checkpoint(folder))
 
 
 @pytest.mark.parametrize(
@@ -325,21 +310,18 @@ def test_a_directory_of_another_architecture_is_refused_by_name(
     (tmp_path / "config.json").write_bytes(msgspec.json.encode({"model_type": model_type, **sizes}))
     with pytest.raises(ModelError) as caught:
         read_checkpoint(tmp_path)
-    supported = ", ".join(SUPPORTED_ARCHITECTURES)
-    assert str(caught.value) == (
-        f"{tmp_path}/config.json: architecture {model_type!r} is not supported"
-        f" (supported: {supported})"
-    )
+    known = f"(supported: {', '.join(SUPPORTED_ARCHITECTURES)})"
+    reason = f"architecture {model_type!r} is not supported {known}"
+    assert str(caught.value) == f"{tmp_path}/config.json: {reason}"
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "bert", "t5", "mamba", "gptneox", "gemma"])
 def test_a_file_of_another_architecture_is_refused_by_name(
     tmp_path: Path, architecture: str
 ) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "x.gguf", architecture)
-    write(writer)
+    path = write_file(tmp_path, {}, architecture=architecture)
     with pytest.raises(ModelError, match=f"'{architecture}' is not supported .*llama, mistral"):
-        read_checkpoint(tmp_path / "x.gguf")
+        read_checkpoint(path)
 
 
 def test_the_simulator_reads_the_text_of_any_architecture(tmp_path: Path) -> None:
@@ -361,3 +343,56 @@ def test_a_missing_model_is_an_error(tmp_path: Path) -> None:
     broken = replace(small(), gguf_metadata=None, path=tmp_path)
     with pytest.raises(ModelError, match=r"tokenizer\.json"):
         build_tokenizer(broken)
+
+
+MERGED = {f"{KEY}model": "gpt2", f"{KEY}tokens": ["a", "b", "ab", "x y:1", "$A"]}
+SCORED = {f"{KEY}model": "llama", f"{KEY}tokens": ["<unk>", "a"], f"{KEY}scores": [0.0, -1.0]}
+
+
+@pytest.mark.parametrize(
+    ("base", "key", "value"),
+    [
+        (MERGED, f"{KEY}tokens", [1, 2]),
+        (MERGED, f"{KEY}merges", [5, 6]),
+        (MERGED, f"{KEY}merges", "a b"),
+        (MERGED, f"{KEY}token_type", ["x"] * 5),
+        (MERGED, f"{KEY}token_type", 3),
+        (MERGED, "llama.vocab_size", "zz"),
+        (MERGED, "tokenizer.chat_template", 3),
+        (MERGED, "tokenizer.chat_template.tool_use", 3),
+        (SCORED, f"{KEY}scores", ["x", "y"]),
+        (SCORED, f"{KEY}token_type", 3),
+    ],
+)
+def test_a_key_of_the_wrong_type_is_named(
+    base: dict[str, Any], key: str, value: object, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=key.removeprefix("llama.")):
+        build_tokenizer(read_checkpoint(write_file(tmp_path, {**base, key: value})))
+
+
+@pytest.mark.parametrize("bos", [3, 4])
+def test_a_begin_token_may_have_any_text(bos: int, tmp_path: Path) -> None:
+    """The library would parse a blank, colon or dollar in it as template syntax."""
+    added = {f"{KEY}bos_token_id": bos, f"{KEY}add_bos_token": True, f"{KEY}merges": ["a b"]}
+    built = build_tokenizer(read_checkpoint(write_file(tmp_path, {**MERGED, **added})))
+    assert built.encode("ab", add_special_tokens=True) == [bos, 2]
+
+
+NESTED = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *((f"{name}.json", NESTED) for name in ("config", "tokenizer", "tokenizer_config")),
+        ("generation_config.json", NESTED),
+        ("chat_template.jinja", b"\xff"),
+    ],
+)
+def test_a_broken_file_of_a_directory_is_named(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(CONFIG))
+    (tmp_path / "tokenizer.json").write_bytes(b"{}")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelError, match=re.escape(name)):
+        read_checkpoint(tmp_path)

@@ -1,6 +1,4 @@
-"""`/v1/completions/derender` and `/v1/chat/completions/derender`: token ids that a worker generated
-become the answer that the client asked for, without the engine.
-"""
+"""The `derender` routes: generated token ids → the answer that the client asked for."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Answers of `/v1/messages`: the whole message, or its events. Pure.
-
-A block of content ends when another kind of text, or another call, begins. The whole message is
-made by the same steps, so it has the blocks of the stream.
-"""
+"""Answers of `/v1/messages`: the whole message, or its events, made by the same steps. Pure."""
 
 from collections.abc import Sequence
 from typing import Any, Literal

@@ -59,9 +59,7 @@ _AS_THEY_ARE = ("stream", "temperature", "top_p", "top_k", "cache_salt", "vllm_x
 
 
 class Block(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One block of content: text, a tool call, its result, or thinking of an earlier answer.
-    `cache_control` and `citations` have no effect.
-    """
+    """One block of content, also of an earlier answer; `cache_control` has no effect."""
 
     type: Annotated[str, says(enum=list(_BLOCKS))]
     text: str | None = None
@@ -181,9 +179,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 
 
 def chat_of(request: CountTokensRequest, *, system_turns: bool) -> ChatRequest:
-    """Return the chat that a message stands for. `system_turns`: the template takes system messages
-    within a conversation. Raises `RequestError`.
-    """
+    """Return the chat of a message; `system_turns`: its template takes system messages anywhere."""
     messages = _messages(request)
     chat = ChatRequest(
         model=request.model,
@@ -292,9 +288,7 @@ def _without_billing(text: str) -> str:
 
 
 def _folded(messages: list[ChatMessage]) -> list[ChatMessage]:
-    """Fold system messages into the turns beside them, for templates that take none. As in vLLM,
-    the next request folds a turn likewise, so that its prefix is found again.
-    """
+    """Fold system messages into the turns beside them, alike in every request of a conversation."""
     folded: list[ChatMessage] = []
     pending = ""  # behind a turn of the assistant
     for n, message in enumerate(messages):

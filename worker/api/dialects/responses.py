@@ -1,7 +1,4 @@
-"""`POST /v1/responses`: its body, the chat that it stands for, and its answer.
-
-Nothing is stored: references to an earlier response are refused.
-"""
+"""`POST /v1/responses`: its body, the chat that it stands for, and its answer."""
 
 from collections.abc import Mapping
 from functools import partial

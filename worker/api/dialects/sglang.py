@@ -201,9 +201,7 @@ def completion_of_forge(request: ForgeRequest, max_model_len: int) -> Completion
 
 
 class SglangLogprobs(LogprobsWriter):
-    """`[logprob, id, text]` of the drawn tokens, of the `num_top` likeliest, and of fixed ones. The
-    text is null without `token_bytes`.
-    """
+    """Writes `[logprob, id, text]` of the drawn tokens and the `num_top` likeliest."""
 
     def __init__(self, num_top: int, token_bytes: TokenBytes | None) -> None:
         self._num_top = num_top

@@ -28,9 +28,7 @@ class ServedAdapter:
 
 
 class ServedAdapters:
-    """Sole owner of the names. The first of `base_names` is the main one; `accepted_names` are not
-    listed. The engine reads no files without `has_files`, so any path will do.
-    """
+    """Sole owner of the names; without `has_files` any path of an adapter will do."""
 
     def __init__(
         self,
@@ -64,9 +62,7 @@ class ServedAdapters:
     async def load(
         self, name: str, path: str, parent: str | None = None, in_place: bool = False
     ) -> None:
-        """Let the engine read an adapter, then serve it. With `in_place` running requests keep the
-        replaced one. Raises `RequestError` in vLLM's words.
-        """
+        """Serve an adapter; running requests keep one that is replaced. Raises `RequestError`."""
         if not name or not path:
             message = "Both 'lora_name' and 'lora_path' must be provided."
             raise RequestError(message, type="InvalidUserInput")

@@ -107,9 +107,7 @@ class Admission:
                 self._idle.set()
 
     def queued(self, num_tokens: int) -> Callable[[], None]:
-        """Count a prompt as waiting until the returned function is called for the first time: at
-        the first output, or at the end of a branch.
-        """
+        """Count a prompt as waiting until the first call of the returned function."""
         # Branches share one prompt: it counts once, until the first of them has an output.
         self._queued_tokens += num_tokens
         left = num_tokens

@@ -1,7 +1,4 @@
-"""Plans of answers: the constraint that they must match, and the parsers that read them.
-
-`response_format`, `structured_outputs` and the older `guided_*` fields are one grammar.
-"""
+"""Plans of answers: the constraint that they must match, and the parsers that read them."""
 
 import asyncio
 import secrets
@@ -156,9 +153,7 @@ class AnswerPlans:
         return self._tools
 
     async def grammar(self, plan: AnswerPlan) -> str | None:
-        """Return the grammar of a whole answer; None: it may be anything. It is compiled here to
-        find its errors; the engine compiles its own.
-        """
+        """Return the grammar of an answer, if any. It is compiled here only to find its errors."""
         constraint = plan.constraint
         if constraint is None:
             return None

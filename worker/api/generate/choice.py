@@ -20,9 +20,7 @@ REPETITION_DETECTED = "repetition_detected"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The part of a choice that one output adds. `token_ids` are all counted tokens, also those
-    without a text of their own; `reasoning` and `calls` are what a parser took out of the text.
-    """
+    """The part of a choice that one output adds; also tokens without a text of their own count."""
 
     text: str
     token_ids: Sequence[int] = ()
@@ -45,9 +43,7 @@ def joined(pieces: Sequence[Piece]) -> Piece:
 
 
 class Choice:
-    """Owns one sequence's text and counts. `ending` is set at the end; `reason` is the reason to
-    record if it ended now (by default: the client left).
-    """
+    """Owns one sequence's text and counts. `reason` is the one to record if it ended now."""
 
     def __init__(
         self,
@@ -90,9 +86,7 @@ class Choice:
             raise RequestError(reason, param="resume.token_ids")
 
     def take(self, output: RequestOutput) -> Piece:
-        """Add an output, of one or many tokens: the result is as if each came by itself. Raises
-        `RequestError` when the engine gave the request up.
-        """
+        """Add an output, whose tokens count one by one. Raises a failure's `RequestError`."""
         self.last = output
         self.num_cached = output.num_cached_tokens
         if output.speculation is not None:

@@ -1,7 +1,4 @@
-"""Response bodies and stream frames: the interface, and the parts that APIs share. Pure.
-
-A frame is written per engine step and request, so what is constant over a stream is encoded once.
-"""
+"""Response bodies and stream frames: the interface, and the parts that APIs share. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -67,9 +64,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One whole choice. `calls` are all parts of them, `pooled` the embedding of the prompt,
-    `kv_transfer` the parameters for a decode elsewhere, of a prompt whose KV is retained.
-    """
+    """One whole choice; `pooled` is its embedding, `kv_transfer` is for a decode elsewhere."""
 
     text: str
     ending: Ending
@@ -109,9 +104,7 @@ _NO_FACTS = PromptFacts()
 
 
 class Frames:
-    """The wire form of one response: frames when streamed, one body when not. What is never
-    streamed implements `body` alone.
-    """
+    """The wire form of one response; what is never streamed implements `body` alone."""
 
     done: bytes = b""
 
@@ -144,6 +137,7 @@ class OpenAiFrames(Frames):
     @cached_property
     def start(self) -> bytes:
         """`data: {…,` of a chunk, up to and with the key of the choices."""
+        # A frame is written per engine step and request: what is constant is encoded once.
         head = self.head
         fields = {"id": head.id, "object": self.kind, "created": head.created, "model": head.model}
         return b"data: " + encode(fields)[:-1] + b',"choices":['

@@ -32,9 +32,7 @@ class LogprobsWriter:
     def prompt(
         self, prompt_ids: Sequence[int], prompt_text: str, entries: Sequence[TokenLogprobs]
     ) -> Iterator[Json]:
-        """Return the echoed prompt's part, in slices. `entries` has one for each token but the
-        first; missing ones (the sequence ended before) are null.
-        """
+        """Return the echoed prompt's part in slices; missing `entries` are null, as the first."""
         return iter(())
 
     def follow(self, prompt_text: str) -> None:
@@ -132,10 +130,7 @@ class ChatLogprobs(LogprobsWriter):
 
 
 class CompletionLogprobs(LogprobsWriter):
-    """`choices[].logprobs` of a text completion: {tokens, token_logprobs, top_logprobs,
-    text_offset}. Every piece of one character has the same offset. Tokens in `skip_ids` have no
-    text.
-    """
+    """`choices[].logprobs` of a text completion; tokens in `skip_ids` have no text."""
 
     def __init__(
         self, token_bytes: TokenBytes, *, as_ids: bool, skip_ids: Set[int] = frozenset()

@@ -21,9 +21,7 @@ class OpenSequences:
         self._open: dict[str, _ListedStream] = {}
 
     async def leave(self, request_id: str, has_begun: Callable[[], bool]) -> NoReturn:
-        """Wait until the worker drains; then raise the error of a stream that may continue
-        elsewhere, with the KV of its answer if it `has_begun`.
-        """
+        """Raise, once the worker drains, the error of a stream that may continue elsewhere."""
         await self._admission.drains.wait()
         if has_begun():
             self._engine.hand_over(request_id)
@@ -39,9 +37,7 @@ class OpenSequences:
         return listed
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Stop the sequences of a response's id, of that id without its prefix (the client's
-        `x-request-id`), or of a sequence's own id, in one pass for any number of ids.
-        """
+        """Stop the sequences of ids of responses, of clients, or their own, in one pass."""
         # Clients send the id that they saw, with the prefix of its API.
         wanted = {re.sub("^(resp|msg)_", "", request_id) for request_id in request_ids}
         # Aborting closes streams, which changes the list.

@@ -26,9 +26,7 @@ from worker.types import TokenLogprobs
 
 @dataclass(slots=True)
 class PromptRun:
-    """A prompt and the choices that follow from it. `prompt_known` is set when `prompt_logprobs` is
-    final: with the first token, or an end without any.
-    """
+    """A prompt and its choices. The first token, or an end, completes the `prompt_logprobs`."""
 
     request: AddRequest
     choices: list[Choice]
@@ -100,9 +98,7 @@ def usage_so_far(run: PromptRun, choice: Choice, *, cached: bool) -> TokenCounts
 
 
 def request_metrics(runs: Sequence[PromptRun]) -> dict[str, Any]:
-    """vLLM's `metrics` block, over the time from the first to the last token of all choices;
-    `tokens_per_second` counts the tokens after the first ones.
-    """
+    """vLLM's `metrics` block; `tokens_per_second` is without the first tokens."""
     choices = [choice for run in runs for choice in run.choices if choice.last is not None]
     arrival = min(run.request.arrival_seconds for run in runs)
     outputs = [choice.last for choice in choices if choice.last is not None]

@@ -54,9 +54,7 @@ def resumption_of(
     created: int,
     kv: dict[str, Any] | None = None,
 ) -> Resumption | None:
-    """None: resumption was not asked for, or is not possible. `kv` is the address of this worker's
-    KV. Raises `RequestError` if the stream is to continue here and cannot.
-    """
+    """Return it if it is asked for and possible. Raises `RequestError` if it must be."""
     resume, [first, *others] = request.resume, asked
     if resume is None:
         return None

@@ -157,9 +157,7 @@ class Runner:
             self._metrics.request_ended(run.record(choice, time.monotonic()))
 
     def _observe(self, choice: Choice, output: RequestOutput, previous: float | None) -> None:
-        """Observe the time to first token, then one gap for every step; several steps in one
-        output, for a slow consumer, count as that many equal gaps.
-        """
+        """Observe the time to first token, then one gap for every step of an output."""
         latest = output.last_token_seconds
         if latest is None or not output.token_ids:
             return

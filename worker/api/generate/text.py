@@ -44,9 +44,7 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """The model's tokenizer, template (None: not a chat model) and limits, and the tokens that end
-    a sequence, the model's own first. `grammars` None: answers cannot be constrained.
-    """
+    """A model's text side. `template` None: it does not chat; `grammars` None: no constraints."""
 
     tokenizer: Tokenizer
     template: ChatTemplate | None

@@ -349,9 +349,7 @@ class GuardedProtocol(HttpToolsProtocol):
         )
 
     def _linger(self) -> bool:
-        """Called by `close`. True: the client may still be sending, so data is read and discarded
-        until it has received the answer or the time is up.
-        """
+        """Called by `close`. True: what still comes is discarded until the answer is read."""
         if not (self._in_body or self._in_head or self._deaf) or self._socket is None:
             return False
         self._deaf = True

@@ -121,9 +121,7 @@ class Exchange:
         return body
 
     async def body(self, max_bytes: int) -> bytes:
-        """Read the body and undo its gzip or deflate coding (RFC 9110, section 8.4). Raises 415 for
-        another coding, 413 beyond `max_bytes` (also decoded), 408 after `body_timeout_seconds`.
-        """
+        """Read and decode the body (RFC 9110, section 8.4). Raises 415, 413 or 408."""
         coding = (self.header(b"content-encoding") or "").strip().lower()
         if coding not in _CODINGS:
             # RFC 9110, section 15.5.16: name the codings that are supported.
@@ -180,9 +178,7 @@ class Exchange:
         return None if self.header(b"transfer-encoding") is not None else 0
 
     async def discard_body(self) -> None:
-        """Read a short body that no handler needs, so that the connection stays usable. A long or
-        slow one is not read; the reply then closes the connection.
-        """
+        """Read a short body that no handler needs; a long one ends the connection."""
         declared = self._declared_bytes
         if declared is None or not 0 < declared <= _MAX_DISCARDED_BYTES:
             return

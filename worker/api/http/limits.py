@@ -60,9 +60,7 @@ def _outside_strings(body: bytes) -> bytes:
 
 
 def malformed_json(body: bytes, reason: str) -> RequestError:
-    """Return the 400 for a body that the decoder refused for the `reason`, with a better or earlier
-    one if there is one, and the place in bytes from 0.
-    """
+    """Return the 400 for broken JSON, with the first fault and its place in bytes."""
     if not body:
         return malformed("The body is empty")
     try:

@@ -133,9 +133,7 @@ class ChatFrames(OpenAiFrames):
 
 
 def _chat_delta(delta: Delta) -> bytes:
-    """Reasoning has both its names; all that is new of one call is one entry, because clients take
-    the first entries that they see as they are.
-    """
+    """All that is new of a call is one entry: clients take the first one as it is."""
     # The usual frame: no dictionary to build.
     if not delta.reasoning and not delta.calls:
         return b'{"content":' + encode(delta.text) + b"}"

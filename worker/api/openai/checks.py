@@ -1,7 +1,4 @@
-"""The checks that APIs share: a request and its prompts → requests to the engine.
-
-Every error that a client can make is found before the engine receives the request.
-"""
+"""The checks that APIs share: a request and its prompts → requests that the engine takes."""
 
 import random
 import secrets
@@ -50,9 +47,7 @@ _INT64 = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The prompts of a request and the fields that they came from. `are_encoded`: a tokenizer made
-    them; `texts` are as the client wrote them, if all are texts.
-    """
+    """The prompts of a request and their fields; `texts` are the client's, if all are texts."""
 
     ids: list[list[int]]
     fields: Sequence[str]
@@ -98,9 +93,7 @@ class RequestChecks:
         new_frames: NewFrames,
         new_logprobs: NewLogprobs,
     ) -> Prepared:
-        """Check a request whose prompts are known. `new_logprobs` makes a writer of log
-        probabilities, by token ids if its argument is true. Raises `RequestError`.
-        """
+        """Check a request. `new_logprobs(True)` names tokens by ids. Raises `RequestError`."""
         _check_stream(request)
         limit = max_tokens_of(request, self._limits)
         prompts = await self._fitted(request, prompts, limit)
@@ -363,9 +356,7 @@ def response_id(prefix: str, asked: str | None, arrival: Arrival) -> str:
 def prompts_of(
     prompt: str | list[str | int | list[int]], limits: ModelLimits | None = None
 ) -> list[str | list[int]]:
-    """Return the prompts of a text completion: text or token ids each. With `limits`, too many ids
-    are refused by their number, before each is checked: there may be millions.
-    """
+    """Return the prompts; with `limits`, too many ids are refused before a look at each."""
     name = Field("prompt")
     if not prompt:
         raise FieldError(name, " cannot be empty", param=name if prompt == "" else None)
@@ -418,9 +409,7 @@ def room_for_output(num_prompt_tokens: int, limits: ModelLimits) -> int:
 def truncated(
     token_ids: list[int], asked: int | None, side: str | None, max_tokens: int, limits: ModelLimits
 ) -> list[int]:
-    """Cut the prompt to `asked` tokens: its end stays, or with the side "right" its beginning. -1
-    leaves room for `max_tokens` in the context.
-    """
+    """Cut the prompt to `asked` tokens; -1 leaves room for `max_tokens` in the context."""
     if asked is None:
         return token_ids
     name = "truncate_prompt_tokens"

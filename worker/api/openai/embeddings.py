@@ -44,9 +44,7 @@ _IS_LITTLE_ENDIAN = array("H", [1]).tobytes() == b"\x01\x00"
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingFrames(Frames):
-    """Answers `/v1/embeddings`, or with `of_pooling` `/pooling`. Embeddings are cut to `dimensions`
-    (None: all), then divided by their length if `normalizes`.
-    """
+    """Embeddings are cut to `dimensions`, then divided by their length if `normalizes`."""
 
     head: ResponseHead
     dimensions: int | None

@@ -42,9 +42,7 @@ class _Shape(msgspec.Struct):
 
 
 class GenerationRoutes:
-    """Serves chats, text completions, token-level generation, embeddings, and `/invocations`, which
-    takes any of their bodies. Dialects add theirs.
-    """
+    """Serves what generates; `/invocations` takes any of its bodies. Dialects add theirs."""
 
     def __init__(
         self,

@@ -19,9 +19,7 @@ class PdProxy:
         self._leg = PrefillLeg(config.prefiller_networks, config.prefill_timeout_seconds)
 
     async def second_body(self, exchange: Exchange, body: bytes) -> bytes:
-        """Return the body to answer here, with where its KV is, once that is computed. Raises
-        `RequestError` (403) where the header names what may not be asked.
-        """
+        """Run the first leg; return the body to answer here. Raises `RequestError`."""
         body = without_source(body)
         named = exchange.header(PREFILLER_HEADER.encode())
         if not named or exchange.path not in PATHS:

@@ -49,9 +49,7 @@ class PrefillLeg:
         self._timeout_seconds = timeout_seconds
 
     def prefiller(self, header: str) -> str:
-        """Return the address that the header names, the first of several. Raises `RequestError`
-        (403) for what is none, or may not be asked: a client may have sent it.
-        """
+        """Return the header's first address. Raises `RequestError` (403) if it may not be asked."""
         prefiller = header.split(",")[0].strip()
         if not self._may_ask(prefiller):
             reason = (
@@ -114,9 +112,7 @@ def decoded(body: bytes) -> Json | None:
 
 
 def without_source(body: bytes) -> bytes:
-    """Drop fields that name a source of KV: the second leg's worker connects to that address, so
-    only we may name it. Raises `RequestError` if the fields of a body cannot be determined.
-    """
+    """Drop fields that name a source of KV, as a worker connects there: only we may name it."""
     # The fields, unless they are spelled with escapes.
     if b"\\u" not in body and not any(name.encode() in body for name in _SOURCES):
         return body

@@ -1,8 +1,4 @@
-"""Constraints of answers → the text of a grammar, which `engine.grammar` compiles. Pure.
-
-The library refuses what it does not support when the grammar is compiled; this module refuses what
-it would accept and not enforce.
-"""
+"""Constraints of answers → the text of a grammar; what the library would not enforce is refused."""
 
 import re
 from collections.abc import Mapping

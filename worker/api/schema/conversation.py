@@ -30,10 +30,7 @@ Parts = Sequence[str | ContentPart]
 def template_messages(
     messages: Sequence[ChatMessage], *, argument_objects: bool = True
 ) -> list[dict[str, Any]]:
-    """Return messages as the chat template sees them: content is always one string (text parts
-    joined by line breaks). `argument_objects`: the template takes the arguments of calls as
-    objects.
-    """
+    """Return messages as chat templates take them; the text parts of a turn become one string."""
     if not messages:
         raise FieldError(Field("messages"), " is empty: a conversation has at least one message.")
     if len(messages) > MAX_MESSAGES:
@@ -140,9 +137,7 @@ def _reasoning(message: ChatMessage, place: str) -> str | None:
 
 
 def _content(message: ChatMessage, place: str, *, may_be_missing: bool) -> str:
-    """Servers answer null where an assistant only called tools, and clients send it back; in any
-    other turn null is a mistake, and so is missing content.
-    """
+    """Null is a mistake, except where an assistant only called tools: servers answer it then."""
     content = message.content
     if content is None or content is UNSET:
         may_be_missing = may_be_missing or message.refusal is not None
@@ -168,9 +163,7 @@ def _texts(parts: Parts, place: str) -> list[str]:
 def texts_of(
     part: str | ContentPart, kinds: Mapping[str, str | None] = PART_TEXTS
 ) -> tuple[str, ...]:
-    """Return the text of a part (or of a text itself), empty if it has none. `kinds` are the parts
-    that the turn may have. Raises `ValueError` for another one.
-    """
+    """Return the text of a part, if it has one. Raises `ValueError` for a kind not in `kinds`."""
     if isinstance(part, str):
         return (part,)
     if part.type not in kinds:

@@ -100,9 +100,7 @@ _FORMATS = {
 
 
 def enforceable(schema: dict[str, Any], options: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the schema that the library enforces. `options` are the library's own. Raises
-    `ValueError` for a schema that cannot be enforced.
-    """
+    """Return the schema that the library enforces. Raises `ValueError` where that cannot be."""
     _check(schema)
     loop = _References(schema).endless()
     if loop is not None:
@@ -288,9 +286,7 @@ def _decimals(match: re.Match[str]) -> str:
 
 
 class _References:
-    """The references among the parts of a schema, and the parts without an answer that ends: a part
-    has one if all parts that it requires have one, and one of its alternatives.
-    """
+    """The references among the parts of a schema, and the parts without an answer that ends."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
         self._places: dict[str, dict[str, Any]] = {"": schema}

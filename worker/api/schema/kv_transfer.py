@@ -52,9 +52,7 @@ class KvTransfer(NamedTuple):
 def kv_transfer(
     request: GenerationFields, role: str | None, prompt_sizes: Sequence[int]
 ) -> KvTransfer:
-    """Return the transfer that a request asks for. `role` is the worker's, None without transfers;
-    `prompt_sizes` are in tokens. Raises `RequestError`.
-    """
+    """Return the transfer that a request asks of a worker of this `role`. Raises `RequestError`."""
     if request.bootstrap_room is not None:
         return _in_room(request, role, prompt_sizes)
     if request.kv_transfer_params:

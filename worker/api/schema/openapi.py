@@ -1,7 +1,4 @@
-"""The OpenAPI document, made from the table of routes and the types the server decodes with.
-
-`python -m worker.api.schema.openapi` prints it, with every route there can be.
-"""
+"""The OpenAPI document; `python -m worker.api.schema.openapi` prints it with every route."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence

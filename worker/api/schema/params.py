@@ -1,7 +1,4 @@
-"""Sampling fields of a request → the parameters of the engine and of the text. Pure but for `rng`.
-
-Ranges and defaults are those of vLLM 0.32's OpenAI server.
-"""
+"""Sampling fields, in the ranges of vLLM 0.32 → parameters of the engine and of the text."""
 
 import math
 import random
@@ -81,9 +78,7 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True)
 class SamplingContext:
-    """`defaults` are the model's own; `encode` gives the token ids of a text, without a prefix;
-    `logits_processors` are the names of the loaded ones.
-    """
+    """`defaults` are the model's own; `encode` gives the ids of a text without a prefix."""
 
     limits: ModelLimits
     encode: Callable[[str], list[int]]
@@ -188,9 +183,7 @@ def sampling_params(
     context: SamplingContext,
     rng: random.Random,
 ) -> SamplingParams:
-    """Check and default the sampling fields. `logprobs` is the number that the API's own fields ask
-    for; `rng` draws the seed of a request that gives none.
-    """
+    """Check and default the fields. `logprobs` is of the API's own fields; `rng` draws seeds."""
     limits = context.limits
     # A further field with a range needs its row in `RANGES` alone.
     ranged: dict[str, Any] = {name: _in_range(request, name, context) for name in RANGES}
@@ -426,9 +419,7 @@ def _logit_bias(
 
 
 def _bad_words(words: list[str] | None, context: SamplingContext) -> tuple[tuple[int, ...], ...]:
-    """Return each word as tokenized at the start of a text and after a space. A word without a
-    token is refused: no logit could be lowered.
-    """
+    """A word without a token is refused: no logit could be lowered."""
     if not words:
         return ()
     if len(words) > MAX_BAD_WORDS:
@@ -469,9 +460,7 @@ def _prompt_logprobs(asked: int | None, limits: ModelLimits) -> int | None:
 def check_prompt_logprobs_size(
     num_likeliest: int | None, num_tokens: int, name: str, limits: ModelLimits
 ) -> None:
-    """Refuse log probabilities that no memory could hold: `num_likeliest` (-1: all) of each of
-    `num_tokens` tokens in all answers together.
-    """
+    """Refuse log probabilities that no memory could hold."""
     if num_likeliest is None:
         return
     # The prompt's own token is shown besides the likeliest.

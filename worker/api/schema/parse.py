@@ -1,7 +1,4 @@
-"""JSON bodies → checked structs: strict, and every refusal names the field at fault. Pure.
-
-Only a body with a field to ignore is decoded again without it (`without_ignored_fields`).
-"""
+"""JSON bodies → checked structs: strict, and every refusal names the field at fault. Pure."""
 
 import re
 from dataclasses import dataclass, field
@@ -36,9 +33,7 @@ def hint(*quiet: object) -> msgspec.Meta:
 
 
 class Whole(int):
-    """A whole number of at most 64 bits. `3.0` is one too, as clients whose numbers are all floats
-    (JavaScript, Lua) send them; `3.5`, `"3"` and `true` are not.
-    """
+    """A whole number of at most 64 bits; clients whose numbers are all floats send `3.0`."""
 
 
 # Messages may quote the client in the middle: the place is at the end.
@@ -212,9 +207,7 @@ def _type_of(kind: type[msgspec.Struct]) -> inspect.StructType:
 
 
 def _parts(kind: inspect.Type) -> tuple[tuple[inspect.StructType, ...], inspect.Type | None]:
-    """Return the structs that an object of this type may be, and the type of the elements of an
-    array, unless they hold no objects whose fields are known.
-    """
+    """Return the structs an object may be, and the type of an array's elements, if known."""
     while isinstance(kind, inspect.Metadata):
         kind = kind.type
     if isinstance(kind, inspect.StructType):
@@ -296,9 +289,7 @@ def decode_supported(body: bytes, kind: type[Body]) -> Body:
 
 
 def refuse_unsupported(request: msgspec.Struct, within: str = "") -> None:
-    """Refuse (400) a known field whose value asks for something that is not built. `within` is the
-    path of the struct in the body, up to and with its last dot.
-    """
+    """Refuse (400) a field that is not built; `within` is the path before it, with its dot."""
     for name, neutral, fix in _neutral_values(type(request)):
         value = getattr(request, name)
         if value is not None and not is_one_of(value, neutral):

@@ -101,9 +101,7 @@ def tool_use(request: ChatRequest) -> ToolUse | None:
 
 
 def answer_schema(use: ToolUse) -> Json | None:
-    """Return the schema of an answer that is only calls: the arguments of the named function, or
-    with "required" an array of `{name, parameters}`. None: the answer is free.
-    """
+    """Return the schema of an answer that must be calls; None: the answer is free."""
     if use.named is not None:
         return dict(use.schemas[use.named])
     if use.choice != "required":

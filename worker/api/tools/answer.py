@@ -138,9 +138,7 @@ class AnswerParser:
         return self._writer.take()
 
     def finish(self, *, complete: bool, truncated: bool) -> Said:
-        """Return the rest. Called once. `complete`: the model ended by itself, so the end of a call
-        may be missing. `truncated`: a limit cut the answer, so an unfinished call stays.
-        """
+        """Return the rest. `complete`: an end may be missing; `truncated`: a begun call stays."""
         self._scanner.ended = True
         self._scanner.complete, self._scanner.truncated = complete, truncated
         next(self._parse, None)

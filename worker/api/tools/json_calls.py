@@ -111,9 +111,7 @@ def _whole_arguments(scanner: Scanner) -> Parse[str]:
 
 
 def marked_object(scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
-    """Read `<tool_call>{…}</tool_call>`; there may be several objects, the end mark may be missing,
-    and there may be too many brackets before it.
-    """
+    """Read `<tool_call>{…}</tool_call>`, also with several objects, or without the end mark."""
     yield from scanner.expect(TOOL_CALL)
     yield from scanner.blanks()
     while True:

@@ -18,9 +18,7 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 
 def python_calls(scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
-    """Read a list of calls, each written when it is complete. Without a mark the functions must be
-    known. What closes the last call and the list may be missing.
-    """
+    """Read a list of calls; what closes the last one and the list may be missing."""
     yield from scanner.blanks()
     is_marked = yield from scanner.skip(PYTHON_START)
     yield from scanner.blanks()

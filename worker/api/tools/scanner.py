@@ -139,9 +139,7 @@ class Scanner:
         return "".join(pieces)
 
     def until(self, literals: Sequence[str], write: Write) -> Parse[str | None]:
-        """Read up to the first of the literals and leave it unread; None at the end. Text that may
-        begin a literal is held until that is known.
-        """
+        """Read up to the first of the literals; None at the end. What may begin one is held."""
         pattern = re.compile("|".join(map(re.escape, literals)) or r"(?!)")
         longest = max(map(len, literals), default=1) - 1
         while True:
@@ -166,9 +164,7 @@ class Scanner:
         return 0
 
     def json_value(self, write: Write, depth: int = 0) -> Parse[None]:
-        """Copy one JSON value as it is, but for control characters in strings (a line break is
-        escaped) and missing brackets at the end of a call, which are added.
-        """
+        """Copy one JSON value, with control characters escaped and missing brackets added."""
         first = yield from self.peek()
         if first == '"':
             yield from self.json_string(write)
