@@ -43,12 +43,8 @@ _ENDINGS = {
 
 
 class RequestExchange(Protocol):
-    """One request as its stream sees it; see `requestcontrol.director`."""
-
     def decides_at_once(self, raw: RawRequest) -> bool:
-        """True if `route(raw)`, called right now, would not wait. Called at most once, right before
-        it.
-        """
+        """True if `route(raw)`, called right now, would not wait. Called at most once."""
         ...
 
     def route(self, raw: RawRequest) -> Coroutine[Any, Any, RouteDecision]:
@@ -69,10 +65,7 @@ class ExchangeSource(Protocol):
     """Opens an exchange for each stream; the director."""
 
     def begin(self, evict: Evict, /) -> RequestExchange:
-        """Open the exchange of a new stream. `evict` stops its request and returns at once; the
-        event
-        loop may call it at any time, even repeatedly.
-        """
+        """Open the exchange of a stream; `evict` stops its request, and may be called any time."""
         ...
 
 

@@ -39,8 +39,6 @@ def build_server(
 def processing(
     exchanges: Exchanges, settings: StreamSettings, streams: StreamMetrics | None = None
 ) -> Served:
-    """Create the receiver of each call of the method `Process`."""
-
     def serve(call: Call, metadata: Metadata) -> Receiver:
         source = exchanges(metadata) if callable(exchanges) else exchanges
         return StreamPump(call, source, settings, streams)

@@ -215,7 +215,7 @@ def _subset_hint(message: _Message) -> tuple[str, ...] | None:
 
 
 def _send_request_headers(reply: SendRequestHeaders) -> bytes:
-    message = _directed(reply, _headers_to(reply.destination))
+    message = _directed(reply, "request_headers")
     if reply.hides_bodies:
         message.mode_override.CopyFrom(_HIDE_BODIES)
     return cast("bytes", message.SerializeToString())
@@ -224,36 +224,26 @@ def _send_request_headers(reply: SendRequestHeaders) -> bytes:
 def _send_buffered_request(reply: SendBufferedRequest) -> bytes:
     if not (reply.set_headers or reply.metadata) and reply.body is None:
         return _unchanged_body_to(reply.destination)
-    message = _directed(reply, _body_to(reply.destination))
+    message = _directed(reply, "request_body")
     if reply.body is not None:
         message.request_body.response.body_mutation.body = reply.body
     return cast("bytes", message.SerializeToString())
 
 
 @lru_cache(MAX_REMEMBERED)
-def _headers_to(destination: str) -> _Message:
+def _to(destination: str, part: str) -> _Message:
     message = pb.ProcessingResponse()
-    _direct(message, message.request_headers.response, destination)
-    return message
-
-
-@lru_cache(MAX_REMEMBERED)
-def _body_to(destination: str) -> _Message:
-    message = pb.ProcessingResponse()
-    _direct(message, message.request_body.response, destination)
+    response = getattr(message, part).response
+    response.clear_route_cache = True
+    _set(response.header_mutation, DESTINATION, destination)
+    response.header_mutation.remove_headers.extend(_REMOVABLE)
+    _add_destination(message, destination)
     return message
 
 
 @lru_cache(MAX_REMEMBERED)
 def _unchanged_body_to(destination: str) -> bytes:
-    return cast("bytes", _body_to(destination).SerializeToString())
-
-
-def _direct(message: _Message, response: _Message, destination: str) -> None:
-    response.clear_route_cache = True
-    _set(response.header_mutation, DESTINATION, destination)
-    response.header_mutation.remove_headers.extend(_REMOVABLE)
-    _add_destination(message, destination)
+    return cast("bytes", _to(destination, "request_body").SerializeToString())
 
 
 def _add_destination(message: _Message, destination: str) -> None:
@@ -261,12 +251,11 @@ def _add_destination(message: _Message, destination: str) -> None:
     fields[DESTINATION].string_value = destination
 
 
-def _directed(reply: SendRequestHeaders | SendBufferedRequest, to_destination: _Message) -> Any:
+def _directed(reply: SendRequestHeaders | SendBufferedRequest, part: str) -> _Message:
     """Add the rest of `reply` to a copy of the message with the destination."""
     message = pb.ProcessingResponse()
-    message.CopyFrom(to_destination)
-    part = getattr(message, message.WhichOneof("response"))
-    mutation = part.response.header_mutation
+    message.CopyFrom(_to(reply.destination, part))
+    mutation = getattr(message, part).response.header_mutation
     if reply.content_length is not None:
         _set(mutation, "content-length", str(reply.content_length))
     for name, value in reply.set_headers:

@@ -37,7 +37,6 @@ class _Backlog:
         self.weight = weight
 
     def count(self, item: QueuedRequest, times: int) -> None:
-        """Add `item` (1) or remove it (-1)."""
         for resource in QueueResource:
             self.held[resource] += times * taken_by(item, resource)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
+import msgspec
+
 from picker.flowcontrol.backlogs import Backlogs
 from picker.flowcontrol.removable_heap import RemovableHeap
 from picker.flowcontrol.settings import BandSettings
@@ -13,56 +15,39 @@ from picker.framework.flow import BandFairness, KeepsHeadroom, QueuedRequest, Ra
 _NO_RANK: Rank = ()
 
 
-class BandFlow:
+class BandFlow(msgspec.Struct, eq=False):
     """The requests of one tenant that wait in one band; at least one."""
 
-    __slots__ = ("heap", "name", "num_bytes")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.heap: RemovableHeap[Rank, QueuedRequest] = RemovableHeap()
-        self.num_bytes = 0
+    name: str
+    heap: RemovableHeap[Rank, QueuedRequest] = msgspec.field(default_factory=RemovableHeap)
+    num_bytes: int = 0
 
 
-class Band:
-    """One priority. Changed by its `FlowQueue` alone."""
+class Band(msgspec.Struct, eq=False):
+    """One priority, with a `fairness` policy of its own. Changed by its `FlowQueue` alone."""
 
-    __slots__ = (
-        "backlogs",
-        "fairness",
-        "flows",
-        "headroom",
-        "idle",
-        "num_bytes",
-        "num_requests",
-        "priority",
-        "settings",
-    )
+    priority: int
+    settings: BandSettings
+    fairness: BandFairness
+    headroom: float = 0.0  # the part reserved last
+    backlogs: Backlogs = msgspec.field(default_factory=lambda: Backlogs(None))
+    flows: dict[str, BandFlow] = {}
+    # Since when nothing of a flow waits, oldest first; a dict would have to be searched for its
+    # first key past all that were there.
+    idle: OrderedDict[str, float] = msgspec.field(default_factory=OrderedDict)
+    num_requests: int = 0
+    num_bytes: int = 0
 
-    def __init__(
-        self, priority: int, settings: BandSettings, fairness: BandFairness | None = None
-    ) -> None:
-        self.priority = priority
-        self.settings = settings
-        fairness = settings.fairness.for_band(priority) if fairness is None else fairness
-        self.fairness = fairness
-        self.headroom = 0.0  # the part reserved last
-        self.backlogs = Backlogs(fairness.weight if isinstance(fairness, SharesCapacity) else None)
-        self.flows: dict[str, BandFlow] = {}
-        # Since when nothing of a flow waits, oldest first; a dict would have to be searched for its
-        # first key past all that were there.
-        self.idle: OrderedDict[str, float] = OrderedDict()
-        self.num_requests = 0
-        self.num_bytes = 0
+    def __post_init__(self) -> None:
+        if isinstance(self.fairness, SharesCapacity):
+            self.backlogs = Backlogs(self.fairness.weight)
 
     def __iter__(self) -> Iterator[QueuedRequest]:
         for flow in self.flows.values():
             yield from flow.heap
 
     def adapted(self, settings: BandSettings) -> Band | None:
-        """Return this band, an empty one with the same fairness policy, or None if neither can be
-        used.
-        """
+        """Return this band, an empty one with the same fairness policy, or None."""
         if settings.fairness is not self.settings.fairness:
             return None
         if settings.ordering is self.settings.ordering:
@@ -123,10 +108,7 @@ class Band:
         return self.headroom
 
     def next(self, now_seconds: float, is_tight: bool = False) -> QueuedRequest | None:
-        """Return the request to dispatch next. A band that `is_tight` has less room than its
-        `headroom`,
-        so that no request may go.
-        """
+        """Return the request to dispatch next; `is_tight`: there is less room than `headroom`."""
         fairness = self.fairness
         if is_tight and isinstance(fairness, KeepsHeadroom):
             name = fairness.select_within_share(now_seconds)
@@ -139,7 +121,6 @@ class Band:
         return None if first is None else first[1]
 
     def pass_by(self, item: QueuedRequest, now_seconds: float) -> None:
-        """Notify the policies of a request that is dispatched without having waited."""
         name, fairness = item.flow, self.fairness
         fairness.head_changed(name, item, self.settings.ordering.rank(item))
         fairness.dispatched(item, now_seconds)

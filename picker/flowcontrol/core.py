@@ -46,10 +46,7 @@ EPSILON = 1e-9  # absorbs float errors in sums of fractions
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The saturation of the pool, and the ceilings of the bands. `free_part` of the lowest ceiling
-    is
-    not reserved.
-    """
+    """The load and the bands' ceilings; all but `free_part` of the lowest is reserved."""
 
     load: PoolLoad
     ceilings: Mapping[int, float]
@@ -141,7 +138,6 @@ class FlowCore:
         return len(self._waiting)
 
     def next_due_seconds(self) -> float | None:
-        """The time at which `tick` or `run_pass` is due."""
         due = [self.reclaim.next_due_seconds]
         if self._waiting:
             due += [self._deadlines.next_seconds, self._last_pass_at + RECHECK_SECONDS]
@@ -150,9 +146,7 @@ class FlowCore:
         return min((one for one in due if one is not None), default=None)
 
     def use(self, settings: FlowControlSettings | None, now_seconds: float) -> None:
-        """Switch to other settings; None dispatches all requests. Those that wait keep their time
-        to live.
-        """
+        """Switch to other settings; None dispatches all requests."""
         self.settings = settings
         self._reported_bands = None
         if settings is None:
@@ -169,7 +163,6 @@ class FlowCore:
             self._reporter.waits(waiting.labels, waiting.item)
 
     def want(self, priorities: Iterable[int]) -> None:
-        """Give each of these priorities a band of its own."""
         self._wanted = frozenset(priorities)
         if self.queue is not None:
             self.queue.want(self._wanted)
@@ -246,7 +239,6 @@ class FlowCore:
         self.has_more = True
 
     def tick(self, now_seconds: float) -> None:
-        """Reject requests whose time to live is over, and forget idle flows."""
         self._reporter.timed_out(self.reclaim.tick(now_seconds))
         if self._waiting and self.queue is not None:
             is_empty = not self.verdicts.load.at(now_seconds).num_endpoints
@@ -258,7 +250,6 @@ class FlowCore:
             self._bands_seen(self.queue)
 
     def shut_down(self, now_seconds: float) -> None:
-        """Reject all waiting and all future requests."""
         self.is_shut = True
         for waiting in list(self._waiting.values()):
             self._stop_waiting(waiting, now_seconds)

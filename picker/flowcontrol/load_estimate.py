@@ -88,9 +88,7 @@ class LoadEstimate:
         return self._known or self._base
 
     def place(self, num_under_way: int, now_seconds: float) -> float:
-        """Return the saturation of about one more request, by the detector or as a share of those
-        now.
-        """
+        """Return the saturation of about one more request."""
         load, place = self.at(now_seconds), self._slope
         if load.num_endpoints < LARGE_POOL:
             if not 0.0 <= now_seconds - self._place_at < PLACE_SECONDS:

@@ -3,6 +3,8 @@
 import math
 from enum import Enum
 
+import msgspec
+
 from picker.errors import Code, DropReason, RefusedError
 from picker.flowcontrol.capacity import Cap
 
@@ -96,13 +98,12 @@ UNKNOWN_RETRY_SECONDS = 5
 _SLOWEST = 1e-3  # per second; below it the rate is unknown
 
 
-class DrainRate:
+class DrainRate(msgspec.Struct, eq=False):
     """Counts dispatched requests, each worth exp(−age / 10 s). Times never go back."""
 
-    def __init__(self) -> None:
-        self._sum = 0.0
-        self._sumed_at = 0.0
-        self._began_at: float | None = None
+    _sum: float = 0.0
+    _sumed_at: float = 0.0
+    _began_at: float | None = None
 
     def count(self, now_seconds: float) -> None:
         if self._began_at is None:
@@ -121,7 +122,6 @@ class DrainRate:
         return self._decayed(now_seconds) / weight
 
     def retry_after_seconds(self, num_ahead: int, now_seconds: float) -> int:
-        """The whole seconds until the requests ahead have probably been dispatched."""
         rate = self.per_second(now_seconds)
         if rate < _SLOWEST:
             return UNKNOWN_RETRY_SECONDS

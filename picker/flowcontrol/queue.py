@@ -24,10 +24,7 @@ MAX_DYNAMIC_BANDS = 128
 
 
 class FlowQueue:
-    """Owns the waiting requests and the bands; calls `forgotten` with the band and name of each
-    flow
-    that is forgotten.
-    """
+    """Owns the waiting requests and the bands; `forgotten` gets the band and name of a flow."""
 
     def __init__(
         self,
@@ -51,10 +48,7 @@ class FlowQueue:
         return map(self._bands.__getitem__, self.priorities)
 
     def use(self, settings: FlowControlSettings, now_seconds: float) -> None:
-        """Switch to other settings. Waiting requests keep their order within their flow, even above
-        the
-        new caps; a fairness policy that is the same object keeps its state.
-        """
+        """Switch to other settings. Requests keep their order, even above the new caps."""
         before, band_of, self._settings = self._bands, self._band_of, settings
         waiting = [item for band in before.values() for item in band]
         keep = self._in_use()
@@ -78,7 +72,6 @@ class FlowQueue:
                 new.remember(band, now_seconds)
 
     def want(self, priorities: Iterable[int]) -> None:
-        """Give these priorities bands of their own."""
         self._wanted = frozenset(priorities)
         self._adjust_bands(self._in_use())
 
@@ -133,7 +126,6 @@ class FlowQueue:
         band.insert(item)
 
     def remove(self, item: QueuedRequest, now_seconds: float, is_dispatched: bool = False) -> None:
-        """Remove a waiting request."""
         band = self._band_of.pop(item.sequence)
         if is_dispatched:
             band.fairness.dispatched(item, now_seconds)
@@ -144,7 +136,6 @@ class FlowQueue:
         self._bound(band)
 
     def pass_by(self, item: QueuedRequest, band: Band, now_seconds: float) -> None:
-        """Note the dispatch of a request that did not wait; its flow is empty."""
         band.pass_by(item, now_seconds)
         self._bound(band)
 
@@ -191,7 +182,6 @@ class FlowQueue:
             raise AssertionError(f"bands {sorted(self._bands)} are shown as {self._ascending}")
 
     def _adjust_bands(self, keep: Iterable[int] = ()) -> None:
-        """Create the bands that are needed, and remove all others."""
         configured = self._settings.bands
         extra = sorted((self._wanted | {0, *keep}) - configured.keys(), key=abs)
         staying = {0, *keep} - configured.keys()
@@ -202,7 +192,9 @@ class FlowQueue:
             for name in self._bands.pop(priority).idle:
                 self._forgotten(priority, name)
         for priority in needed - self._bands.keys():
-            self._bands[priority] = Band(priority, self._band_settings(priority))
+            chosen = self._band_settings(priority)
+            fairness = chosen.fairness.for_band(priority)
+            self._bands[priority] = Band(priority, chosen, fairness)
         if sorted(needed) != self._ascending:
             self._ascending = sorted(needed)
             self.priorities = tuple(reversed(self._ascending))

@@ -20,8 +20,6 @@ Policies = tuple[EvictionFilter, EvictionOrder]
 
 
 class Revocation(msgspec.Struct, frozen=True):
-    """The requests to evict, the band they are evicted for, and the saturation to free."""
-
     priority: int
     victims: Sequence[FlowTicket]
     target: float
@@ -50,7 +48,6 @@ class Reclaim:
     def use(
         self, policies: Policies | None, settle_seconds: float, under_way: Iterable[FlowTicket]
     ) -> None:
-        """Switch to other policies; None: no evictions."""
         self._policies = policies
         self._settle_seconds = settle_seconds
         self._victims.clear()
@@ -98,9 +95,7 @@ class Reclaim:
         num_under_way: int,
         now_seconds: float,
     ) -> Revocation | None:
-        """Return the requests to evict for the first of `demands` that gains; they count as
-        evicted.
-        """
+        """Return the evictions for the first of `demands` that gains by them."""
         if self._policies is None or self._evicted or not num_under_way or saturation <= 0:
             return None
         if self._cooling_until is not None and now_seconds < self._cooling_until:

@@ -11,10 +11,7 @@ _SLACK = 32  # removed places that stay, however few requests are left
 
 
 class RemovableHeap(Generic[K, T]):
-    """Things in the order of their keys, then of their sequence numbers. What is removed is
-    forgotten
-    at once; its place in the heap goes later.
-    """
+    """Things in the order of their keys, then of their sequence numbers."""
 
     __slots__ = ("_held", "_places")
 

@@ -22,8 +22,6 @@ TIMED_OUT = "timed_out"
 
 
 class Readings(Protocol):
-    """The source of the gauges."""
-
     def pool_load(self) -> PoolLoad: ...
 
     def num_stale(self) -> int: ...
@@ -77,7 +75,6 @@ class FlowReporter:
         self._series.queue_bytes.labels(*where).dec(item.size_bytes)
 
     def forgotten(self, priority: int, flow: str) -> None:
-        """Remove the series of an idle flow."""
         fairness_id = self._metrics.labels.tenant(flow)
         key = (fairness_id, str(priority))
         if fairness_id == OVERFLOW:
@@ -109,7 +106,6 @@ class FlowReporter:
         self._series.revocation_confirmation_seconds.labels(self._pool).observe(seconds)
 
     def timed_out(self, count: int) -> None:
-        """Report evicted requests that did not end in time."""
         if count:
             self._series.revocations_total.labels(TIMED_OUT, self._pool).inc(count)
 

@@ -88,9 +88,7 @@ def pool_load(
 def spread(
     candidates: Sequence[Candidate], let_in: LetIn
 ) -> tuple[Sequence[Candidate], Mapping[str, EndpointLoad]]:
-    """Count each request of `let_in` at the least loaded candidate; return the candidates, and the
-    added requests by candidate.
-    """
+    """Count each of `let_in` at the least loaded; return candidates and additions."""
     loads = [_load(candidate) for candidate in candidates]
     order = sorted(range(len(loads)), key=loads.__getitem__)
     left, level, filled = let_in.requests, loads[order[0]], 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol, TypeAlias
 
+import msgspec
 from msgspec.structs import replace
 
 from picker.errors import DropReason, RefusedError
@@ -18,41 +19,21 @@ Labels = tuple[str, str, str, str]  # model, target, fairness id, priority
 
 
 class TicketObserver(Protocol):
-    """The owner of tickets, notified of their progress."""
-
     def ticket_left(self, ticket: FlowTicket) -> None: ...
 
     def ticket_closed(self, ticket: FlowTicket, usage: Usage | None) -> None: ...
 
 
-class FlowTicket:
+class FlowTicket(msgspec.Struct, eq=False):
     """Counts as admitted until `left`, in flight until `closed`. Repeated calls have no effect."""
 
-    __slots__ = (
-        "_observer",
-        "dispatched_at_seconds",
-        "endpoint_key",
-        "evict",
-        "is_closed",
-        "item",
-        "priority",
-    )
-
-    def __init__(
-        self,
-        item: QueuedRequest,
-        priority: int,
-        evict: Evict | None,
-        dispatched_at_seconds: float,
-        observer: TicketObserver,
-    ) -> None:
-        self.item = item
-        self.priority = priority
-        self.evict = evict
-        self.dispatched_at_seconds = dispatched_at_seconds
-        self.endpoint_key: str | None = None
-        self.is_closed = False
-        self._observer = observer
+    item: QueuedRequest
+    priority: int
+    evict: Evict | None
+    dispatched_at_seconds: float
+    _observer: TicketObserver
+    endpoint_key: str | None = None
+    is_closed: bool = False
 
     @property
     def queue_seconds(self) -> float:
@@ -76,8 +57,6 @@ class FlowTicket:
 
 DEFAULT_OUTPUT_TOKENS = 128
 MAX_OUTPUT_TOKENS = 32_768
-
-
 TICK_SECONDS = 0.001  # the resolution of the event loop's timers
 
 
@@ -101,22 +80,17 @@ def queued_request(
     )
 
 
-class Waiting:
+class Waiting(msgspec.Struct, eq=False):
     """Waits until it has a `ticket` or a `refusal`; `wake` is called then."""
 
-    __slots__ = ("evict", "item", "labels", "outcome", "priority", "refusal", "ticket", "wake")
-
-    def __init__(
-        self, item: QueuedRequest, priority: int, evict: Evict | None, labels: Labels
-    ) -> None:
-        self.item = item
-        self.priority = priority
-        self.evict = evict
-        self.labels = labels
-        self.ticket: FlowTicket | None = None
-        self.refusal: RefusedError | None = None
-        self.outcome = FlowOutcome.NOT_YET
-        self.wake: Callable[[], None] | None = None
+    item: QueuedRequest
+    priority: int
+    evict: Evict | None
+    labels: Labels
+    ticket: FlowTicket | None = None
+    refusal: RefusedError | None = None
+    outcome: FlowOutcome = FlowOutcome.NOT_YET
+    wake: Callable[[], None] | None = None
 
     @property
     def is_resolved(self) -> bool:
@@ -132,10 +106,7 @@ class Waiting:
 
 
 class Deadlines:
-    """Owns the deadlines of waiting requests. The time to live counts from the arrival of a
-    request,
-    or from the last time at which the pool became empty or not empty.
-    """
+    """Owns the deadlines of waiting requests, from arrival or the last turn of the pool."""
 
     def __init__(self) -> None:
         self._heap: RemovableHeap[float, Waiting] = RemovableHeap()
@@ -149,7 +120,6 @@ class Deadlines:
         return None if first is None else first[0]
 
     def use(self, no_endpoint_ttl_seconds: float | None, waiting: Iterable[Waiting]) -> None:
-        """Set the limit of a wait for endpoints; None: no limit."""
         self._no_endpoint_ttl_seconds = no_endpoint_ttl_seconds
         self._heap.clear()
         for one in waiting:
@@ -172,7 +142,6 @@ class Deadlines:
         self._heap.remove(waiting.item.sequence)
 
     def due(self, now_seconds: float) -> Waiting | None:
-        """A request whose deadline has passed, if any."""
         first = self._heap.first()
         return first[1] if first is not None and first[0] <= now_seconds + TICK_SECONDS else None
 

@@ -2,20 +2,17 @@
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from picker.errors import Code, RefusedError
 from picker.framework.attributes import Attributes
-from picker.framework.interfaces import SaturationDetector
 from picker.prefix.match import MATCH_INFO, PrefixCacheMatchInfo
 from picker.requestcontrol.headers import FAIRNESS_ID, first_of
 from picker.requestcontrol.plugin_log import PLUGIN_FAILED
-from picker.types import Candidate, InferenceRequest, SchedulingResult
+from picker.types import InferenceRequest, SchedulingResult
 
 PREFER = "prefer"
 IF_AVAILABLE = "if-available"
-FULL = 1.0
-RETRY_AFTER_SECONDS = 1  # the minimum
 MAX_FAIRNESS_ID = 256  # characters
 _PREFIX = 64
 # Possessive, and accepts a quotation without an end: otherwise a header takes quadratic time.
@@ -29,19 +26,6 @@ def fairness_id(request: InferenceRequest) -> str:
         digest = hashlib.sha256(named.encode(errors="surrogatepass")).hexdigest()
         named = f"{named[:_PREFIX]}…{digest}"
     return named
-
-
-def refuse_if_full(
-    candidates: Sequence[Candidate], saturation: SaturationDetector, now_seconds: float
-) -> None:
-    """Shed a request of negative priority while the pool is full; when it has room is unknown."""
-    if saturation.saturation(candidates, Attributes(), now_seconds) >= FULL:
-        raise RefusedError(
-            Code.RESOURCE_EXHAUSTED,
-            "the pool is full, and requests of negative priority are rejected",
-            retry_after_seconds=RETRY_AFTER_SECONDS,
-            reference="system saturated, sheddable request dropped",
-        )
 
 
 def refuse_if_not_cached(

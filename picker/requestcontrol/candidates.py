@@ -19,7 +19,6 @@ class LoadedCandidates:
         self._made: dict[str, tuple[Candidate, Candidate]] = {}  # by key: without, and with load
 
     def of(self, pool: Sequence[Candidate], inflight: Mapping[str, int]) -> list[Candidate]:
-        """Fill the counts of `inflight` into `pool`, in its order."""
         if len(self._made) > 2 * len(inflight) + _SLACK:
             self._made.clear()  # it contains idle or removed endpoints
         made = self._made

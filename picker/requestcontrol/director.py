@@ -57,6 +57,8 @@ from picker.types import (
 )
 
 SEED_BITS = 63
+FULL = 1.0
+RETRY_AFTER_SECONDS = 1  # the minimum: when the pool has room is unknown
 UNREAD = ParsedBody(Api.RAW, can_rewrite=False)
 
 
@@ -109,9 +111,7 @@ class Exchange(msgspec.Struct, eq=False):
         return self._goes_at_once
 
     async def route(self, raw: RawRequest) -> RouteDecision:
-        """Decide where `raw` goes and count it as under way there. Awaited at most once.
-        May be cancelled at any await. Raises `RefusedError`.
-        """
+        """Decide where `raw` goes, and count it there. Awaited once. Raises `RefusedError`."""
         context, decision = self._context, self._decision
         tracer, begun_at = context.policies.tracer, context.clock()
         if tracer is not None:
@@ -206,7 +206,6 @@ class Exchange(msgspec.Struct, eq=False):
     async def _enter(
         self, raw: RawRequest, body: bytes
     ) -> tuple[Parser, ParsedBody, InferenceRequest]:
-        """Parse a request and wait until flow control admits it."""
         decision, pipeline, gate = self._decision, self._pipeline, self._pipeline.gate
         path = target_of(raw.headers).partition("?")[0]
         parser = pipeline.parsers.select(path)
@@ -298,7 +297,13 @@ class Exchange(msgspec.Struct, eq=False):
             return
         health, now = self._context.health, self._context.clock()
         usable = candidates if health is None else health.usable(candidates, now)
-        admission.refuse_if_full(usable, saturation, now)
+        if saturation.saturation(usable, Attributes(), now) >= FULL:
+            raise RefusedError(
+                Code.RESOURCE_EXHAUSTED,
+                "the pool is full, and requests of negative priority are rejected",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+                reference="system saturated, sheddable request dropped",
+            )
 
     def _screened(
         self, request: InferenceRequest, candidates: Sequence[Candidate]
@@ -417,7 +422,6 @@ class Exchange(msgspec.Struct, eq=False):
         hook_headers: Mapping[str, str],
         begun_at: float,
     ) -> RouteDecision:
-        """Return what the proxy is to do with the request, which is under way from now on."""
         request, result, policies = flight.request, flight.result, self._context.policies
         body = outgoing_body(raw.body or b"", parsed, request)
         renamed = bool(parsed.model) and body is not None and request.target_model != parsed.model

@@ -188,8 +188,6 @@ class ParserTable:
 
 
 class BodylessRequests(msgspec.Struct, frozen=True):
-    """The plugins for requests without a body, of which only the headers are known."""
-
     filters: tuple[BodylessFilter, ...] = ()
     heads: tuple[BodylessResponseHook, ...] = ()
 

@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from picker.decisions.decision import Watchers
 
 log = logging.getLogger(__name__)
@@ -12,18 +14,15 @@ LOG_INTERVAL_SECONDS = 5.0
 PLUGIN_FAILED = "a plugin failed; see the endpoint picker's log"
 
 
-class PluginLog:
+class PluginLog(msgspec.Struct, eq=False):
     """Counts every failure, and logs one per plugin every few seconds.
 
     A broken plugin fails with every request; a traceback for each would fill the disk.
     """
 
-    __slots__ = ("_clock", "_logged", "_watchers")
-
-    def __init__(self, watchers: Watchers, clock: Callable[[], float]) -> None:
-        self._watchers = watchers
-        self._clock = clock
-        self._logged: dict[str, float] = {}
+    _watchers: Watchers
+    _clock: Callable[[], float]
+    _logged: dict[str, float] = {}  # when each plugin was logged last
 
     def exception(self, name: str, error: Exception, consequence: str) -> None:
         for watch in self._watchers.plugin_failed:

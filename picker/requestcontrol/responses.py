@@ -65,7 +65,6 @@ class Response(msgspec.Struct, eq=False):
     _ended: bool = False
 
     def acquire_legs(self, legs: Iterable[str]) -> None:
-        """Count parts of the request at `legs`, the endpoints of its earlier stages."""
         self._legs = tuple(legs)
         self._context.inflight.acquire_legs(self._legs)
 
@@ -89,7 +88,6 @@ class Response(msgspec.Struct, eq=False):
 
     @property
     def times(self) -> ResponseTimes:
-        """The measurements of the body; call it only if there was one."""
         first, started = self._first_at, self._decision.received_at_seconds
         return ResponseTimes(
             is_streaming=self._is_streaming,
@@ -195,14 +193,11 @@ class Response(msgspec.Struct, eq=False):
         return merged
 
 
-class BodylessResponse:
+class BodylessResponse(msgspec.Struct, eq=False):
     """The `ResponseTap` of a request without a body: sets headers and passes bodies. Stateless."""
 
-    __slots__ = ("_heads", "_log")
-
-    def __init__(self, heads: Sequence[BodylessResponseHook], log: PluginLog) -> None:
-        self._heads = heads
-        self._log = log
+    _heads: Sequence[BodylessResponseHook]
+    _log: PluginLog
 
     def head(self, head: ResponseHead) -> tuple[tuple[str, str], ...]:
         headers: dict[str, str] = {}
@@ -248,7 +243,6 @@ def _served(flight: Flight, served_by: str | None) -> str:
 
 
 def endpoint_scores(result: SchedulingResult) -> Metadata:
-    """Return the primary profile's scores as metadata for the proxy."""
     primary = result.profiles.get(result.primary_profile)
     if primary is None or not primary.scored:
         return NO_METADATA

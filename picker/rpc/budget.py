@@ -1,24 +1,20 @@
 """A bound on the memory of unfinished messages and bodies, over all calls."""
 
+import msgspec
 
-class ByteBudget:
+
+class ByteBudget(msgspec.Struct, eq=False):
     """Owns the count of bytes in all shares. `max_bytes` None: they are only counted."""
 
-    __slots__ = ("held_bytes", "max_bytes")
-
-    def __init__(self, max_bytes: int | None = None) -> None:
-        self.max_bytes = max_bytes
-        self.held_bytes = 0
+    max_bytes: int | None = None
+    held_bytes: int = 0
 
 
-class ByteShare:
+class ByteShare(msgspec.Struct, eq=False):
     """The part of a budget that one holder reserved, and releases at most once."""
 
-    __slots__ = ("_budget", "held_bytes")
-
-    def __init__(self, budget: ByteBudget) -> None:
-        self._budget = budget
-        self.held_bytes = 0
+    _budget: ByteBudget
+    held_bytes: int = 0
 
     def grow(self, num_bytes: int) -> bool:
         """Reserve more bytes; False, without a reservation, if they do not fit."""

@@ -17,8 +17,6 @@ Method: TypeAlias = Callable[[Read, Write], Coroutine[Any, Any, None]]
 
 
 class Abort(Enum):
-    """The reason why a call ends before its receiver ends it."""
-
     CANCELLED = "cancelled"  # the caller has reset it, its deadline passed, the connection is lost
     BROKEN = "broken"  # the caller has sent a malformed message
     SHUTDOWN = "shutdown"  # this server is stopping
@@ -71,8 +69,6 @@ class Status(IntEnum):
 
 
 class RpcError(PickerError):
-    """A call that ends with a status other than OK."""
-
     def __init__(self, status: Status, text: str) -> None:
         super().__init__(text)
         self.status = status

@@ -157,7 +157,6 @@ class GrpcConnection(asyncio.Protocol):
         self.schedule_flush()
 
     def cancel(self) -> None:
-        """End the calls under way with UNAVAILABLE."""
         self._cancelled = True
         for call in self.calls:
             call.break_off(Abort.SHUTDOWN, Status.UNAVAILABLE, "shutting down")

@@ -37,10 +37,7 @@ class MessageSplitter(msgspec.Struct, eq=False):
         return not self._held and self._wanted is None
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the messages that `data` completes. Raises `RpcError` for one that cannot be
-        received;
-        the messages before it in `data` are lost, and so is the stream.
-        """
+        """Return the messages that `data` completes. Raises `RpcError`; then the stream is lost."""
         if self._held is None and len(data) >= PREFIX_BYTES:
             compressed, length = PREFIX.unpack_from(data)
             fits = length <= self.max_message_bytes
@@ -95,15 +92,12 @@ class MessageSplitter(msgspec.Struct, eq=False):
 
 
 def trailers(status: Status, text: str) -> bytes:
-    """Encode the header block at the end of a call."""
     number = (b"grpc-status", str(int(status)).encode())
     return encode_fields((number, (b"grpc-message", status_text(text))) if text else (number,))
 
 
 def status_text(text: str) -> bytes:
-    """Encode a `grpc-message` header, percent-encoded; the whole characters that fit, if it is
-    long.
-    """
+    """Encode a `grpc-message` header: percent-encoded, and cut to whole characters."""
     data = text.encode("utf-8", "replace")
     if len(data) > MAX_STATUS_TEXT_BYTES:
         data = data[:MAX_STATUS_TEXT_BYTES].decode("utf-8", "ignore").encode()

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+import msgspec
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
@@ -19,18 +20,15 @@ DEFAULT_WATCH_SECONDS = 0.2
 _Response = health_pb2.HealthCheckResponse
 
 
-class HealthService:
+class HealthService(msgspec.Struct, eq=False):
     """Answers `Check`, `List` and `Watch`. One service may be on several servers.
 
     `is_ready` must be quick. It decides for the names in `READINESS`; `LIVENESS` is always serving.
     A watcher receives a change within `watch_seconds`.
     """
 
-    def __init__(
-        self, is_ready: Callable[[], bool], *, watch_seconds: float = DEFAULT_WATCH_SECONDS
-    ) -> None:
-        self._is_ready = is_ready
-        self._watch_seconds = watch_seconds
+    is_ready: Callable[[], bool]
+    watch_seconds: float = DEFAULT_WATCH_SECONDS
 
     def methods(self) -> Mapping[str, Served]:
         return {
@@ -40,12 +38,11 @@ class HealthService:
         }
 
     def status(self, service: str) -> int | None:
-        """Return the serving status of `service`; None for an unknown name."""
         if service == LIVENESS:
             return int(_Response.SERVING)
         if service not in READINESS:
             return None
-        return int(_Response.SERVING if self._is_ready() else _Response.NOT_SERVING)
+        return int(_Response.SERVING if self.is_ready() else _Response.NOT_SERVING)
 
     async def check(self, read: Read, write: Write) -> None:
         service = await _asked_for(read)
@@ -60,9 +57,7 @@ class HealthService:
         await write(health_pb2.HealthListResponse(statuses=statuses).SerializeToString())
 
     async def watch(self, read: Read, write: Write) -> None:
-        """Send the current status and each change until cancelled; SERVICE_UNKNOWN for a wrong
-        name.
-        """
+        """Send the status and each change until cancelled; SERVICE_UNKNOWN for a wrong name."""
         service = await _asked_for(read)
         last: int | None = None
         while True:
@@ -71,7 +66,7 @@ class HealthService:
             if status != last:
                 last = status
                 await write(_response(status))
-            await asyncio.sleep(self._watch_seconds)
+            await asyncio.sleep(self.watch_seconds)
 
 
 async def _asked_for(read: Read) -> str:

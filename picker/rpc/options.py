@@ -56,7 +56,6 @@ class ServerOptions:
 
     @property
     def unix_path(self) -> Path | None:
-        """The unix socket to listen on, None for TCP."""
         if self.host.startswith(UNIX_SCHEME):
             return Path(self.host.removeprefix(UNIX_SCHEME).removeprefix("//"))
         return Path(self.host) if self.host.startswith("/") else None

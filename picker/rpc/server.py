@@ -45,9 +45,7 @@ class GrpcServer:
         return bound_port(listening)
 
     def use_certificate(self, material: TlsMaterial) -> None:
-        """Use `material` for new connections. Raises `OSError` and keeps the old one if it is
-        unusable.
-        """
+        """Use `material` for new connections. Raises `OSError` and keeps the old one."""
         if self._tls is not None:
             replace_certificate(self._tls, material)
 

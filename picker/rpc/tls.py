@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
+import msgspec
+
 from picker.errors import ConfigError
 from picker.file_changes import moments_to_look
 from picker.rpc.options import TlsMaterial, TlsOptions
@@ -67,11 +69,11 @@ def server_context(options: TlsOptions) -> ssl.SSLContext:
     return context
 
 
-class _Renewal:
+class _Renewal(msgspec.Struct, eq=False):
     """Called in each handshake, with a server name or without. Owns the context in use."""
 
-    def __init__(self, options: TlsOptions, context: ssl.SSLContext) -> None:
-        self._options, self._context = options, context
+    _options: TlsOptions
+    _context: ssl.SSLContext
 
     def __call__(
         self, connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext
@@ -112,19 +114,13 @@ def _as_file(content: bytes) -> Iterator[str]:
             yield file.name
 
 
-class CertificateFolder:
-    """A folder with `tls.crt` and `tls.key`. `expires` gets the unix time at which a new one
-    expires.
-    """
+class CertificateFolder(msgspec.Struct, eq=False):
+    """A folder with `tls.crt` and `tls.key`; `expires` gets the unix time of the expiry."""
 
-    def __init__(
-        self,
-        path: Path,
-        flag: str = "--cert-path",
-        expires: Callable[[float], None] | None = None,
-    ) -> None:
-        self._path, self._flag, self._expires = path, flag, expires
-        self._last: TlsMaterial | None = None
+    path: Path
+    flag: str = "--cert-path"
+    expires: Callable[[float], None] | None = None
+    _last: TlsMaterial | None = None
 
     def load(self) -> TlsMaterial:
         """Read the pair. Raises `ConfigError` if it cannot be read or used."""
@@ -135,23 +131,23 @@ class CertificateFolder:
             _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), material)
         except OSError as error:  # ssl.SSLError is one
             raise ConfigError(
-                f"{self._flag}: {CERTIFICATE_FILE} and {KEY_FILE} in {self._path} cannot be used: "
+                f"{self.flag}: {CERTIFICATE_FILE} and {KEY_FILE} in {self.path} cannot be used: "
                 f"{error}"
             ) from error
         self._last = material
-        if self._expires is not None:
+        if self.expires is not None:
             # Loaded on demand: it costs memory that starts without certificates do not need.
             from cryptography import x509  # noqa: PLC0415
 
             leaf = x509.load_pem_x509_certificates(material.certificate_chain)[0]
-            self._expires(leaf.not_valid_after_utc.timestamp())
+            self.expires(leaf.not_valid_after_utc.timestamp())
         return material
 
     async def watch(self, apply: Callable[[TlsMaterial], None]) -> None:
         """Pass each new pair to `apply`, until cancelled; an unusable one is logged once."""
         complaint = ""
         files = (CERTIFICATE_FILE, KEY_FILE)
-        looking = moments_to_look(self._path.absolute(), *files, debounce_ms=DEBOUNCE_MS)
+        looking = moments_to_look(self.path.absolute(), *files, debounce_ms=DEBOUNCE_MS)
         async with aclosing(looking) as moments:
             async for _ in moments:
                 last = complaint
@@ -166,17 +162,17 @@ class CertificateFolder:
             material = self.load()
             if material != before:
                 apply(material)
-                log.info("new connections are shown the new certificate in %s", self._path)
+                log.info("new connections are shown the new certificate in %s", self.path)
         except (ConfigError, OSError) as error:
             self._last = before
             return str(error)
         return ""
 
     def _read(self, name: str) -> bytes:
-        path = self._path / name
+        path = self.path / name
         try:
             return path.read_bytes()
         except OSError as error:
             raise ConfigError(
-                f"{self._flag}: cannot read {path}: {error.strerror or error}"
+                f"{self.flag}: cannot read {path}: {error.strerror or error}"
             ) from error

@@ -86,7 +86,6 @@ class RequestPhase(msgspec.Struct, eq=False):
 
     @property
     def waits_for_replies(self) -> bool:
-        """True if the proxy waits for the reply to each message it shows."""
         return self.mode is not BodyMode.DUPLEX
 
     def begin(self, event: RequestHeaders) -> None:
@@ -146,7 +145,6 @@ class RequestPhase(msgspec.Struct, eq=False):
         return SendImmediate(error.status, *error.answer(form))
 
     def answer(self, decision: RouteDecision) -> list[Action]:
-        """Return the replies that let the request go, and release its body."""
         original = b"".join(self._body)
         self.drop_body()
         if self.mode is BodyMode.BUFFERED and self.has_body:
@@ -178,9 +176,7 @@ class RequestPhase(msgspec.Struct, eq=False):
         return actions
 
     def add_behind(self, event: RequestBody) -> None:
-        """Take a piece that arrives during the decision. A tunnel's waits; otherwise it is a
-        repetition of the last piece by some proxies. Raises `RefusedError` like `add`.
-        """
+        """Take a piece during the decision: of a tunnel, else the last one as proxies repeat it."""
         if self.is_tunnel and not self._tunnel_has_ended:
             self.add(event, is_last=False)
             self._tunnel_has_ended = event.end_of_stream

@@ -55,9 +55,7 @@ class ResponsePhase(msgspec.Struct, eq=False):
 
     @property
     def may_be_left(self) -> bool:
-        """True if the stream may end before the response: in full duplex Envoy would lose pieces of
-        it.
-        """
+        """True if the stream may end before the response: full duplex would lose pieces of it."""
         return self._mode is not BodyMode.DUPLEX
 
     @property
@@ -172,7 +170,6 @@ class ResponsePhase(msgspec.Struct, eq=False):
 
 
 def _pieces(data: bytes, end_of_stream: bool, metadata: Metadata) -> list[Action]:
-    """Split `data`; the last piece has the end of the stream and the metadata."""
     pieces = body_chunks(data)
     actions: list[Action] = [SendResponseBody(piece, False) for piece in pieces[:-1]]
     actions.append(SendResponseBody(pieces[-1], end_of_stream, metadata))

@@ -140,7 +140,6 @@ class StreamMachine:
         return action(self, event)
 
     def routed(self, decision: RouteDecision) -> list[Action]:
-        """Answer the request of `Route` with a decision."""
         return self._take_own(RouteDecision, decision)
 
     def dropped(self, refusal: RefusedError) -> list[Action]:

@@ -77,14 +77,11 @@ class FlowController:
         return waiting.ticket
 
     def use(self, settings: FlowControlSettings | None) -> None:
-        """Switch to other settings; None dispatches all requests. Waiting requests keep their
-        place.
-        """
+        """Switch to other settings; None dispatches all requests. Waiting ones keep their place."""
         self._core.use(settings, self._clock())
         self._schedule()
 
     def set_priorities(self, priorities: Iterable[int]) -> None:
-        """Give the priority of each objective a band of its own."""
         self._core.want(priorities)
         self._schedule()
 
@@ -93,7 +90,6 @@ class FlowController:
         self._schedule(self._core.verdicts.load.settle_seconds)
 
     def shut_down(self) -> None:
-        """Reject all waiting requests, and all that arrive."""
         self._core.shut_down(self._clock())
         for handle in (self._scheduled, self._timer):
             if handle is not None:
@@ -101,7 +97,6 @@ class FlowController:
         self._scheduled = self._timer = None
 
     def queues(self) -> QueuesView:
-        """The queues at this moment, for `/queues` and the page."""
         core, now_seconds = self._core, self._clock()
         outcomes = {outcome.value: count for outcome, count in self._reporter.outcomes.items()}
         settings, queue = core.settings, core.queue

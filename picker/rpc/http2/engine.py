@@ -68,17 +68,12 @@ class Http2Stream(msgspec.Struct, eq=False):
 
     def on_data(self, data: bytes, flow_controlled_bytes: int) -> None:
         """Process content; acknowledge `flow_controlled_bytes` later (padding counts)."""
-        raise NotImplementedError
 
-    def on_end(self) -> None:
-        raise NotImplementedError
+    def on_end(self) -> None: ...
 
-    def on_reset(self) -> None:
-        """Called when the stream is reset; both halves are closed."""
-        raise NotImplementedError
+    def on_reset(self) -> None: ...
 
-    def on_window(self) -> None:
-        raise NotImplementedError
+    def on_window(self) -> None: ...
 
 
 class Http2Listener(Protocol):

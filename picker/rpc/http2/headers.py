@@ -8,6 +8,7 @@ dynamic table means the same until the table changes, so it is cached by its byt
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
+import msgspec
 from hpack import Decoder
 
 from picker.rpc.calls import joined
@@ -17,12 +18,11 @@ MAX_REMEMBERED = 256
 _STATUS_200 = b"\x88"  # the one whole field of the static table that we send
 
 
-class HeaderBlocks:
+class HeaderBlocks(msgspec.Struct, eq=False):
     """Owns the decoder of one connection, and the cache of decoded blocks."""
 
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
-        self._remembered: dict[bytes, Mapping[bytes, bytes]] = {}
+    _decoder: Decoder
+    _remembered: dict[bytes, Mapping[bytes, bytes]] = {}
 
     def decode(self, block: bytes) -> Mapping[bytes, bytes]:
         """Decode a block into `joined` fields. After an `HPACKError` no block can be decoded."""
