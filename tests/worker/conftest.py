@@ -315,3 +315,12 @@ def bench() -> Bench:
 def watched(bench: Bench) -> WatchedTokenizer:
     bench.tokenizer = WatchedTokenizer()
     return bench.tokenizer
+
+
+@pytest.fixture(scope="session")
+def compiler() -> Iterator[GrammarCompiler]:
+    from tests.support.worker.grammar_bench import VOCABULARY  # which imports torch
+
+    compiler = GrammarCompiler(VOCABULARY)
+    yield compiler
+    compiler.shutdown()

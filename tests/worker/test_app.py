@@ -1,4 +1,4 @@
-"""A real worker process, with the simulator behind it: start, serve, drain, die."""
+"""A real worker process, with the simulator behind it: start, fingerprint, serve, drain, die."""
 
 import json
 import os
@@ -11,11 +11,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
 import pytest
+
+from worker.app import system_fingerprint
+from worker.config import EngineConfig, SpeculativeConfig
 
 CHAT = "/v1/chat/completions"
 # Simulated answers may end at any token unless `ignore_eos` is set.
@@ -48,7 +51,6 @@ def spawn(*flags: str) -> subprocess.Popen[str]:
 def worker(*flags: str) -> Iterator[Running]:
     process = spawn(*flags)
     try:
-        assert process.stdout is not None
         line = process.stdout.readline()
         ready = re.fullmatch(r"worker ready on (\S+) in \d+\.\d s\n", line)
         assert ready, line + (process.stderr.read() if process.stderr else "")
@@ -282,7 +284,6 @@ def test_a_worker_listens_on_a_unix_socket(short_path: Path) -> None:
 def test_a_worker_warns_if_other_machines_can_reach_it_without_a_key() -> None:
     """Containers need this, so it is not an error."""
     process = spawn("--host", "0.0.0.0")
-    assert process.stdout is not None
     assert "0.0.0.0" in process.stdout.readline()
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
@@ -341,3 +342,26 @@ def test_a_chat_template_flag_replaces_the_models_own() -> None:
         rendered = client.post("/tokenize", json={"messages": ASK["messages"]}).json()
         plain = client.post("/tokenize", json={"prompt": "hello"}).json()
     assert rendered["tokens"] == plain["tokens"]
+
+
+CONFIG = EngineConfig(engine="torch", model_path="/models/tiny")
+
+
+def test_a_fingerprint_names_version_and_configuration() -> None:
+    first = system_fingerprint(CONFIG)
+    assert re.fullmatch(r"pointsman-[^-]+-[0-9a-f]{8}", first)
+    assert system_fingerprint(replace(CONFIG)) == first
+    assert system_fingerprint(replace(CONFIG, dtype="bfloat16")) != first
+
+
+def test_the_fingerprint_omits_secrets_and_the_machine() -> None:
+    other = replace(CONFIG, prefix_caching_hash_seed="secret", num_threads=7)
+    assert system_fingerprint(other) == system_fingerprint(CONFIG)
+
+
+def test_the_fingerprint_includes_speculation_only_if_it_changes_answers() -> None:
+    """Coupled drafts change no token; drafts drawn at random change the draws."""
+    coupled = replace(CONFIG, speculative=SpeculativeConfig("ngram", 4))
+    assert system_fingerprint(coupled) == system_fingerprint(CONFIG)
+    drawn = SpeculativeConfig("eagle", 4, draft_sample_method="probabilistic")
+    assert system_fingerprint(replace(CONFIG, speculative=drawn)) != system_fingerprint(CONFIG)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.depth import by_depth
+from tests.support.worker.step_driver import steps
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest
@@ -102,10 +103,9 @@ def run(
         for name, (prompt, params) in requests.items():
             branches = [f"{name}/{index}" for index in range(1, setup.num_answers)]
             core.add(AddRequest(name, prompt, params, 0.0, branch_ids=branches))
-        while core.has_work:
-            step = core.step()
+        for step in steps(core):
             scheduler.check_integrity()
-            for output in step.outputs if step is not None else []:
+            for output in step.outputs:
                 answers.setdefault(output.request_id, []).extend(output.token_ids)
     assert scheduler.blocks.num_free == setup.num_blocks
     core.shutdown()
@@ -147,9 +147,7 @@ def test_answers_of_a_batch_match_transformers(
         assert together[name] == follow_up_by_oracle(oracle, prompt, together[name]), name
 
 
-def test_a_seeded_request_gets_the_same_tokens_in_any_batch(
-    executor: Any, requests: Requests
-) -> None:
+def test_a_seed_gives_the_same_tokens_in_any_batch(executor: Any, requests: Requests) -> None:
     sampled = SamplingParams(
         max_tokens=NUM_TOKENS, temperature=0.9, top_p=0.95, top_k=50, seed=7, ignore_eos=True
     )

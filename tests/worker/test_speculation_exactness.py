@@ -99,9 +99,7 @@ def test_the_enumeration_matches_the_definitions(toys: dict[str, Toy], case: str
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_coupled_output_is_plain_output_with_the_exact_distribution(
-    toys: dict[str, Toy], case: str
-) -> None:
+def test_coupled_output_is_plain_and_exactly_distributed(toys: dict[str, Toy], case: str) -> None:
     toy = toys[case]
     plain = toy.simulate(PLAIN)
     found = fit(plain, toy.exact())
@@ -117,9 +115,7 @@ def test_coupled_output_is_plain_output_with_the_exact_distribution(
 
 
 @pytest.mark.parametrize(("case", "how"), REJECTION)
-def test_output_by_rejection_has_the_exact_distribution(
-    toys: dict[str, Toy], case: str, how: Drafting
-) -> None:
+def test_rejection_is_exactly_distributed(toys: dict[str, Toy], case: str, how: Drafting) -> None:
     toy = toys[case]
     output = toy.simulate(how)
     found = fit(output, toy.exact())

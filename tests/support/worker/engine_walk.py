@@ -59,7 +59,10 @@ PIPELINES: dict[str, Callable[[Any], pipeline.Pipeline]] = {
     "inline": pipeline.InlinePipeline,
     "lazy": lambda executor: pipeline.InlinePipeline(executor, depth=2),
     "eager": EagerPipeline,
+    "overlapped": pipeline.OverlappedPipeline,
 }
+# Those without threads of their own.
+PIPES = ("eager", "inline", "lazy")
 
 
 @dataclass
@@ -229,6 +232,37 @@ storms = st.builds(
     lambda first: [(first + 3 * i, ResetPrefixCache(0, True)) for i in range(3)], st.integers(1, 6)
 )
 commands = st.sampled_from([orders_now_and_then, orders_now_and_then, storms]).flatmap(lambda s: s)
+
+
+@dataclass
+class Scene:
+    cache: CacheConfig
+    limits: SchedulerConfig
+    load: list[Arrival]
+    orders: list[tuple[int, Command]]
+
+    def run(
+        self,
+        scheduler: Scheduler,
+        executor: Any,
+        pipe: str,
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> "Walk":
+        """Run everything to its end, and check every answer."""
+        core = EngineCore(scheduler, executor, clock, pipeline=PIPELINES[pipe](executor))
+        try:
+            return self.walk(core, scheduler)
+        finally:
+            core.shutdown()
+
+    def walk(self, core: EngineCore, scheduler: Scheduler) -> "Walk":
+        walk = Walk(core, scheduler, self.load)
+        walk.run(self.limits, self.orders)
+        walk.check(self.orders)
+        return walk
+
+
+scenes = st.builds(Scene, caches, limits_of_a_step, loads, commands)
 
 
 class Walk:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from tests.support.model.tiny_llama import TINY, tiny_llama
+from tests.support.worker.step_driver import outputs as outputs_of
+from worker.api.schema.constraints import Constraint, grammar_of
+from worker.api.schema.requests import StructuredOutputs
 from worker.config import CacheConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
 from worker.engine.drafters.registry import build_drafter
@@ -76,6 +79,10 @@ def text_of(token_ids: Sequence[int]) -> str:
     return b"".join(spelled).decode(errors="replace")  # it may have been cut
 
 
+def grammar(**outputs: Any) -> str:
+    return grammar_of(Constraint(StructuredOutputs(**outputs), "field"))
+
+
 class GrammarBench:
     """One engine; with `speculative` None it drafts nothing, not even what a grammar forces."""
 
@@ -129,15 +136,13 @@ class GrammarBench:
         for request in asked:
             self.core.add(request)
             answers |= {name: Answer() for name in (request.request_id, *request.branch_ids)}
-        while self.core.has_work:
-            outputs = self.core.step()
-            for output in () if outputs is None else outputs.outputs:
-                answer = answers[output.request_id]
-                answer.token_ids += output.token_ids
-                answer.num_outputs += 1
-                answer.num_logprobs += len(output.logprobs)
-                answer.reason, answer.error = output.finish_reason, output.error
-                answer.stop_token_id = output.stop_token_id
+        for output in outputs_of(self.core):
+            answer = answers[output.request_id]
+            answer.token_ids += output.token_ids
+            answer.num_outputs += 1
+            answer.num_logprobs += len(output.logprobs)
+            answer.reason, answer.error = output.finish_reason, output.error
+            answer.stop_token_id = output.stop_token_id
         self.scheduler.check_integrity()
         return answers
 
@@ -157,3 +162,31 @@ class GrammarBench:
 
 def compiled_error(grammar: str, compiler: GrammarCompiler) -> str | None:
     return compiler.compile(grammar).result().error
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "batched": {},
+    "ngram": {"speculative": NGRAM},
+    "suffix": {"speculative": SUFFIX},
+    "draft model": {"speculative": DEVICE},
+    "preempted": {"num_blocks": 50},
+    "preempted, drafts": {"num_blocks": 50, "speculative": NGRAM},
+}
+
+
+def drawn_alone(requests_of: Callable[[GrammarBench], list[AddRequest]]) -> list[list[int]]:
+    """Return the tokens of requests that run one after the other."""
+    with GrammarBench(overlap=False) as bench:
+        return [a.token_ids for r in requests_of(bench) for a in bench.run(r).values()]
+
+
+def drawn_in(
+    settings: dict[str, Any], requests_of: Callable[[GrammarBench], list[AddRequest]]
+) -> list[list[int]]:
+    """Return the tokens of requests that run together, with drafts and preemptions as set."""
+    with GrammarBench(**settings) as bench:
+        found = [answer.token_ids for answer in bench.run(*requests_of(bench)).values()]
+        stats = bench.scheduler.stats()
+    assert (stats.scheduler.num_preemptions > 0) == ("num_blocks" in settings)
+    assert (stats.speculation.num_accepted_tokens > 0) == ("speculative" in settings)
+    return found

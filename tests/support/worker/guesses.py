@@ -1,6 +1,8 @@
 """Drafters with scripted guesses, and schedulers that ask them, driven step by step."""
 
-from tests.support.worker.step_driver import drawn
+from collections.abc import Sequence
+
+from tests.support.worker.step_driver import drawn, make_request
 from worker.config import SpeculativeConfig
 from worker.engine.drafters.interface import DraftContext
 from worker.engine.features.speculation import Speculation
@@ -62,6 +64,14 @@ def by(
         num_speculative_tokens_per_batch_size=by_batch,
     )
     return Speculation(config, drafter, drafter is None, vocab_size)
+
+
+def asked(
+    engine: Scheduler, names: str = "a", prompt: Sequence[int] = (1, 2, 3), max_tokens: int = 20
+) -> Scheduler:
+    for name in names:
+        engine.add(make_request(name, prompt, max_tokens=max_tokens))
+    return engine
 
 
 def scheduled(engine: Scheduler) -> SchedulerOutput:

@@ -135,7 +135,6 @@ class Engine:
 
     def settle(self) -> None:
         tiers = self.scheduler._kv.tiers
-        assert tiers is not None
         disk = tiers._disk
 
         def is_settled() -> bool:

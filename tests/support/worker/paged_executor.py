@@ -147,7 +147,6 @@ class PagedExecutor(HostExecutor):
                 return
 
     def _draft(self, context: list[int], sequence: ScheduledSequence, result: ModelOutput) -> None:
-        assert self.make_drafts is not None
         assert len(sequence.samples) == 1
         room = len(sequence.block_table) * self._block_size
         last = sequence.start + len(sequence.token_ids) + 1 + sequence.num_to_draft

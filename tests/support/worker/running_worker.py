@@ -110,7 +110,6 @@ async def running_worker(*flags: str) -> AsyncIterator[Worker]:
         stdout=asyncio.subprocess.PIPE,
     )
     try:
-        assert process.stdout is not None
         async with asyncio.timeout(PATIENCE_SECONDS):
             line = (await process.stdout.readline()).decode()
         ready = re.match(r"worker ready on (\S+)", line)

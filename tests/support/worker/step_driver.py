@@ -1,14 +1,29 @@
 """Drives a scheduler step by step with tokens of the test's choice instead of a model."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from worker.config import CacheConfig, SchedulerConfig
+from worker.engine.core import EngineCore
 from worker.engine.features.speculation import Speculation
-from worker.engine.messages import RequestOutput
+from worker.engine.messages import AddRequest, RequestOutput, StepOutputs
 from worker.engine.scheduling.scheduler import Scheduler
-from worker.types import Draw, ModelOutput, SchedulerOutput
+from worker.types import Draw, ModelOutput, SamplingParams, SchedulerOutput
 
 END = 0
+
+
+def make_request(
+    request_id: str,
+    prompt: Sequence[int],
+    *,
+    priority: int = 0,
+    cache_salt: str | None = None,
+    branches: Sequence[str] = (),
+    **params: Any,
+) -> AddRequest:
+    sampling = SamplingParams(**{"max_tokens": 4, **params})
+    return AddRequest(request_id, list(prompt), sampling, 0.0, priority, cache_salt, list(branches))
 
 
 def scheduler(
@@ -42,8 +57,18 @@ def advance(
 ) -> tuple[dict[int, int], list[RequestOutput]]:
     step = engine.schedule(now)
     planned = plan(step)
-    assert step is not None
     engine.check_integrity()
     outputs = engine.update(step, result_of(step, tokens or {}), now)
     engine.check_integrity()
     return planned, outputs
+
+
+def steps(core: EngineCore) -> Iterator[StepOutputs]:
+    """Step until there is nothing left to do, and yield what the steps report."""
+    while core.has_work:
+        if (reported := core.step()) is not None:
+            yield reported
+
+
+def outputs(core: EngineCore) -> list[RequestOutput]:
+    return [output for step in steps(core) for output in step.outputs]

@@ -21,6 +21,15 @@ from worker.types import SamplingParams
 SIZE = 4  # tokens of a block
 
 
+def tiers_below(cache: CacheConfig, num_slots: int) -> tuple[CacheConfig, TieredCache | None]:
+    """Return the cache with `num_slots` of the host's memory below it; none without prefixes."""
+    has_tiers = num_slots > 0 and cache.enable_prefix_caching
+    size = cache.block_size * TOKEN_BYTES
+    memory = memoryview(bytearray(num_slots * size))
+    tiers = TieredCache(lambda root, record: Tiers(memory, size, root, "lru", record))
+    return dataclasses.replace(cache, record_evictions=has_tiers), tiers if has_tiers else None
+
+
 class House:
     def __init__(
         self,
@@ -79,7 +88,6 @@ class House:
         self.scheduler._kv._hasher.extend(chain, tokens, len(tokens) // self._size)
         held = {block.block_hash for block in self.scheduler.blocks.cached_blocks()}
         tiers = self.scheduler._kv.tiers
-        assert tiers is not None
         for content in chain:
             here = {"gpu": content.digest in held, "cpu": bool(tiers.find([content]))}
             here["storage"] = tiers._on_disk.find(content) is not None

@@ -1,14 +1,14 @@
 """Commands reach their state before they are answered, with steps in flight or not."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.support.worker.paged_executor import PagedExecutor, next_token
+from tests.support.worker.step_driver import make_request
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import (
-    AddRequest,
     Command,
     Configure,
     DumpCache,
@@ -24,8 +24,6 @@ from worker.engine.pipeline import InlinePipeline
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.errors import ConfigError
 from worker.types import FinishReason
-
-Make = Callable[..., AddRequest]
 
 
 class Engine:
@@ -68,24 +66,23 @@ class Engine:
 
     @property
     def sleep_level(self) -> int | None:
-        assert self.reported is not None
         return self.reported.stats.sleep_level
 
 
 @pytest.fixture(params=[1, 2], ids=["inline", "overlapped"])
-def engine(request: pytest.FixtureRequest, paged_executor: Callable[[int], Any]) -> Engine:
-    return Engine(paged_executor(4), request.param)
+def engine(request: pytest.FixtureRequest) -> Engine:
+    return Engine(PagedExecutor(4), request.param)
 
 
-def expected(follow: Callable[..., int], prompt: list[int], count: int) -> list[int]:
+def expected(prompt: list[int], count: int) -> list[int]:
     context = list(prompt)
     for _ in range(count):
-        context.append(follow(context, 0))
+        context.append(next_token(context, 0))
     return context[len(prompt) :]
 
 
 @pytest.fixture
-def load(engine: Engine, make_request: Make) -> Engine:
+def load(engine: Engine) -> Engine:
     for name in ("a", "b", "c"):
         prompt = [ord(name) % 7 + 1] * 6
         engine.core.add(make_request(name, prompt, max_tokens=8, ignore_eos=True))
@@ -96,28 +93,27 @@ def load(engine: Engine, make_request: Make) -> Engine:
 PROMPTS = {name: [ord(name) % 7 + 1] * 6 for name in "abc"}
 
 
-def assert_all_answered(engine: Engine, follow: Callable[..., int]) -> None:
+def assert_all_answered(engine: Engine) -> None:
     for name, prompt in PROMPTS.items():
-        assert engine.answer(name) == (expected(follow, prompt, 8), FinishReason.LENGTH)
+        assert engine.answer(name) == (expected(prompt, 8), FinishReason.LENGTH)
 
 
-def test_keep_freezes_what_runs_and_resume_goes_on(load: Engine, follow: Any) -> None:
+def test_keep_freezes_what_runs_and_resume_goes_on(load: Engine) -> None:
     load.command(Pause(1, "keep"))
     assert load.replies == {1: (True, None)}
     assert not load.core.has_work
     reported = len(load.outputs)
     load.step(5)
     assert len(load.outputs) == reported
-    assert load.reported is not None
     assert load.reported.stats.is_paused
     assert load.reported.stats.num_deferred == load.reported.stats.num_waiting == 1
     load.core.command(Resume(2))
     load.drain()
     assert load.replies[2] == (True, None)
-    assert_all_answered(load, follow)
+    assert_all_answered(load)
 
 
-def test_wait_lets_what_has_begun_finish_and_answers_then(load: Engine, make_request: Make) -> None:
+def test_wait_lets_what_has_begun_finish_and_answers_then(load: Engine) -> None:
     load.command(Pause(1, "wait"))
     assert load.replies == {}
     load.core.add(make_request("d", [1, 2], max_tokens=1))
@@ -129,20 +125,19 @@ def test_wait_lets_what_has_begun_finish_and_answers_then(load: Engine, make_req
         None,
         None,
     ]
-    assert load.reported is not None
     assert load.reported.stats.num_deferred == 2
     load.core.command(Resume(2))
     load.drain()
     assert [load.answer(name)[1] for name in "cd"] == [FinishReason.LENGTH] * 2
 
 
-def test_a_wait_that_is_undone_is_answered_with_an_error(load: Engine, follow: Any) -> None:
+def test_a_wait_that_is_undone_is_answered_with_an_error(load: Engine) -> None:
     load.command(Pause(1, "wait"), steps=2)
     load.command(Resume(2), steps=2)
     assert load.replies[2] == (True, None)
     assert load.replies[1][0] is False
     load.drain()
-    assert_all_answered(load, follow)
+    assert_all_answered(load)
 
 
 def test_a_wait_that_is_overtaken_by_abort_is_reached(load: Engine) -> None:
@@ -151,9 +146,7 @@ def test_a_wait_that_is_overtaken_by_abort_is_reached(load: Engine) -> None:
     assert load.replies == {1: (True, None), 2: (True, None)}
 
 
-def test_abort_ends_everything_in_flight_and_holds_newcomers(
-    load: Engine, make_request: Make
-) -> None:
+def test_abort_ends_everything_in_flight_and_holds_newcomers(load: Engine) -> None:
     load.command(Pause(1, "abort"))
     assert load.replies == {1: (True, None)}
     assert [load.answer(name)[1] for name in "abc"] == [FinishReason.ABORT] * 3
@@ -167,7 +160,7 @@ def test_abort_ends_everything_in_flight_and_holds_newcomers(
     assert load.scheduler.blocks.num_free == 16
 
 
-def test_reset_is_refused_while_blocks_are_in_use(load: Engine, make_request: Make) -> None:
+def test_reset_is_refused_while_blocks_are_in_use(load: Engine) -> None:
     load.command(ResetPrefixCache(1))
     assert load.replies[1][0] is False
     load.drain()
@@ -178,19 +171,17 @@ def test_reset_is_refused_while_blocks_are_in_use(load: Engine, make_request: Ma
     assert load.outputs[-1].num_cached_tokens == 0
 
 
-def test_reset_of_running_requests_preempts_them(load: Engine, follow: Any) -> None:
+def test_reset_of_running_requests_preempts_them(load: Engine) -> None:
     load.command(ResetPrefixCache(1, reset_running=True), steps=1)
     load.drain()
     assert load.replies == {1: (True, None)}
-    assert_all_answered(load, follow)
+    assert_all_answered(load)
     assert {o.num_preemptions for o in load.outputs if o.finish_reason is not None} == {0, 1}
 
 
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
-def test_sleep_gives_memory_back_and_wake_takes_it(
-    load: Engine, follow: Any, level: int, mode: str
-) -> None:
+def test_sleep_gives_memory_back_and_wake_takes_it(load: Engine, level: int, mode: str) -> None:
     load.command(Sleep(1, level, mode))
     for _ in range(60 if mode == "wait" else 0):
         load.step()
@@ -206,20 +197,20 @@ def test_sleep_gives_memory_back_and_wake_takes_it(
     if mode == "abort":
         assert [load.answer(name)[1] for name in "abc"] == [FinishReason.ABORT] * 3
     else:
-        assert_all_answered(load, follow)
+        assert_all_answered(load)
 
 
-def test_level_0_only_stops_scheduling(load: Engine, follow: Any) -> None:
+def test_level_0_only_stops_scheduling(load: Engine) -> None:
     load.command(Sleep(1, 0, "keep"))
     assert (load.sleep_level, load.executor.asleep) == (0, 0)
     assert load.scheduler.num_running == 2
     load.command(WakeUp(2))
     load.drain()
-    assert_all_answered(load, follow)
+    assert_all_answered(load)
     assert {o.num_preemptions for o in load.outputs} == {0}
 
 
-def test_sleep_can_deepen_and_a_pause_outlives_it(load: Engine, follow: Any) -> None:
+def test_sleep_can_deepen_and_a_pause_outlives_it(load: Engine) -> None:
     load.command(Pause(1, "keep"))
     load.command(Sleep(2, 0, "keep"))
     load.command(Sleep(3, 2, "keep"))
@@ -230,10 +221,10 @@ def test_sleep_can_deepen_and_a_pause_outlives_it(load: Engine, follow: Any) -> 
     load.core.command(Resume(5))
     load.drain()
     assert set(load.replies) == {1, 2, 3, 4, 5}
-    assert_all_answered(load, follow)
+    assert_all_answered(load)
 
 
-def test_the_dump_lists_blocks_parents_first(engine: Engine, make_request: Make) -> None:
+def test_the_dump_lists_blocks_parents_first(engine: Engine) -> None:
     engine.core.add(make_request("a", range(1, 10), max_tokens=1))
     engine.drain()
     engine.command(DumpCache(1))
@@ -244,19 +235,15 @@ def test_the_dump_lists_blocks_parents_first(engine: Engine, make_request: Make)
 @pytest.mark.parametrize(
     "command", [Pause(1, "never"), Sleep(1, 1, "never"), Sleep(1, 7), WakeUp(1, ["lora"])]
 )
-def test_unknown_modes_levels_and_tags_are_refused(
-    load: Engine, follow: Any, command: Command
-) -> None:
+def test_unknown_modes_levels_and_tags_are_refused(load: Engine, command: Command) -> None:
     load.command(command)
     assert load.replies[1][0] is False
     assert load.replies[1][1]
     load.drain()
-    assert_all_answered(load, follow)
+    assert_all_answered(load)
 
 
-def test_settings_go_to_an_executor_that_takes_them(
-    engine: Engine, paged_executor: Callable[[int], Any]
-) -> None:
+def test_settings_go_to_an_executor_that_takes_them(engine: Engine) -> None:
     class Configurable:
         def configure(self, settings: dict[str, object]) -> None:
             if "wrong" in settings:

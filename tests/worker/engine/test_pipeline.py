@@ -57,9 +57,7 @@ def make(request: pytest.FixtureRequest) -> Callable[[Counting], Pipeline]:
     return OverlappedPipeline
 
 
-def test_a_pending_token_is_filled_in_from_the_step_before(
-    make: Callable[[Counting], Pipeline],
-) -> None:
+def test_a_pending_token_comes_from_the_step_before(make: Callable[[Counting], Pipeline]) -> None:
     executor = Counting()
     pipeline = make(executor)
     pipeline.submit(decode(1, 0, pending=False))
@@ -91,9 +89,7 @@ def test_a_sequence_whose_draw_failed_is_left_out() -> None:
     assert list(execute(executor, step).sampled) == [1]
 
 
-def test_a_step_with_nothing_left_never_reaches_the_executor(
-    make: Callable[[Counting], Pipeline],
-) -> None:
+def test_an_empty_step_never_reaches_the_executor(make: Callable[[Counting], Pipeline]) -> None:
     executor = Counting()
     pipeline = make(executor)
     pipeline.submit(decode(1, 1))

@@ -45,9 +45,7 @@ def victim(name: str, candidates: list[VictimCandidate], requester: int = 0) -> 
         ("largest", [{}, {"num_blocks": 3}, {"num_blocks": 2}], 1),
     ],
 )
-def test_each_policy_chooses_its_victim(
-    name: str, changes: list[dict[str, int]], expected: int
-) -> None:
+def test_a_policy_chooses_a_victim(name: str, changes: list[dict[str, int]], expected: int) -> None:
     assert victim(name, running(*changes)) == expected
 
 

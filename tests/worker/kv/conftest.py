@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from tests.support.model.tiny_checkpoint import save_checkpoint
-from tests.support.worker.kv_engines import NATIVE, Engine
+from tests.support.worker.kv_connectors import engine
+from tests.support.worker.kv_engines import NATIVE, Engine, send_bytes
+from worker.kv.tcp import TcpConnector
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
 from worker.ops.cpu.native import open_kernels
@@ -20,14 +22,37 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.kv.fetching._PEER_SECONDS", 60.0)
 
 
+@pytest.fixture(params=["bytes sent", "memory shared"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "bytes sent":
+        send_bytes(monkeypatch)
+
+
+@pytest.fixture
+def sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    send_bytes(monkeypatch)
+
+
+@pytest.fixture
+def keeper() -> Iterator[TcpConnector]:
+    with engine() as keeper:
+        yield keeper
+
+
+@pytest.fixture
+def taker() -> Iterator[TcpConnector]:
+    with engine() as taker:
+        yield taker
+
+
 @pytest.fixture
 def engines() -> Iterator[Callable[..., Engine]]:
     with ExitStack() as stack:
 
         def make(**how: Any) -> Engine:
-            engine = Engine(**how)
-            stack.callback(engine.core.shutdown)
-            return engine
+            made = Engine(**how)
+            stack.callback(made.core.shutdown)
+            return made
 
         yield make
 

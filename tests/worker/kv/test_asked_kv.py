@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.support.worker.kv_engines import NGRAM, Engine, requests, tokens, until
+from tests.support.worker.step_driver import outputs as outputs_of
 from worker.engine.messages import AddRequest
 from worker.types import KvPeer
 
@@ -54,9 +55,7 @@ def test_kv_of_a_peer_is_not_computed(
     until(lambda: keeper.stats.transfers.bytes_sent == stats.transfers.bytes_received)
 
 
-def test_a_peers_host_memory_and_disk_are_asked(
-    engines: Callable[..., Engine], tmp_path: Path
-) -> None:
+def test_a_peers_memory_and_disk_are_asked(engines: Callable[..., Engine], tmp_path: Path) -> None:
     """The device holds the last few prompts alone, the host a few more, the disk the others."""
     asked = requests(30, seed=7)
     expected = tokens(engines().run(*asked))
@@ -90,9 +89,7 @@ def test_blocks_that_are_evicted_meanwhile_do_no_harm(engines: Callable[..., Eng
     "wrong",
     ["key", "consumer", "number format", "networks", "gone", "stuck"],
 )
-def test_a_peer_that_gives_nothing_costs_a_recompute(
-    engines: Callable[..., Engine], wrong: str
-) -> None:
+def test_a_peer_without_kv_costs_a_recompute(engines: Callable[..., Engine], wrong: str) -> None:
     asked = requests(8, seed=3)
     expected = tokens(engines().run(*asked))
     fields = {
@@ -127,10 +124,8 @@ def test_a_peer_that_dies_in_the_middle_costs_a_recompute(engines: Callable[...,
         taker.core.step()
     keeper.core.shutdown()
     reported: dict[str, list[int]] = {request.request_id: [] for request in asked}
-    while taker.core.has_work:
-        step = taker.core.step()
-        for output in [] if step is None else step.outputs:
-            reported[output.request_id] += output.token_ids
+    for output in outputs_of(taker.core):
+        reported[output.request_id] += output.token_ids
     assert reported == expected
     assert taker.stats.transfers.num_failed == num_worth_asking(asked)
 

@@ -13,72 +13,45 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.support.worker.kv_engines import PATIENT, send_bytes, until
-from worker.config import KvTransferConfig
+from tests.support.worker.kv_connectors import KEY, TOKEN_BYTES, ended, engine
+from tests.support.worker.kv_engines import until
 from worker.kv.asked import KvQuestion, WantedKv
-from worker.kv.content import KvShape
-from worker.kv.fetching import TcpPull
 from worker.kv.tcp import TcpConnector
 from worker.kv.wire import LENGTH_BYTES, VERSION, Challenge, Hello, Seal
 from worker.types import KvOffer, KvPart, KvPeer, KvSource
 
-SHAPE = KvShape("m", "float32", 2, 2, 8)
-KEY = b"k" * 32
-TOKEN_BYTES = 256
 TOKENS = tuple(range(70_000, 70_064))
 DATA = memoryview(bytes(range(256)) * len(TOKENS))
 WANTED = WantedKv(TOKENS, 3, "salt", "adapter")
 LARGE = 1 << 26  # more than sockets buffer
 
 
-@contextmanager
-def engine(**fields: Any) -> Iterator[TcpConnector]:
-    config = KvTransferConfig(**{**PATIENT, "engine_id": "e", **fields})
-    connector = TcpConnector(config, KEY, SHAPE, TOKEN_BYTES)
-    try:
-        yield connector
-    finally:
-        connector.close()
-
-
 def peer_of(keeper: TcpConnector, promise: str = "") -> KvPeer:
     return KvPeer("127.0.0.1", keeper.port, promise)
-
-
-def ended(pull: TcpPull) -> KvPart | None:
-    until(lambda: pull.done)
-    return pull.part
 
 
 def question_of(keeper: TcpConnector) -> KvQuestion:
     assert keeper.has_questions or select.select([keeper.bell], [], [], 60)[0]
     until(lambda: keeper.has_questions)
-    question = keeper.next_question()
-    assert question is not None
-    return question
-
-
-@pytest.fixture(params=["bytes sent", "memory shared"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "bytes sent":
-        send_bytes(monkeypatch)
+    return keeper.next_question()
 
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("num_tokens", [61, 60, 1, 0])
-def test_a_question_comes_as_it_was_asked_and_so_does_the_answer(num_tokens: int) -> None:
-    with engine() as keeper, engine() as taker:
-        pull = taker.ask(peer_of(keeper), WANTED)
-        question = question_of(keeper)
-        assert (tuple(question.wanted.token_ids), question.wanted.start) == (TOKENS, 3)
-        assert (question.wanted.cache_salt, question.wanted.adapter) == ("salt", "adapter")
-        assert keeper.lend(question, num_tokens)
-        question.answer(DATA[: num_tokens * TOKEN_BYTES] if num_tokens else None)
-        part = ended(pull)
-        expected = KvPart(3, 3 + num_tokens, DATA[: num_tokens * TOKEN_BYTES])
-        assert part == (expected if num_tokens else None)
-        assert (taker.counts.num_failed, keeper.num_promised) == (0, 0)
-        until(lambda: keeper.counts.num_bytes_sent == num_tokens * TOKEN_BYTES)
+def test_a_question_comes_as_it_was_asked_and_so_does_the_answer(
+    num_tokens: int, keeper: TcpConnector, taker: TcpConnector
+) -> None:
+    pull = taker.ask(peer_of(keeper), WANTED)
+    question = question_of(keeper)
+    assert (tuple(question.wanted.token_ids), question.wanted.start) == (TOKENS, 3)
+    assert (question.wanted.cache_salt, question.wanted.adapter) == ("salt", "adapter")
+    assert keeper.lend(question, num_tokens)
+    question.answer(DATA[: num_tokens * TOKEN_BYTES] if num_tokens else None)
+    part = ended(pull)
+    expected = KvPart(3, 3 + num_tokens, DATA[: num_tokens * TOKEN_BYTES])
+    assert part == (expected if num_tokens else None)
+    assert (taker.counts.num_failed, keeper.num_promised) == (0, 0)
+    until(lambda: keeper.counts.num_bytes_sent == num_tokens * TOKEN_BYTES)
 
 
 def test_the_tokens_and_the_answer_are_encrypted_differently() -> None:
@@ -92,12 +65,11 @@ def test_the_tokens_and_the_answer_are_encrypted_differently() -> None:
         assert theirs.data_cipher().decryptor().update(sealed) == bytes(64)
 
 
-def test_an_answer_of_more_than_was_asked_is_refused() -> None:
-    with engine() as keeper, engine() as taker:
-        pull = taker.ask(peer_of(keeper), WANTED)
-        question_of(keeper).answer(DATA[: 62 * TOKEN_BYTES])
-        assert ended(pull) is None
-        assert taker.counts.num_failed == 1
+def test_an_answer_larger_than_asked_is_refused(keeper: TcpConnector, taker: TcpConnector) -> None:
+    pull = taker.ask(peer_of(keeper), WANTED)
+    question_of(keeper).answer(DATA[: 62 * TOKEN_BYTES])
+    assert ended(pull) is None
+    assert taker.counts.num_failed == 1
 
 
 def test_answers_are_bounded_and_nothing_gives_way_to_them() -> None:
@@ -137,27 +109,24 @@ def test_a_promise_holds_until_it_was_asked_for() -> None:
         until(lambda: (late.num_promised, late.num_expired) == (0, 1))
 
 
-def test_a_peer_that_has_left_is_not_answered() -> None:
-    with engine() as keeper, engine() as taker:
-        left = taker.ask(peer_of(keeper), WANTED)
-        until(lambda: keeper.has_questions)
-        waiting = [keeper._state.questions._questions[0]]
-        left.close()
-        until(lambda: not waiting[0].is_open)
-        taker.ask(peer_of(keeper), dataclasses.replace(WANTED, start=4))
-        until(lambda: len(keeper._state.questions) == 2)
-        question = keeper.next_question()
-        assert question is not None
-        assert question.wanted.start == 4
-        assert keeper.next_question() is None
+def test_a_peer_that_has_left_is_not_answered(keeper: TcpConnector, taker: TcpConnector) -> None:
+    left = taker.ask(peer_of(keeper), WANTED)
+    until(lambda: keeper.has_questions)
+    waiting = [keeper._state.questions._questions[0]]
+    left.close()
+    until(lambda: not waiting[0].is_open)
+    taker.ask(peer_of(keeper), dataclasses.replace(WANTED, start=4))
+    until(lambda: len(keeper._state.questions) == 2)
+    question = keeper.next_question()
+    assert question.wanted.start == 4
+    assert keeper.next_question() is None
 
 
-def test_a_refusal_redeems_the_promise() -> None:
-    with engine() as keeper, engine() as taker:
-        keeper.promise("r")
-        taker.leave_model()
-        assert ended(taker.ask(peer_of(keeper, "r"), WANTED)) is None
-        until(lambda: keeper.num_promised == 0)
+def test_a_refusal_redeems_the_promise(keeper: TcpConnector, taker: TcpConnector) -> None:
+    keeper.promise("r")
+    taker.leave_model()
+    assert ended(taker.ask(peer_of(keeper, "r"), WANTED)) is None
+    until(lambda: keeper.num_promised == 0)
 
 
 def test_a_consumer_promises_nothing() -> None:
@@ -176,9 +145,7 @@ def test_a_consumer_promises_nothing() -> None:
         (("10.0.0.0/8", "fd00::/8"), "127.0.0.1"),
     ],
 )
-def test_only_allowed_peers_are_asked(
-    caplog: pytest.LogCaptureFixture, networks: Any, host: str
-) -> None:
+def test_others_are_not_asked(caplog: pytest.LogCaptureFixture, networks: Any, host: str) -> None:
     """The host that a request names gives no access to other services: nothing is sent there."""
     with engine() as keeper, engine(kv_peer_networks=networks) as taker:
         assert ended(taker.ask(KvPeer(host, keeper.port), WANTED)) is None
@@ -230,7 +197,6 @@ threading.Event().wait()
 def stalled_taker(source: KvSource) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", TAKER, msgspec.json.encode(source).decode()]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     try:
         assert process.stdout.readline() == "receiving\n"
         yield process
@@ -239,14 +205,12 @@ def stalled_taker(source: KvSource) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
+@pytest.mark.usefixtures("sends")
 @pytest.mark.parametrize("then", ["another takes it", "it gives way"])
-def test_a_decoder_that_is_killed_leaves_nothing_at_the_prefiller(
-    monkeypatch: pytest.MonkeyPatch, then: str
-) -> None:
+def test_a_decoder_that_is_killed_leaves_nothing_at_the_prefiller(then: str) -> None:
     """SIGKILL comes while bytes are on their way. What was being sent could not be evicted or
     fetched again; afterwards it can.
     """
-    send_bytes(monkeypatch)
     with engine(kv_buffer_size=LARGE) as keeper, engine() as taker:
         offer = keeper.keep("r", b"d" * 32, memoryview(bytes(LARGE)), ())
         assert isinstance(offer, KvOffer)
@@ -258,10 +222,8 @@ def test_a_decoder_that_is_killed_leaves_nothing_at_the_prefiller(
         until(lambda: keeper.has_room(LARGE // TOKEN_BYTES))
 
 
-def test_a_taker_that_is_killed_leaves_nothing_of_its_question(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    send_bytes(monkeypatch)
+@pytest.mark.usefixtures("sends")
+def test_a_taker_that_is_killed_leaves_nothing_of_its_question() -> None:
     num_tokens = LARGE // TOKEN_BYTES
     with engine(kv_buffer_size=LARGE) as keeper:
         source = KvSource("127.0.0.1", keeper.port, "", "", num_tokens)

@@ -11,6 +11,7 @@ import torch
 from tests.depth import by_depth, some
 from tests.support.model.tiny_checkpoint import save_checkpoint
 from tests.support.worker.kv_engines import NATIVE, NGRAM, NUM_BLOCKS, Engine, requests, tokens
+from tests.support.worker.step_driver import outputs as outputs_of
 from worker.config import EngineConfig, SchedulerConfig, SimConfig
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.executor.start import build_executor
@@ -28,7 +29,6 @@ def prefill(request: AddRequest) -> AddRequest:
 
 def decode(request: AddRequest, reported: list[RequestOutput]) -> AddRequest:
     offer = reported[-1].kv_offer
-    assert offer is not None
     return msgspec.structs.replace(request, kv_source=offer.source)
 
 
@@ -99,10 +99,8 @@ def test_decodes_wait_for_their_prefills(engines: Callable[..., Engine]) -> None
         assert second.scheduler.blocks.usage == 0.0
     for request in asked:
         first.run(msgspec.structs.replace(prefill(request), kv_name=request.request_id))
-    while second.core.has_work:
-        step = second.core.step()
-        for output in [] if step is None else step.outputs:
-            reported[output.request_id].append(output)
+    for output in outputs_of(second.core):
+        reported[output.request_id].append(output)
     assert tokens(reported) == expected
     stats = second.stats
     assert stats.transfers.num_failed == 0
@@ -177,9 +175,7 @@ def test_ranks_and_one_process_answer_as_one(
 
 
 @pytest.mark.parametrize("when", ["before", "kept", "gone", "other key", "other tokens"])
-def test_without_the_first_engine_the_second_computes(
-    engines: Callable[..., Engine], when: str
-) -> None:
+def test_without_the_first_the_second_computes(engines: Callable[..., Engine], when: str) -> None:
     asked = requests(12, seed=2)
     expected = tokens(engines().run(*asked))
     first = engines(kv_buffer_size=20_000 if when == "gone" else 1e9)

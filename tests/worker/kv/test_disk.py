@@ -86,7 +86,6 @@ def test_written_blocks_are_read(files: BlockFiles) -> None:
     assert finished(read) == bytes(data(1)) + bytes(data(2))
     read = files.read(BLOCKS[1:3], 16, 24)
     until(lambda: read.done)
-    assert read.part is not None
     assert (read.part.start, read.part.end) == (16, 24)
     read.close()
     assert read.part is None
@@ -153,9 +152,7 @@ def test_a_full_disk_is_reported(files: BlockFiles) -> None:
     assert finished(files.read(BLOCKS[:1], 0, 4)) == bytes(data(0))
 
 
-def test_blocks_deleted_by_others_are_reported(
-    files: BlockFiles, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_others_deletions_are_reported(files: BlockFiles, caplog: pytest.LogCaptureFixture) -> None:
     """The number of lost blocks is logged once, not for each file."""
     for number in (0, 2):
         path(files, number).unlink()

@@ -12,6 +12,7 @@ import torch
 
 from tests.support.model.tiny_checkpoint import save_checkpoint
 from tests.support.worker.kv_engines import NATIVE, NGRAM, Engine, requests, tokens
+from tests.support.worker.step_driver import outputs as outputs_of
 from worker.config import EngineConfig, KvOffloadingConfig, KvTransferConfig, SchedulerConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest
@@ -155,8 +156,7 @@ def test_a_worker_is_built_with_tiers(tmp_path: Path) -> None:
         for number in range(6):
             params = SamplingParams(max_tokens=1, temperature=0.0)
             core.add(AddRequest(f"{number}", [number] * 50, params, 0.0))
-        while core.has_work:
-            core.step()
+        outputs_of(core)
         core.shutdown()
     names = sorted(path.name for path in (tmp_path / "kv").iterdir())
     assert len(names) == 2

@@ -4,64 +4,32 @@ import gc
 import os
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from typing import Any
 
 import msgspec
 import pytest
 
 from tests.support.waiting import pass_time
-from tests.support.worker.kv_engines import PATIENT, send_bytes, until
+from tests.support.worker.kv_connectors import KEY, SHAPE, TOKEN_BYTES, ended, engine
+from tests.support.worker.kv_engines import until
 from worker.config import KvTransferConfig
 from worker.errors import ConfigError, KvTransferError
 from worker.kv.access import read_key
-from worker.kv.content import KvShape
 from worker.kv.exports import ExportedKv, Exports
-from worker.kv.fetching import TcpPull
 from worker.kv.shared import SharedMemory, map_shared
 from worker.kv.tcp import TcpConnector
 from worker.kv.wire import Challenge, Hello, Seal, Shared
 from worker.types import KvOffer, KvSource
 
-SHAPE = KvShape("m", "float32", 2, 2, 8)
-KEY = b"k" * 32
 DIGEST = b"d" * 32
 DATA = memoryview(bytes(range(256)) * 4096)  # a MiB: 4,096 tokens of 256 bytes
-TOKEN_BYTES = 256
-
-
-@pytest.fixture(params=["bytes sent", "memory shared"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "bytes sent":
-        send_bytes(monkeypatch)
-    return str(request.param)
-
-
-@pytest.fixture
-def sends(monkeypatch: pytest.MonkeyPatch) -> None:
-    send_bytes(monkeypatch)
-
-
-@contextmanager
-def engine(key: bytes = KEY, shape: KvShape = SHAPE, **fields: Any) -> Iterator[TcpConnector]:
-    config = KvTransferConfig(**{**PATIENT, "engine_id": "e", **fields})
-    connector = TcpConnector(config, key, shape, TOKEN_BYTES)
-    try:
-        yield connector
-    finally:
-        connector.close()
 
 
 def exported(keeper: TcpConnector, data: memoryview = DATA) -> KvSource:
     offer = keeper.keep("r", DIGEST, data, (1, 2))
     assert isinstance(offer, KvOffer)
     return offer.source
-
-
-def ended(pull: TcpPull) -> TcpPull:
-    until(lambda: pull.done)
-    return pull
 
 
 class Relay:
@@ -105,16 +73,14 @@ class Relay:
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("start", [0, 1, 4000])
-def test_kv_arrives_byte_for_byte_and_once(start: int) -> None:
-    with engine() as keeper, engine() as taker:
-        source = exported(keeper)
-        part = ended(taker.pull(source, DIGEST, start)).part
-        assert part is not None
-        assert (part.start, part.end, part.data) == (start, 4096, DATA[start * TOKEN_BYTES :])
-        assert taker.counts.num_bytes_received == part.data.nbytes
-        until(lambda: keeper.counts.num_bytes_sent == part.data.nbytes)
-        assert ended(taker.pull(source, DIGEST, start)).part is None
-        assert taker.counts.num_failed == 1
+def test_kv_arrives_exactly_and_once(start: int, keeper: TcpConnector, taker: TcpConnector) -> None:
+    source = exported(keeper)
+    part = ended(taker.pull(source, DIGEST, start))
+    assert (part.start, part.end, part.data) == (start, 4096, DATA[start * TOKEN_BYTES :])
+    assert taker.counts.num_bytes_received == part.data.nbytes
+    until(lambda: keeper.counts.num_bytes_sent == part.data.nbytes)
+    assert ended(taker.pull(source, DIGEST, start)) is None
+    assert taker.counts.num_failed == 1
 
 
 def test_a_simulated_transfer_takes_its_time() -> None:
@@ -133,16 +99,15 @@ def test_a_simulated_transfer_takes_its_time() -> None:
             pull = taker.pull(exported(keeper), DIGEST, start)
             until(lambda start=start: asked[-1:] == [4096 - start])
             pass_time(taker._loop)
-            assert (ended(pull).part is not None) is comes
+            assert (ended(pull) is not None) is comes
     assert asked == [4096, 4000]
 
 
-def test_an_export_that_is_not_needed_is_freed() -> None:
-    with engine() as keeper, engine() as taker:
-        source = exported(keeper)
-        ended(taker.pull(source, DIGEST, source.num_tokens))
-        assert ended(taker.pull(source, DIGEST, 0)).part is None
-        assert keeper.counts.num_bytes_sent == 0
+def test_an_export_that_is_not_needed_is_freed(keeper: TcpConnector, taker: TcpConnector) -> None:
+    source = exported(keeper)
+    ended(taker.pull(source, DIGEST, source.num_tokens))
+    assert ended(taker.pull(source, DIGEST, 0)) is None
+    assert keeper.counts.num_bytes_sent == 0
 
 
 @pytest.mark.parametrize(
@@ -165,21 +130,22 @@ def test_engines_that_do_not_fit_refuse_each_other(
 ) -> None:
     with engine() as keeper, engine() as taker, engine(**fields) as stranger:
         source = exported(keeper)
-        assert ended(stranger.pull(source, DIGEST, 0)).part is None
+        assert ended(stranger.pull(source, DIGEST, 0)) is None
         assert said in caplog.text
-        assert ended(taker.pull(source, DIGEST, 0)).part is not None
+        assert ended(taker.pull(source, DIGEST, 0)) is not None
 
 
 @pytest.mark.parametrize(
     "change",
     [{"engine_id": "f"}, {"transfer_id": "s"}, {"num_tokens": 5}, {"port": 1}, {"host": "x" * 80}],
 )
-def test_a_wrong_source_gives_nothing(change: dict[str, Any]) -> None:
-    with engine() as keeper, engine() as taker:
-        source = exported(keeper)
-        assert ended(taker.pull(msgspec.structs.replace(source, **change), DIGEST, 0)).part is None
-        assert ended(taker.pull(source, b"e" * 32, 0)).part is None
-        assert ended(taker.pull(source, DIGEST, 0)).part is not None
+def test_wrong_sources_give_nothing(
+    change: dict[str, Any], keeper: TcpConnector, taker: TcpConnector
+) -> None:
+    source = exported(keeper)
+    assert ended(taker.pull(msgspec.structs.replace(source, **change), DIGEST, 0)) is None
+    assert ended(taker.pull(source, b"e" * 32, 0)) is None
+    assert ended(taker.pull(source, DIGEST, 0)) is not None
 
 
 @pytest.mark.usefixtures("sends")
@@ -195,9 +161,7 @@ def test_an_eavesdropper_learns_nothing() -> None:
                 return data
 
             relay = Relay(exported(keeper), listen)
-            part = ended(taker.pull(relay.source, DIGEST, 0)).part
-            assert part is not None
-            assert part.data == DATA
+            assert ended(taker.pull(relay.source, DIGEST, 0)).data == DATA
             relay.close()
             overheard.append(bytes(said))
     stretches = [bytes(DATA[at : at + 16]) for at in range(0, len(DATA), 1024)]
@@ -223,11 +187,10 @@ def _swapped(data: bytearray, seen: int) -> bytearray:
 
 @pytest.mark.usefixtures("sends")
 @pytest.mark.parametrize("spoil", [_flipped, _cut, _swapped, lambda data, seen: None])
-def test_damaged_bytes_are_not_used(spoil: Any) -> None:
-    with engine() as keeper, engine() as taker:
-        relay = Relay(exported(keeper), spoil)
-        assert ended(taker.pull(relay.source, DIGEST, 0)).part is None
-        relay.close()
+def test_damaged_bytes_are_not_used(spoil: Any, keeper: TcpConnector, taker: TcpConnector) -> None:
+    relay = Relay(exported(keeper), spoil)
+    assert ended(taker.pull(relay.source, DIGEST, 0)) is None
+    relay.close()
 
 
 @pytest.mark.usefixtures("sends")
@@ -242,26 +205,25 @@ def test_a_transfer_that_stands_still_ends() -> None:
 
     with engine(kv_transfer_timeout=0.3) as keeper, engine(kv_transfer_timeout=0.3) as taker:
         relay = Relay(exported(keeper, memoryview(bytes(1 << 26))), stall)
-        assert ended(taker.pull(relay.source, DIGEST, 0)).part is None
+        assert ended(taker.pull(relay.source, DIGEST, 0)) is None
         waits.set()
         relay.close()
 
 
-def test_a_recorded_request_is_worth_nothing() -> None:
+def test_a_recorded_request_is_worth_nothing(keeper: TcpConnector, taker: TcpConnector) -> None:
     """Its nonce is wrong when it is played again."""
-    with engine() as keeper, engine() as taker:
-        relay = Relay(exported(keeper), lambda data, seen: data)
-        assert ended(taker.pull(relay.source, DIGEST, 0)).part is not None
-        relay.close()
-        source = exported(keeper)
-        with socket.create_connection((source.host, source.port)) as replayed:
-            replayed.sendall(relay.requests)
-            received = b""
-            with suppress(OSError):
-                while data := replayed.recv(1 << 16):
-                    received += data
-        assert len(received) < 200  # the challenge
-        assert ended(taker.pull(source, DIGEST, 0)).part is not None
+    relay = Relay(exported(keeper), lambda data, seen: data)
+    assert ended(taker.pull(relay.source, DIGEST, 0)) is not None
+    relay.close()
+    source = exported(keeper)
+    with socket.create_connection((source.host, source.port)) as replayed:
+        replayed.sendall(relay.requests)
+        received = b""
+        with suppress(OSError):
+            while data := replayed.recv(1 << 16):
+                received += data
+    assert len(received) < 200  # the challenge
+    assert ended(taker.pull(source, DIGEST, 0)) is not None
 
 
 def test_memory_that_is_shared_is_the_named_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,9 +248,7 @@ def test_memory_that_is_shared_is_the_named_one(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("worker.kv.fetching.map_shared", spoil)
     with engine() as keeper, engine() as taker:
-        part = ended(taker.pull(exported(keeper), DIGEST, 0)).part
-        assert part is not None
-        assert part.data == DATA
+        assert ended(taker.pull(exported(keeper), DIGEST, 0)).data == DATA
     assert spoilt == 3
 
 
@@ -297,8 +257,7 @@ def test_shared_memory_outlives_its_keeper_and_is_given_back() -> None:
     before = len(os.listdir("/proc/self/fd"))
     with engine() as taker:
         with engine() as keeper:
-            part = ended(taker.pull(exported(keeper), DIGEST, 1)).part
-        assert part is not None
+            part = ended(taker.pull(exported(keeper), DIGEST, 1))
         assert part.data == DATA[TOKEN_BYTES:]
     del part  # its mapping has a file of its own
     assert len(os.listdir("/proc/self/fd")) == before
@@ -319,7 +278,7 @@ def test_kv_that_is_being_sent_takes_room() -> None:
         assert seen.wait(60)
         assert keeper.has_room(4096)
         waits.set()
-        assert ended(pull).part is not None
+        assert ended(pull) is not None
         relay.close()
         until(lambda: keeper.has_room(3 * 4096))
         assert not keeper.has_room(3 * 4096 + 1)
@@ -329,12 +288,12 @@ def test_a_closed_transfer_leaves_room() -> None:
     with engine(kv_buffer_size=1e9) as keeper, engine(kv_buffer_size=1 << 20) as taker:
         sources = [exported(keeper) for _ in range(3)]
         pulls = [taker.pull(source, DIGEST, 0) for source in sources]
-        assert ended(pulls[0]).part is not None
+        assert ended(pulls[0]) is not None
         assert not pulls[1].done
         pulls[1].close()
         ended(pulls[1])
         pulls[0].close()
-        assert ended(pulls[2]).part is not None
+        assert ended(pulls[2]) is not None
         pulls[2].close()
         pulls[2].close()
 
@@ -343,7 +302,7 @@ def test_exports_are_bounded() -> None:
     with engine(kv_buffer_size=2 << 20) as keeper, engine() as taker:
         sources = [exported(keeper) for _ in range(3)]
         assert keeper.num_expired == 1
-        parts = [ended(taker.pull(source, DIGEST, 0)).part for source in sources]
+        parts = [ended(taker.pull(source, DIGEST, 0)) for source in sources]
         assert [part is None for part in parts] == [True, False, False]
         assert keeper.keep("r", DIGEST, memoryview(bytes(3 << 20)), ()) is None
 
@@ -357,12 +316,12 @@ def test_silent_connections_hold_up_no_other(monkeypatch: pytest.MonkeyPatch) ->
         where = (sources[0].host, sources[0].port)
         silent = [opened.enter_context(socket.create_connection(where)) for _ in range(3)]
         until(lambda: len(keeper._server._handshakes) == 3)
-        assert ended(taker.pull(sources[0], DIGEST, 0)).part is not None
+        assert ended(taker.pull(sources[0], DIGEST, 0)) is not None
         assert len(keeper._server._handshakes) == 3
         silent.append(opened.enter_context(socket.create_connection(where)))
         until(lambda: len(keeper._server._handshakes) == 4)
         monkeypatch.setattr("worker.kv.serving._SHORT_HANDSHAKE_SECONDS", 0.0)
-        assert ended(taker.pull(sources[1], DIGEST, 0)).part is not None
+        assert ended(taker.pull(sources[1], DIGEST, 0)) is not None
         assert [one.recv(1) for one in silent] == [b""] * 4
 
 
@@ -374,21 +333,20 @@ def test_a_silent_connection_ends() -> None:
 
 
 @pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(10_000), b"\xff" * 4])
-def test_noise_does_no_harm(noise: bytes) -> None:
-    with engine() as keeper, engine() as taker:
-        source = exported(keeper)
-        with socket.create_connection((source.host, source.port)) as stranger, suppress(OSError):
-            stranger.sendall(noise)
-            stranger.shutdown(socket.SHUT_WR)
-            assert stranger.recv(100) == b""
-        assert ended(taker.pull(source, DIGEST, 0)).part is not None
+def test_noise_does_no_harm(noise: bytes, keeper: TcpConnector, taker: TcpConnector) -> None:
+    source = exported(keeper)
+    with socket.create_connection((source.host, source.port)) as stranger, suppress(OSError):
+        stranger.sendall(noise)
+        stranger.shutdown(socket.SHUT_WR)
+        assert stranger.recv(100) == b""
+    assert ended(taker.pull(source, DIGEST, 0)) is not None
 
 
 def test_an_engine_that_ends_ends_its_transfers() -> None:
     with engine() as taker:
         with engine() as keeper:
             source = exported(keeper)
-        assert ended(taker.pull(source, DIGEST, 0)).part is None
+        assert ended(taker.pull(source, DIGEST, 0)) is None
         with engine(kv_port=source.port) as again:
             assert again.port == source.port
             with pytest.raises(ConfigError, match="kv_port 0 is any"), engine(kv_port=source.port):
@@ -412,57 +370,56 @@ def waiting(keeper: TcpConnector, connections: int) -> None:
 
 
 @pytest.mark.usefixtures("way")
-def test_kv_is_waited_for_where_its_name_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kv_is_waited_for_where_its_name_is_known(
+    monkeypatch: pytest.MonkeyPatch, keeper: TcpConnector, taker: TcpConnector
+) -> None:
     """The order of arrival does not matter. A wait takes no seat from a transfer."""
     monkeypatch.setattr("worker.kv.serving.MAX_GIVEN", 2)
-    with engine() as keeper, engine() as taker:
-        pull = taker.pull(room(keeper), DIGEST, 96)
-        other = taker.pull(msgspec.structs.replace(room(keeper), transfer_id="r"), DIGEST, 0)
-        waiting(keeper, 2)
-        assert ended(taker.pull(exported(keeper), DIGEST, 0)).part is not None
-        assert not pull.done
-        keeper.keep("r", DIGEST, DATA, (), "room 5")
-        part = ended(pull).part
-        assert part is not None
-        assert part.data == DATA[96 * TOKEN_BYTES :]
-        waiting(keeper, 1)
-        assert not other.done
-        keeper.keep("r", DIGEST, DATA, (), "room 5")
-        assert ended(taker.pull(room(keeper), DIGEST, 0)).part is not None
+    pull = taker.pull(room(keeper), DIGEST, 96)
+    other = taker.pull(msgspec.structs.replace(room(keeper), transfer_id="r"), DIGEST, 0)
+    waiting(keeper, 2)
+    assert ended(taker.pull(exported(keeper), DIGEST, 0)) is not None
+    assert not pull.done
+    keeper.keep("r", DIGEST, DATA, (), "room 5")
+    assert ended(pull).data == DATA[96 * TOKEN_BYTES :]
+    waiting(keeper, 1)
+    assert not other.done
+    keeper.keep("r", DIGEST, DATA, (), "room 5")
+    assert ended(taker.pull(room(keeper), DIGEST, 0)) is not None
 
 
 def test_a_wait_has_an_end() -> None:
     """An exporter that ends or is missing ends it at once."""
     with engine() as taker, engine(kv_lease_duration=0.3) as impatient:
         with engine() as keeper:
-            assert ended(impatient.pull(room(keeper), DIGEST, 0)).part is None
+            assert ended(impatient.pull(room(keeper), DIGEST, 0)) is None
             pull = taker.pull(room(keeper), DIGEST, 0)
             waiting(keeper, 1)
-        assert ended(pull).part is None
+        assert ended(pull) is None
         with engine(kv_lease_duration=0.3) as keeper:
-            assert ended(taker.pull(room(keeper), DIGEST, 0)).part is None
+            assert ended(taker.pull(room(keeper), DIGEST, 0)) is None
             waiting(keeper, 0)
             keeper.keep("r", b"e" * 32, DATA, (), "room 5")
-            assert ended(taker.pull(room(keeper), DIGEST, 0)).part is None
-        assert ended(taker.pull(room(keeper), DIGEST, 0)).part is None
+            assert ended(taker.pull(room(keeper), DIGEST, 0)) is None
+        assert ended(taker.pull(room(keeper), DIGEST, 0)) is None
 
 
-def test_a_disconnected_peer_frees_its_wait() -> None:
-    with engine() as keeper, engine() as taker:
-        pull = taker.pull(room(keeper), DIGEST, 0)
-        waiting(keeper, 1)
-        pull.close()
-        waiting(keeper, 0)
+def test_a_disconnected_peer_frees_its_wait(keeper: TcpConnector, taker: TcpConnector) -> None:
+    pull = taker.pull(room(keeper), DIGEST, 0)
+    waiting(keeper, 1)
+    pull.close()
+    waiting(keeper, 0)
 
 
-def test_waits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waits_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, keeper: TcpConnector, taker: TcpConnector
+) -> None:
     monkeypatch.setattr("worker.kv.serving.MAX_WAITING", 1)
-    with engine() as keeper, engine() as taker:
-        first = taker.pull(room(keeper), DIGEST, 0)
-        waiting(keeper, 1)
-        assert ended(taker.pull(room(keeper), DIGEST, 0)).part is None
-        keeper.keep("r", DIGEST, DATA, (), "room 5")
-        assert ended(first).part is not None
+    first = taker.pull(room(keeper), DIGEST, 0)
+    waiting(keeper, 1)
+    assert ended(taker.pull(room(keeper), DIGEST, 0)) is None
+    keeper.keep("r", DIGEST, DATA, (), "room 5")
+    assert ended(first) is not None
 
 
 def test_a_name_is_of_the_last_export() -> None:
@@ -470,7 +427,7 @@ def test_a_name_is_of_the_last_export() -> None:
         keeper.keep("r", b"e" * 32, DATA, (), "room 5")
         keeper.keep("r", DIGEST, DATA, (), "room 5")
         assert keeper.num_expired == 1
-        assert ended(taker.pull(room(keeper), DIGEST, 0)).part is not None
+        assert ended(taker.pull(room(keeper), DIGEST, 0)) is not None
         until(lambda: keeper.has_room(2 * 4096))
 
 
@@ -486,22 +443,21 @@ def test_a_name_that_is_used_again_takes_no_room_twice() -> None:
     assert kvs.num_bytes == 0
 
 
-def test_nothing_moves_once_the_model_may_be_another() -> None:
-    with engine() as keeper, engine() as taker:
-        before, after = exported(keeper), exported(keeper)
-        keeper.leave_model()
-        assert ended(taker.pull(before, DIGEST, 0)).part is None
-        keeper.leave_model()
-        taker.leave_model()
-        assert ended(taker.pull(after, DIGEST, 0)).part is None
+def test_nothing_moves_once_the_model_may_differ(keeper: TcpConnector, taker: TcpConnector) -> None:
+    before, after = exported(keeper), exported(keeper)
+    keeper.leave_model()
+    assert ended(taker.pull(before, DIGEST, 0)) is None
+    keeper.leave_model()
+    taker.leave_model()
+    assert ended(taker.pull(after, DIGEST, 0)) is None
 
 
 def test_only_networks_that_were_named_are_connected_to() -> None:
     with engine() as keeper, engine(kv_peer_networks=("10.0.0.0/8",)) as taker:
         source = exported(keeper)
-        assert ended(taker.pull(source, DIGEST, 0)).part is None
+        assert ended(taker.pull(source, DIGEST, 0)) is None
         mapped = msgspec.structs.replace(source, host="::ffff:169.254.169.254")
-        assert ended(taker.pull(mapped, DIGEST, 0)).part is None
+        assert ended(taker.pull(mapped, DIGEST, 0)) is None
         assert len(keeper._exports) == 1
 
 
@@ -522,20 +478,16 @@ def test_a_key_is_needed_beyond_this_machine(tmp_path: Any) -> None:
         read_key(config, variable)
 
 
-def test_without_a_key_nothing_is_taken_from_other_machines(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_without_a_key_nothing_is_taken_from_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
     """A client names the source, and could answer itself."""
     with engine(read_key(KvTransferConfig(), {})) as taker:
-        pull = ended(taker.pull(KvSource("192.0.2.1", 1, "e", "t", 2), DIGEST, 0))
-    assert pull.part is None
+        assert ended(taker.pull(KvSource("192.0.2.1", 1, "e", "t", 2), DIGEST, 0)) is None
     assert "without a key nothing is taken from 192.0.2.1" in caplog.text
 
 
 def test_memory_of_a_cancelled_transfer_is_closed() -> None:
     """It is closed even if the transfer was cancelled while a thread copied for it."""
     memory = SharedMemory.of(DATA)
-    assert memory is not None
     fd = memory.shared.fd
     assert os.fstat(fd).st_size == len(DATA)
     del memory

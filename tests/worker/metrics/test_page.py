@@ -1,10 +1,16 @@
-"""The metrics page is what Prometheus reads, and what dashboards of vLLM look for."""
+"""The metrics page as Prometheus reads it, dashboards of vLLM look for it, and HTTP fills it."""
 
 from collections.abc import Callable
 
+from prometheus_client import CollectorRegistry, Counter, Histogram, Summary, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from worker.metrics.page import RequestRecord, WorkerMetrics
+from picker.scrape.engines import ENGINES
+from picker.scrape.exposition import scan
+from picker.scrape.extract import extract
+from picker.scrape.sources import Scrape
+from picker.types import Endpoint
+from worker.metrics.page import EXCLUDED_HANDLERS, HttpMetrics, RequestRecord, WorkerMetrics
 from worker.types import AdapterStats, EngineStats, FinishReason, SchedulerCounters
 
 Make = Callable[..., RequestRecord]
@@ -160,3 +166,94 @@ def test_the_process_is_read_at_most_once_a_second() -> None:
     sum(range(2_000_000))
     assert process_lines(0.9) == first
     assert subject.render(EngineStats(), 5.0).count(b"process_start_time_seconds ") == 3
+
+
+DONE = [
+    ("/v1/completions", "POST", 200, 0.2, 100, 1000),
+    ("/v1/completions", "POST", 400, 0.05, 10, 90),
+    ("/v1/completions", "POST", 204, 3.0, 0, 0),
+    ("/v1/models", "GET", 200, 0.001, 0, 300),
+    ("none", "GET", 404, 0.001, 0, 50),
+]
+
+
+def samples(text: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    return {
+        (s.name, frozenset(s.labels.items())): s.value
+        for family in text_string_to_metric_families(text.decode())
+        for s in family.samples
+        if not s.name.endswith("_created")
+    }
+
+
+def test_the_page_equals_that_of_the_library() -> None:
+    registry = CollectorRegistry()
+    total = Counter("http_requests", "", ["method", "status", "handler"], registry=registry)
+    request_size = Summary("http_request_size_bytes", "", ["handler"], registry=registry)
+    response_size = Summary("http_response_size_bytes", "", ["handler"], registry=registry)
+    many = (
+        *(0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5),
+        *(10, 30, 60),
+    )
+    name = "http_request_duration"
+    precise = Histogram(f"{name}_highr_seconds", "", registry=registry, buckets=many)
+    labels = ["handler", "method"]
+    by_route = Histogram(f"{name}_seconds", "", labels, registry=registry, buckets=(0.1, 0.5, 1))
+    subject = HttpMetrics()
+    for handler, method, status, seconds, request_bytes, response_bytes in DONE:
+        subject.done(handler, method, status, seconds, request_bytes, response_bytes)
+        subject.render()
+        total.labels(method, f"{status // 100}xx", handler).inc()
+        request_size.labels(handler).observe(request_bytes)
+        response_size.labels(handler).observe(response_bytes)
+        precise.observe(seconds)
+        by_route.labels(handler, method).observe(seconds)
+    assert samples(subject.render()) == samples(generate_latest(registry))
+
+
+def test_probes_and_scrapes_are_not_counted() -> None:
+    """They come many times a second and would hide other requests."""
+    subject = HttpMetrics()
+    for handler in EXCLUDED_HANDLERS:
+        subject.done(handler, "GET", 200, 0.1, 0, 0)
+    assert subject.render() == HttpMetrics().render()
+
+
+def test_methods_cannot_add_series_without_bound() -> None:
+    subject = HttpMetrics()
+    for number in range(50):
+        subject.done("none", f"M{number}", 405, 0.1, 0, 0)
+    totals = [key for key in samples(subject.render()) if key[0] == "http_requests_total"]
+    assert len(totals) == 1
+
+
+# What a stock endpoint picker reads of a vLLM endpoint.
+PICKER_SERIES = (
+    "vllm:num_requests_waiting",
+    "vllm:num_requests_running",
+    "vllm:kv_cache_usage_perc",
+    "vllm:lora_requests_info",
+    "vllm:cache_config_info",
+)
+
+
+def test_a_stock_picker_finds_every_series(page: bytes) -> None:
+    """Without a type before the sample some scrapers read 0."""
+    found = scan(page, PICKER_SERIES)
+    assert set(found) == set(PICKER_SERIES)
+    assert all(len(samples) == 1 for samples in found.values())
+    for name in PICKER_SERIES:
+        assert page.index(f"# TYPE {name} gauge".encode()) < page.index(f"\n{name}{{".encode())
+    (lora,) = found["vllm:lora_requests_info"]
+    assert (lora.labels["max_lora"], lora.value) == ("0", 123.5)
+
+
+def test_our_picker_reads_load_and_geometry(page: bytes) -> None:
+    scrape = Scrape(page, Endpoint("w0", "127.0.0.1", 8000), now_seconds=7.0)
+    findings = extract(scrape, ENGINES["vllm"])
+    assert findings.problems == ()
+    metrics = findings.metrics
+    assert (metrics.waiting_requests, metrics.running_requests) == (3, 2)
+    assert metrics.kv_cache_usage == 0.25
+    assert (metrics.block_size_tokens, metrics.num_kv_blocks) == (16, 100)
+    assert metrics.process_start_time_seconds == 123.5

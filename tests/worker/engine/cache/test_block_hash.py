@@ -34,9 +34,7 @@ def chain(
         ),
     ],
 )
-def test_the_default_seed_gives_vllms_digests(
-    algo: str, seed: str | None, root: str, block: str
-) -> None:
+def test_the_default_seed_is_vllms(algo: str, seed: str | None, root: str, block: str) -> None:
     """Root and first block of the tokens 1 to 16 are vLLM 0.32's, byte for byte."""
     hasher = BlockHasher(16, algo, seed)
     hashes: list[BlockHash] = []
@@ -74,9 +72,7 @@ def test_seeds_give_vllms_digests_and_event_integers(
         ("xxhash_cbor", "1ebe36576dcb573f26b99533a20aaeca", "c2d7a75070fc6d6b0c3fb0af456c1009"),
     ],
 )
-def test_xxhash_digests_are_xxh3_128_of_the_same_serialization(
-    algo: str, root: str, block: str
-) -> None:
+def test_xxhash_digests_are_xxh3_128_of_the_same_bytes(algo: str, root: str, block: str) -> None:
     hasher = BlockHasher(16, algo, "0")
     hashes: list[BlockHash] = []
     hasher.extend(hashes, TOKENS, 1)

@@ -171,7 +171,6 @@ class BlockWalk(RuleBasedStateMachine):
     @rule(sealing=st.sampled_from([True, True, True, False]))
     def land(self, sealing: bool) -> None:
         step, self.in_flight = self.in_flight, None
-        assert step is not None
         read = [(destination, list(self.store[source])) for source, destination in step.copies]
         assert len({destination for destination, _ in read}) == len(read)
         for destination, content in read:

@@ -11,16 +11,33 @@ from tests.depth import examples
 from tests.support.worker import engine_walk as walks
 from tests.support.worker.made_up_disk import MadeUpDisk
 from tests.support.worker.paged_executor import TOKEN_BYTES
+from tests.support.worker.step_driver import outputs as outputs_of
 from tests.support.worker.tier_house import SIZE, House, prompt
-from worker.config import OFFLOADING_POLICIES, CacheConfig, SchedulerConfig, SpeculativeConfig
+from worker.config import OFFLOADING_POLICIES, SpeculativeConfig
 from worker.engine.cache.block_hash import BlockHash
 from worker.engine.cache.block_manager import Evicted
 from worker.engine.cache.tiers import Tiers
-from worker.engine.messages import AddRequest, Command, ResetPrefixCache, Sleep, WakeUp
+from worker.engine.messages import AddRequest, ResetPrefixCache, Sleep, WakeUp
 from worker.kv.disk import Left
 from worker.types import FinishReason, SamplingParams
 
 NGRAM = SpeculativeConfig("ngram", 3, prompt_lookup_min=1, prompt_lookup_max=3)
+
+
+def house_on(disk: MadeUpDisk) -> tuple[House, MadeUpDisk]:
+    """Return an engine with more blocks than memory, so that `disk` has some of them."""
+    house = House(num_slots=16, disk=disk)
+    for number in range(8):
+        house.ask(prompt(number))
+    return house, disk
+
+
+def waiting_in(house: House) -> AddRequest:
+    params = SamplingParams(max_tokens=2, ignore_eos=True, seed=3)
+    waiting = AddRequest("waits", prompt(0), params, 0.0)
+    house.core.add(waiting)
+    house.core.step()
+    return waiting
 
 
 def test_evicted_blocks_are_loaded_again() -> None:
@@ -67,10 +84,7 @@ def test_tiers_outlast_light_sleep(level: int, num_had: int) -> None:
 
 
 def test_a_restart_finds_what_is_on_disk() -> None:
-    disk = MadeUpDisk()
-    house = House(num_slots=16, disk=disk)
-    for number in range(8):
-        house.ask(prompt(number))
+    _, disk = house_on(MadeUpDisk())
     assert len(disk.files) > 12
     again = House(num_slots=16, disk=MadeUpDisk(dict(disk.files)))
     assert again.ask(prompt(0)) == 16
@@ -96,10 +110,7 @@ def test_a_disk_that_fails_costs_a_recompute() -> None:
 
 
 def test_blocks_deleted_by_others_are_forgotten(caplog: pytest.LogCaptureFixture) -> None:
-    disk = MadeUpDisk()
-    house = House(num_slots=16, disk=disk)
-    for number in range(8):
-        house.ask(prompt(number))
+    house, disk = house_on(MadeUpDisk())
     gone = [*disk.files][2:]
     disk.delete(gone)
     left = Left(frozenset({"lock", *(digest.hex() for digest in disk.files)}))
@@ -112,49 +123,31 @@ def test_blocks_deleted_by_others_are_forgotten(caplog: pytest.LogCaptureFixture
 
 def test_a_stuck_disk_is_not_asked() -> None:
     """Other requests would only wait for it too."""
-    disk = MadeUpDisk()
-    house = House(num_slots=16, disk=disk)
-    for number in range(8):
-        house.ask(prompt(number))
+    house, disk = house_on(MadeUpDisk())
     disk.is_stuck = True
     assert house.ask(prompt(0)) == 0
     assert not disk.pulls
 
 
 def test_others_run_while_a_disk_is_read() -> None:
-    disk = MadeUpDisk(looks=10**9)
-    house = House(num_slots=16, disk=disk)
-    for number in range(8):
-        house.ask(prompt(number))
-    params = SamplingParams(max_tokens=2, ignore_eos=True, seed=3)
-    house.core.add(AddRequest("waits", prompt(0), params, 0.0))
-    house.core.step()
+    house, disk = house_on(MadeUpDisk(looks=10**9))
+    waiting_in(house)
     assert house.core.is_compiling
     assert (house.scheduler.stats().pulls.num_fetching, house.scheduler.blocks.usage) == (1, 0.0)
     assert house.ask(prompt(9), "other") == 0
     house.core.abort(["waits"])
     reported = house.core.step()
-    assert reported is not None
     assert [output.finish_reason for output in reported.outputs] == [FinishReason.ABORT]
     assert disk.pulls[0].is_closed
 
 
 def test_blocks_computed_meanwhile_shorten_a_load() -> None:
-    disk = MadeUpDisk(looks=10**9)
-    house = House(num_slots=16, disk=disk)
-    for number in range(8):
-        house.ask(prompt(number))
-    params = SamplingParams(max_tokens=2, ignore_eos=True, seed=3)
-    waiting = AddRequest("waits", prompt(0), params, 0.0)
-    house.core.add(waiting)
-    house.core.step()
+    house, disk = house_on(MadeUpDisk(looks=10**9))
+    waiting = waiting_in(house)
     disk.looks = 0
     assert house.ask([*prompt(0)[:9], 2, 2, 2], "shares two blocks") == 8
     disk.pulls[0].looks = 0
-    outputs = []
-    while house.core.has_work:
-        reported = house.core.step()
-        outputs += [] if reported is None else reported.outputs
+    outputs = outputs_of(house.core)
     assert [t for o in outputs for t in o.token_ids] == walks.alone(waiting, 0, 64)[0]
     assert outputs[-1].num_cached_tokens == 16
     assert house.scheduler.stats().scheduler.external_cache_hits == 8 + 8
@@ -240,13 +233,10 @@ disks = st.builds(
 )
 
 
-@pytest.mark.parametrize("pipe", sorted(walks.PIPELINES))
+@pytest.mark.parametrize("pipe", walks.PIPES)
 @examples(60)
 @given(
-    cache=walks.caches.filter(lambda cache: cache.enable_prefix_caching),
-    limits=walks.limits_of_a_step,
-    load=walks.loads,
-    orders=walks.commands,
+    scene=walks.scenes.filter(lambda scene: scene.cache.enable_prefix_caching),
     num_slots=st.integers(1, 24),
     num_on_disk=st.integers(1, 24),
     disk=st.sampled_from([None, 1]).flatmap(lambda some: disks if some else st.none()),
@@ -255,10 +245,7 @@ disks = st.builds(
 )
 def test_tiers_change_no_answer(
     pipe: str,
-    cache: CacheConfig,
-    limits: SchedulerConfig,
-    load: list[walks.Arrival],
-    orders: list[tuple[int, Command]],
+    scene: walks.Scene,
     num_slots: int,
     num_on_disk: int,
     disk: MadeUpDisk | None,
@@ -267,8 +254,8 @@ def test_tiers_change_no_answer(
 ) -> None:
     for _ in range(2):
         house = House(
-            cache,
-            limits,
+            scene.cache,
+            scene.limits,
             num_slots=num_slots,
             disk=disk,
             policy=policy,
@@ -276,9 +263,7 @@ def test_tiers_change_no_answer(
             speculative=speculative,
             num_on_disk=num_on_disk,
         )
-        walk = walks.Walk(house.core, house.scheduler, load)
-        walk.run(limits, orders)
-        walk.check(orders)
+        scene.walk(house.core, house.scheduler)
         if disk is not None:
             assert all(pull.is_closed for pull in disk.pulls)
             disk = dataclasses.replace(disk, pulls=[], reports=[], queue=[])

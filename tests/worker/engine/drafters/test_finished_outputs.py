@@ -1,4 +1,4 @@
-"""Finished outputs: the limits, which outputs are evicted, and learning a few tokens at a time."""
+"""Drafts from what other requests answered, and the weights that scale them."""
 
 from collections import defaultdict
 
@@ -10,6 +10,7 @@ from tests.depth import examples
 from worker.engine.drafters.finished_outputs import (
     MAX_OUTPUT_TOKENS,
     FinishedOutputs,
+    MaxHeap,
     OutputText,
 )
 from worker.engine.drafters.texts import spell
@@ -108,7 +109,6 @@ def test_no_tenant_empties_another_ones_memory() -> None:
     finished.check_integrity()
     for group, num_stored in ((THERE, 3), (SALTED, 1)):
         text = finished.of(group)
-        assert text is not None
         assert len(text.outputs) == num_stored
 
 
@@ -127,7 +127,6 @@ def test_only_the_end_of_a_long_output_is_stored() -> None:
     finished.add(HERE, list(range(MAX_OUTPUT_TOKENS + 5)))
     finished.learn(ALL)
     text = finished.of(HERE)
-    assert text is not None
     assert finished.num_tokens == MAX_OUTPUT_TOKENS
     assert text.places(spell([4])) == []
     assert text.places(spell([5])) == [1]
@@ -146,3 +145,26 @@ def test_integrity_is_lost_when_something_gone_can_be_found() -> None:
     text._before[1][2] = 0
     with pytest.raises(IntegrityError, match="are not those in the stored outputs"):
         text.check_integrity()
+
+
+@examples(150)
+@given(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(-9, 9)), max_size=60))
+def test_the_largest_is_the_name_of_the_largest_weight(changes: list[tuple[str, int]]) -> None:
+    """Among equal weights, the one that was changed least recently counts."""
+    weights: MaxHeap[str] = MaxHeap()
+    model: dict[str, tuple[int, int]] = {}
+    for number, (name, change) in enumerate(changes):
+        weight = model.get(name, (0, 0))[0] + change
+        if weight < 0:
+            with pytest.raises(IntegrityError, match="weighs"):
+                weights.add(name, change)
+            continue
+        weights.add(name, change)
+        model[name] = (weight, -number)
+        if not weight:
+            del model[name]
+        assert len(weights) == len(model)
+        assert weights.of(name) == weight
+        if model:
+            assert weights.largest() == max(model, key=lambda n: model[n])
+        assert len(weights._heap) <= 2 * 5 + 1

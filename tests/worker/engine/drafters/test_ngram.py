@@ -58,7 +58,6 @@ def test_growing_interleaved_sequences_get_what_fresh_ones_get(
         if match is None:
             assert drafts is None
             continue
-        assert drafts is not None
         assert drafts.position == len(token_ids)
         assert list(drafts.token_ids) == token_ids[match.end : match.end + num_tokens]
         assert len(drafts.confidences) == len(drafts.token_ids) > 0
@@ -76,8 +75,6 @@ def test_nothing_is_drafted_without_a_match(token_ids: list[int]) -> None:
 def test_a_longer_match_is_surer() -> None:
     short = ask(NgramDrafter(2, 2), [8, 1, 2, 3, 4, 5, 9, 1, 2])
     long = ask(NgramDrafter(2, 2), [8, 1, 2, 3, 4, 5, 8, 1, 2])
-    assert short is not None
-    assert long is not None
     assert short.token_ids == long.token_ids == (3, 4, 5)
     assert short.confidences == pytest.approx((2 / 3, 3 / 4, 4 / 5))
     assert long.confidences == pytest.approx((3 / 4, 4 / 5, 5 / 6))
@@ -85,7 +82,6 @@ def test_a_longer_match_is_surer() -> None:
 
 def test_places_that_went_on_otherwise_make_it_less_sure() -> None:
     drafts = ask(NgramDrafter(2, 2), [1, 2, 3, 1, 2, 4, 1, 2, 5, 1, 2], 2)
-    assert drafts is not None
     assert drafts.token_ids == (3, 1)
     assert drafts.confidences == pytest.approx((2 / 3 / 3, 3 / 4))
 
@@ -93,8 +89,6 @@ def test_places_that_went_on_otherwise_make_it_less_sure() -> None:
 def test_a_match_far_back_counts_itself() -> None:
     far = ask(NgramDrafter(2, 2), [1, 2, 3, *range(10, 9000), 1, 2], 1)
     near = ask(NgramDrafter(2, 2), [1, 2, 3, 1, 2], 1)
-    assert far is not None
-    assert near is not None
     assert far.token_ids == near.token_ids
     assert far.confidences == near.confidences
 

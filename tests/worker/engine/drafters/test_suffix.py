@@ -1,14 +1,26 @@
-"""Suffix decoding: from the sequence itself and its own group's finished outputs, nothing else."""
+"""Suffix decoding: from the sequence itself and its group's finished outputs, nothing else."""
+
+import sys
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.depth import examples
-from worker.engine.drafters.finished_outputs import FinishedOutputs
+from worker.engine.drafters.finished_outputs import FinishedOutputs, OutputText
 from worker.engine.drafters.interface import DraftContext
 from worker.engine.drafters.suffix import SuffixDrafter
-from worker.engine.drafters.suffix_paths import PathLimits
+from worker.engine.drafters.suffix_paths import (
+    ANCHORS,
+    MAX_PLACES,
+    Corpus,
+    Path,
+    PathLimits,
+    SequenceCorpus,
+    best_path,
+)
+from worker.engine.drafters.texts import END, SequenceTexts, spell, tokens_of
 from worker.types import Drafts
 
 MINE, YOURS, SALTED = ("me", ""), ("you", ""), ("me", "salt")
@@ -147,3 +159,159 @@ def test_outputs_of_unsound_sequences_are_forgotten() -> None:
     drafter.learn(1000)
     assert drafter.num_sequences == 0
     assert ask(drafter, [9, 2], MINE) is None
+
+
+# Fewer occurrences than MAX_PLACES, so that the look-up misses none.
+TEXTS = st.text("abc", max_size=MAX_PLACES)
+DRAWN_LIMITS = st.builds(
+    PathLimits,
+    st.integers(1, 30),
+    st.sampled_from([0.5, 1.0, 2.5]),
+    st.sampled_from([0.0, 0.1, 0.4, 1.0]),
+)
+
+
+def paths_by_counting(
+    texts: list[str], context: str, limits: PathLimits, num_tokens: int, own: bool
+) -> list[Path]:
+    """Return the likeliest path for each length of a match, from every place in the texts and in
+    `own` but its end; of equally likely tokens, the one seen last.
+    """
+    found = []
+    for length in range(1, min(limits.max_match_tokens, len(context)) + 1):
+        pattern = context[-length:]
+        rests = [
+            text[end:]
+            for text in texts
+            for end in range(length, len(text) + (not own))
+            if text[end - length : end] == pattern
+        ]
+        if not rests:
+            break
+        budget = min(num_tokens, int(length * limits.max_spec_factor))
+        path, shares, score, probability = "", [], 0.0, len(rests) / (len(rests) + 1)
+        while len(path) < budget:
+            alive = [rest for rest in rests if rest.startswith(path)]
+            counts = Counter(r[len(path)] for r in reversed(alive) if len(r) > len(path))
+            if not counts:
+                break
+            token, count = counts.most_common(1)[0]  # of equals the first counted: seen last
+            probability *= count / len(alive)
+            if probability < limits.min_probability:
+                break
+            path += token
+            shares.append(count / len(alive))
+            score += probability
+        found.append(Path(path, tuple(shares), score, length))
+    return found
+
+
+def check(path: Path, found: list[Path]) -> None:
+    best = max((other.score for other in found), default=0.0)
+    assert path.score == pytest.approx(best)
+    if best:
+        same = [(other.text, other.shares) for other in found]
+        assert (path.text, path.shares) in same
+        assert any(path.match_tokens == other.match_tokens for other in found)
+
+
+@examples(200)
+@given(TEXTS, DRAWN_LIMITS, st.integers(1, 9))
+def test_a_sequence_is_looked_up_as_if_every_match_was_counted(
+    text: str, limits: PathLimits, num_tokens: int
+) -> None:
+    path = best_path(SequenceCorpus(text), text, limits, num_tokens)
+    check(path, paths_by_counting([text], text, limits, num_tokens, own=True))
+
+
+@examples(200)
+@given(
+    st.lists(st.text("abc", min_size=1, max_size=MAX_PLACES // 4), max_size=4),
+    TEXTS,
+    DRAWN_LIMITS,
+    st.integers(1, 9),
+)
+def test_outputs_are_looked_up_as_if_every_match_was_counted(
+    outputs: list[str], context: str, limits: PathLimits, num_tokens: int
+) -> None:
+    corpus = OutputText()
+    for output in outputs:
+        corpus.append(output)
+    corpus.index(1000)
+    path = best_path(corpus, context, limits, num_tokens)
+    check(path, paths_by_counting(outputs, context, limits, num_tokens, own=False))
+    assert END not in path.text
+
+
+@pytest.mark.parametrize("length", ANCHORS)
+def test_only_the_latest_places_are_looked_at(length: int) -> None:
+    anchor = "abcdefgh"[-length:]
+    text = (anchor + "x") * 99 + (anchor + "y") * MAX_PLACES + anchor
+    output = OutputText()
+    output.append(text)
+    output.index(2000)
+    corpora: list[Corpus] = [SequenceCorpus(text), output]
+    for corpus in corpora:
+        places = corpus.places(anchor)
+        assert len(places) == MAX_PLACES
+        assert places == sorted(places, reverse=True)
+        ends = [place for place in places if corpus.text[place] in ("", END)]
+        assert {corpus.text[p] for p in places if p not in ends} == {"y"}
+
+
+def test_a_token_seen_once_is_believed_by_half() -> None:
+    """Something new may follow here as well; after that nothing branches."""
+    text = spell([1, 2, 3, 4, 5, 1, 2, 3])
+    path = best_path(SequenceCorpus(text), text, LIMITS, 9)
+    assert path == Path(spell([4, 5, 1]), (1.0, 1.0, 1.0), 1.5, 3)
+    output = OutputText()
+    output.append(spell([1, 2, 3, 4, 5, 1]))
+    output.index(10)
+    assert best_path(output, spell([1, 2, 3]), LIMITS, 9) == path
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(0.2, 0), (0.5, 2), (1.0, 4), (3.0, 9)])
+def test_a_path_is_as_long_as_its_match_allows(factor: float, expected: int) -> None:
+    text = spell([1, 2, 3, 4, *range(10, 30), 1, 2, 3, 4])
+    path = best_path(SequenceCorpus(text), text, PathLimits(24, factor, 0.1), 9)
+    assert len(path.text) == expected
+
+
+SURROGATES = [0xD83D, 0xDE00, 0xDFFF, 0xD800]
+
+
+@examples(100)
+@given(st.lists(st.integers(0, sys.maxunicode - 1), max_size=80))
+def test_spelled_tokens_read_back_the_same(token_ids: list[int]) -> None:
+    text = spell(token_ids)
+    assert len(text) == len(token_ids)
+    assert tokens_of(text) == tuple(token_ids)
+
+
+@pytest.mark.parametrize("times", [1, 40])
+def test_ids_among_the_surrogates_are_tokens_like_others(times: int) -> None:
+    assert tokens_of(spell(SURROGATES * times)) == tuple(SURROGATES * times)
+
+
+@pytest.mark.parametrize("token_id", [-1, sys.maxunicode, sys.maxunicode + 1, 1 << 40])
+@pytest.mark.parametrize("times", [1, 100])
+def test_an_id_that_no_vocabulary_has_is_refused(token_id: int, times: int) -> None:
+    with pytest.raises((ValueError, OverflowError)):
+        spell([token_id] * times)
+
+
+def test_texts_grow_with_their_sequences_and_can_be_forgotten() -> None:
+    texts = SequenceTexts()
+    token_ids = [5, 6]
+    assert texts.read(1, token_ids) == spell([5, 6])
+    assert texts.read(2, [9]) == spell([9])
+    token_ids += [7, 8, 9]
+    assert texts.read(1, token_ids) == spell([5, 6, 7, 8, 9])
+    assert texts.read(1, token_ids) == spell([5, 6, 7, 8, 9])
+    with pytest.raises(ValueError, match="sequence 1 got 4 tokens shorter"):
+        texts.read(1, [5])
+    assert len(texts) == 2
+    texts.forget(1)
+    texts.forget(1)
+    assert len(texts) == 1
+    assert texts.read(1, [5]) == spell([5])

@@ -180,7 +180,6 @@ def test_a_step_says_which_slot_a_sequence_runs_with() -> None:
     engine = scheduler(AdapterSlots(1, 2, Files()))
     add(engine, "a", A, tokens=8)
     step = engine.schedule(0.0)
-    assert step is not None
     assert step.adapters == ((0, "a"),)
     assert [s.adapter_slot for s in step.sequences] == [0]
 
@@ -203,9 +202,7 @@ def test_adapters_are_refused_where_there_are_none() -> None:
     ),
     num_slots=st.integers(1, 3),
 )
-def test_every_request_is_answered_by_its_adapter(
-    moves: list[tuple[str, int]], num_slots: int
-) -> None:
+def test_every_adapter_answers_its_requests(moves: list[tuple[str, int]], num_slots: int) -> None:
     adapters, files = (A, B, C, D), Files(is_slow=True)
     slots = AdapterSlots(num_slots, num_slots, files)
     engine = scheduler(slots, max_bypasses=2)

@@ -12,12 +12,12 @@ from tests.depth import examples
 from tests.support.worker import engine_walk as walks
 from tests.support.worker.moving_kv import MadeUpConnector
 from tests.support.worker.paged_executor import TOKEN_BYTES, PagedExecutor, kv_of
+from tests.support.worker.step_driver import outputs as run
+from tests.support.worker.tier_house import tiers_below
 from worker.config import CacheConfig, SchedulerConfig
-from worker.engine.cache.tiers import Tiers
 from worker.engine.core import EngineCore
 from worker.engine.features.remote_kv import RemoteKv
-from worker.engine.features.tiered_cache import TieredCache
-from worker.engine.messages import AddRequest, Command, Pause, RequestOutput
+from worker.engine.messages import AddRequest, Pause, RequestOutput
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.kv.asked import WantedKv
 from worker.types import FinishReason, KvPeer, KvSource, SamplingParams
@@ -40,16 +40,6 @@ def asks(name: str = "a", num_tokens: int = len(PROMPT), **fields: Any) -> AddRe
     return AddRequest(name, PROMPT, params, 0.0, **{"kv_source": source, **fields})
 
 
-def run(core: EngineCore) -> list[RequestOutput]:
-    outputs: list[RequestOutput] = []
-    for _ in range(200):
-        if not core.has_work:
-            return outputs
-        reported = core.step()
-        outputs += [] if reported is None else reported.outputs
-    raise AssertionError("no end")
-
-
 def tokens_of(outputs: list[RequestOutput], name: str = "a") -> list[int]:
     return [t for output in outputs if output.request_id == name for t in output.token_ids]
 
@@ -61,7 +51,7 @@ EXPECTED = walks.alone(asks(), 0, 64)[0]
     ("looks", "failing", "caching", "num_loaded"),
     [(0, False, True, 10), (5, False, True, 10), (5, False, False, 10), (5, True, True, 0)],
 )
-def test_kv_that_arrives_is_not_computed_again(
+def test_moved_kv_is_not_computed(
     looks: int, failing: bool, caching: bool, num_loaded: int
 ) -> None:
     connector = MadeUpConnector(
@@ -231,10 +221,11 @@ def test_without_a_connector_transfers_are_refused() -> None:
 
 
 @st.composite
-def moving(draw: st.DrawFn) -> tuple[list[walks.Arrival], MadeUpConnector]:
+def moving(draw: st.DrawFn) -> tuple[walks.Scene, MadeUpConnector]:
     """Return random requests, many of which have KV elsewhere: right, wrong, late, or lost."""
+    scene = draw(walks.scenes)
     load, prompts, failing = [], {}, set()
-    for arrival in draw(walks.loads):
+    for arrival in scene.load:
         request = arrival.request
         size = len(request.prompt_token_ids)
         kind = draw(st.sampled_from(["none", "there", "there", "other", "lost", "asked"]))
@@ -261,42 +252,23 @@ def moving(draw: st.DrawFn) -> tuple[list[walks.Arrival], MadeUpConnector]:
         wanted = (*arrival.request.prompt_token_ids, *([1] * draw(st.integers(1, 9))))
         question = WantedKv(wanted, draw(st.integers(0, 9)), arrival.request.cache_salt, None)
         connector.questions += [*([None] * draw(st.integers(0, 6))), question]
-    return load, connector
+    return replace(scene, load=load), connector
 
 
-@pytest.mark.parametrize("pipe", sorted(walks.PIPELINES))
+@pytest.mark.parametrize("pipe", walks.PIPES)
 @examples(40)
-@given(
-    cache=walks.caches,
-    limits=walks.limits_of_a_step,
-    load=moving(),
-    orders=walks.commands,
-    num_slots=st.sampled_from([0, 0, 6, 20]),
-)
+@given(moved=moving(), num_slots=st.sampled_from([0, 0, 6, 20]))
 def test_moving_kv_changes_no_answer(
-    pipe: str,
-    cache: CacheConfig,
-    limits: SchedulerConfig,
-    load: tuple[list[walks.Arrival], MadeUpConnector],
-    orders: list[tuple[int, Command]],
-    num_slots: int,
+    pipe: str, moved: tuple[walks.Scene, MadeUpConnector], num_slots: int
 ) -> None:
-    arrivals, connector = load
-    executor = PagedExecutor(cache.block_size)
-    remote = RemoteKv(connector, executor.read_kv, cache.block_size)
-    has_tiers = num_slots > 0 and cache.enable_prefix_caching
-    cache = replace(cache, record_evictions=has_tiers)
-    size = cache.block_size * TOKEN_BYTES
-    memory = memoryview(bytearray(num_slots * size))
-    tiers = TieredCache(lambda root, record: Tiers(memory, size, root, "lru", record))
-    features = [remote, tiers if has_tiers else None]
-    scheduler = Scheduler(cache, limits, (walks.END,), features)
-    core = EngineCore(scheduler, executor, lambda: 0.0, pipeline=walks.PIPELINES[pipe](executor))
-    walk = walks.Walk(core, scheduler, arrivals)
-    walk.run(limits, orders)
-    walk.check(orders)
+    scene, connector = moved
+    size = scene.cache.block_size
+    executor = PagedExecutor(size)
+    cache, tiers = tiers_below(scene.cache, num_slots)
+    features = [RemoteKv(connector, executor.read_kv, size), tiers]
+    scene.run(Scheduler(cache, scene.limits, (walks.END,), features), executor, pipe)
     assert all(pull.is_closed for pull in connector.pulls)
-    for arrival in arrivals:
+    for arrival in scene.load:
         for name in arrival.names:
             export = connector.stored.get(name)
             prompt = arrival.request.prompt_token_ids

@@ -17,11 +17,9 @@ from tests.support.worker import engine_walk as walks
 from tests.support.worker.paged_executor import VOCABULARY, PagedExecutor, next_token
 from worker.config import CacheConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine import policies
-from worker.engine.core import EngineCore
 from worker.engine.drafters.interface import DraftContext
 from worker.engine.features.interface import Feature
 from worker.engine.features.speculation import Speculation
-from worker.engine.messages import Command
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.engine.sequences.sequence import Sequence as Answer
 from worker.types import Drafts, RepetitionDetection, SampleSpec, SamplingParams, SchedulerOutput
@@ -62,7 +60,6 @@ class ScriptedDrafter:
         self.ended: list[tuple[int, tuple[int, ...]]] = []  # sequence, its outputs
 
     def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
-        assert self.answer_of is not None
         assert num_tokens >= 1
         tokens, position = list(context.token_ids), len(context.token_ids)
         number = zlib.crc32(bytes(tokens), self.manner.salt)
@@ -133,13 +130,13 @@ limits_of_a_step = st.builds(
     in_batch_prefix_tokens=st.sampled_from([None, 4]),
     reserve_full_prompt=st.sampled_from([True, True, False]),
 )
+scenes = st.builds(walks.Scene, caches, limits_of_a_step, loads, walks.commands)
 
 
 class Bench:
     def __init__(
         self,
-        cache: CacheConfig,
-        limits: SchedulerConfig,
+        scene: walks.Scene,
         config: SpeculativeConfig,
         manner: Manner,
         kind: type[Scheduler] = Scheduler,
@@ -147,8 +144,8 @@ class Bench:
         self.on_device = config.method == "eagle"
         self.drafter = None if self.on_device else ScriptedDrafter(manner)
         speculation = Speculation(config, self.drafter, self.on_device, VOCABULARY)
-        self.scheduler = kind(cache, limits, (walks.END,), [speculation])
-        self.executor = PagedExecutor(cache.block_size)
+        self.scheduler = kind(scene.cache, scene.limits, (walks.END,), [speculation])
+        self.executor = PagedExecutor(scene.cache.block_size)
         self.executor.truth = self._truth
         self.executor.make_drafts = self._make_drafts
         self._manner = manner
@@ -172,46 +169,24 @@ class Bench:
 manners = st.builds(Manner, st.sampled_from(MANNERS), st.integers(0, 99))
 
 
-@pytest.mark.parametrize("pipe", sorted(walks.PIPELINES))
+@pytest.mark.parametrize("pipe", walks.PIPES)
 @examples(150)
-@given(
-    cache=caches,
-    limits=limits_of_a_step,
-    load=loads,
-    orders=walks.commands,
-    config=speculative(),
-    manner=manners,
-    seconds=st.sampled_from([0.0, 0.01]),
-)
+@given(scene=scenes, config=speculative(), manner=manners, seconds=st.sampled_from([0.0, 0.01]))
 def test_drafts_change_no_answer(
-    pipe: str,
-    cache: CacheConfig,
-    limits: SchedulerConfig,
-    load: list[walks.Arrival],
-    orders: list[tuple[int, Command]],
-    config: SpeculativeConfig,
-    manner: Manner,
-    seconds: float,
+    pipe: str, scene: walks.Scene, config: SpeculativeConfig, manner: Manner, seconds: float
 ) -> None:
-    bench = Bench(cache, limits, config, manner)
+    bench = Bench(scene, config, manner)
     ticks = itertools.count()
-    pipeline = walks.PIPELINES[pipe](bench.executor)
-    core = EngineCore(
-        bench.scheduler, bench.executor, lambda: next(ticks) * seconds, pipeline=pipeline
-    )
-    walk = walks.Walk(core, bench.scheduler, load)
-    walk.run(limits, orders)
-    walk.check(orders)
+    walk = scene.run(bench.scheduler, bench.executor, pipe, lambda: next(ticks) * seconds)
     stats = bench.scheduler.stats()
     assert stats.speculation.num_accepted_tokens == sum(stats.speculation.num_accepted_by_position)
     assert stats.speculation.num_accepted_tokens <= stats.speculation.num_draft_tokens
     if manner.name in ("right", "wrong", "mixed"):
         assert stats.speculation.num_drafter_failures == 0
     reported = [r.endings[0].speculation for r in walk.received.values() if r.endings]
-    assert sum(figures.num_steps for figures in reported if figures) == stats.speculation.num_drafts
-    assert (
-        sum(figures.num_draft_tokens for figures in reported if figures)
-        == stats.speculation.num_draft_tokens
+    assert (stats.speculation.num_drafts, stats.speculation.num_draft_tokens) == (
+        sum(figures.num_steps for figures in reported if figures),
+        sum(figures.num_draft_tokens for figures in reported if figures),
     )
     for sequence in (s for step in bench.executor.steps for s in step.sequences):
         assert not (sequence.takes_pending and (sequence.num_drafts or sequence.num_to_draft))
@@ -246,25 +221,7 @@ class Compared(Scheduler):
 
 
 @examples(60)
-@given(
-    cache=caches,
-    limits=limits_of_a_step,
-    load=loads,
-    orders=walks.commands,
-    config=speculative(),
-    salt=st.integers(0, 99),
-)
-def test_drafts_displace_nothing(
-    cache: CacheConfig,
-    limits: SchedulerConfig,
-    load: list[walks.Arrival],
-    orders: list[tuple[int, Command]],
-    config: SpeculativeConfig,
-    salt: int,
-) -> None:
-    bench = Bench(cache, limits, config, Manner("mixed", salt), Compared)
-    pipeline = walks.PIPELINES["eager"](bench.executor)
-    core = EngineCore(bench.scheduler, bench.executor, lambda: 0.0, pipeline=pipeline)
-    walk = walks.Walk(core, bench.scheduler, load)
-    walk.run(limits, orders)
-    walk.check(orders)
+@given(scene=scenes, config=speculative(), salt=st.integers(0, 99))
+def test_drafts_displace_nothing(scene: walks.Scene, config: SpeculativeConfig, salt: int) -> None:
+    bench = Bench(scene, config, Manner("mixed", salt), Compared)
+    scene.run(bench.scheduler, bench.executor, "eager")

@@ -209,9 +209,7 @@ def test_a_cheap_and_good_device_drafter_is_asked_for_all_it_may_make() -> None:
 
 
 @pytest.mark.parametrize(("stands", "price"), [(False, 0.003), (True, 0.2)])
-def test_a_bad_or_dear_device_drafter_is_given_up_but_for_probes(
-    stands: bool, price: float
-) -> None:
+def test_a_bad_or_dear_device_drafter_is_only_probed(stands: bool, price: float) -> None:
     chosen = lengths(most=4, draft_seconds=price)
     made = 0
     history = []

@@ -405,9 +405,7 @@ def run_adaptive(chosen: VirtualEngine, num_tokens: int) -> tuple[Run, DraftLeng
 
 
 @pytest.mark.parametrize(("hardware", "text", "batch"), NEVER_SLOWER[SOME])
-def test_adaptive_lengths_are_never_slower_than_plain_decoding(
-    hardware: str, text: str, batch: int
-) -> None:
+def test_adaptive_lengths_are_no_slower_than_none(hardware: str, text: str, batch: int) -> None:
     """The bound is 0.97 of plain decoding's rate, with all learning and probing."""
     chosen = engine(HARDWARE[hardware], text, batch)
     plain = chosen.run(Fixed(0), NUM_TOKENS[batch])
@@ -416,9 +414,7 @@ def test_adaptive_lengths_are_never_slower_than_plain_decoding(
 
 
 @pytest.mark.parametrize(("hardware", "text", "batch"), NEAR_THE_BEST[SOME])
-def test_adaptive_lengths_are_near_the_best_fixed_length(
-    hardware: str, text: str, batch: int
-) -> None:
+def test_adaptive_lengths_are_near_the_best_length(hardware: str, text: str, batch: int) -> None:
     """The bound is 0.9 of the best fixed length, which is unknown beforehand."""
     chosen = engine(HARDWARE[hardware], text, batch)
     fixed = max(chosen.run(Fixed(k), NUM_TOKENS[batch]).rate for k in (0, 1, 2, 3, 5))

@@ -86,7 +86,6 @@ async def test_only_the_newest_of_a_backlog_of_heartbeats_counts(mute: Mute) -> 
     await child.spawn()
     now = time.monotonic()
     stalled = msgspec.structs.replace(STALLED, sent_seconds=now)
-    assert child._context is not None
     with child._context.socket(zmq.PAIR) as engine:  # of the same context: what is sent is there
         child._beats._socket.bind("inproc://beats")
         engine.connect("inproc://beats")
@@ -128,9 +127,7 @@ while True:
 """
 
 
-async def test_a_step_in_an_endless_loop_is_a_loss(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_endless_step_is_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It uses up its budget by running, as one that hangs does by sleeping."""
     script = tmp_path / "endless.py"
     script.write_text(ENDLESS)
@@ -155,7 +152,6 @@ async def test_silence_of_an_engine_that_waits_for_a_core_is_no_loss(
         supervision = Supervision(startup_silence_seconds=0.8)
         child = EngineChild(EngineConfig("sim", None), supervision, lambda message: None)
         await child.spawn()
-        assert child.pid is not None
         await asyncio.to_thread(run_for, child.pid, 0.3)
         assert not child.lost.done()
     await child.close(0.0)
@@ -179,7 +175,6 @@ async def test_messages_of_a_lost_engine_are_discarded(mute: Mute) -> None:
     engine.say(*steps)
     engine.close()
     main = child._main
-    assert main is not None
     main.drain(at_once=None)
     assert len(received) == at_loss
     assert received == steps[:at_loss]
@@ -209,7 +204,6 @@ async def test_an_engine_that_cannot_be_started_again_is_given_up(
     async with asyncio.timeout(PATIENCE_SECONDS):
         await client.start()
         monkeypatch.setattr("tempfile.tempdir", str(deep))
-        assert client.pid is not None
         os.kill(client.pid, signal.SIGKILL)
         await client.gone()
         await client.shutdown()

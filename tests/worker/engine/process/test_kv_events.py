@@ -1,4 +1,4 @@
-"""The KV event publisher over real sockets: frames, numbers, replay, overflow, both directions."""
+"""KV events: the bytes on the wire, and the publisher over real sockets."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -10,10 +10,17 @@ import pytest
 import zmq
 
 from worker.config import KvEventsConfig
-from worker.engine.cache.block_hash import BlockHash
-from worker.engine.cache.cache_events import BlockRemoved, BlocksStored, CacheCleared, CacheEvent
-from worker.engine.process.kv_events import KvEventPublisher, publishes
+from worker.engine.cache.block_hash import BlockHash, BlockHasher
+from worker.engine.cache.cache_events import (
+    BlockRemoved,
+    BlocksStored,
+    CacheCleared,
+    CacheEvent,
+    announcement,
+)
+from worker.engine.process.kv_events import EventEncoder, KvEventPublisher, publishes
 from worker.errors import ConfigError
+from worker.types import Adapter
 
 LOOPBACK = "tcp://127.0.0.1:*"
 END = b"\xff" * 8
@@ -54,7 +61,6 @@ def receive(socket: zmq.Socket[Any]) -> list[bytes]:
 
 def dealer(context: zmq.Context[Any], events: KvEventPublisher) -> zmq.Socket[Any]:
     socket = context.socket(zmq.DEALER)
-    assert events.replay_endpoint is not None
     socket.connect(events.replay_endpoint)
     return socket
 
@@ -149,9 +155,7 @@ def test_malformed_replay_requests_are_ignored(context: zmq.Context[Any]) -> Non
         assert ask_until(client, 0) == [(0, ["AllBlocksCleared"])]
 
 
-def test_a_full_queue_never_blocks_and_ends_in_a_full_announcement(
-    context: zmq.Context[Any],
-) -> None:
+def test_a_full_queue_never_blocks_and_ends_in_an_announcement(context: zmq.Context[Any]) -> None:
     announced: list[int] = []
 
     def announce() -> list[CacheEvent]:
@@ -220,3 +224,79 @@ def test_there_is_a_publisher_when_events_are_on_and_not_sent_to_nowhere(
 ) -> None:
     """Enabling means zmq unless the publisher is `null`, as in vLLM."""
     assert publishes(KvEventsConfig(enabled, name)) is expected
+
+
+ONE = BlockHash((1).to_bytes(32, "big"), b"root", (1, 2))
+TWO = BlockHash((2).to_bytes(32, "big"), ONE.digest, (3, 4))
+SALTED = BlockHash(b"\xff" * 32, b"root", (1, 2), (("cache_salt", "s"),))
+EVENTS = [BlocksStored((ONE, TWO), None), BlockRemoved(ONE.digest), CacheCleared()]
+
+# vLLM 0.32's own bytes for these events at 1.5 s, rank 0.
+CHECK_BYTES = bytes.fromhex(
+    "93cb3ff8000000000000"
+    "93"
+    "88a474797065ab426c6f636b53746f726564ac626c6f636b5f686173686573920102b1706172656e745f626c6f636b"
+    "5f68617368c0a9746f6b656e5f6964739401020304aa626c6f636b5f73697a6502a76c6f72615f6964c0a66d656469"
+    "756da3475055a96c6f72615f6e616d65c0"
+    "83a474797065ac426c6f636b52656d6f766564ac626c6f636b5f6861736865739101a66d656469756da3475055"
+    "81a474797065b0416c6c426c6f636b73436c6561726564"
+    "00"
+)
+
+
+def test_the_map_form_is_vllms_byte_for_byte() -> None:
+    assert EventEncoder(2).encode(EVENTS, 1.5) == CHECK_BYTES
+
+
+def test_the_array_form_is_positional() -> None:
+    payload = EventEncoder(2, form="array").encode(EVENTS, 1.5)
+    assert msgspec.msgpack.decode(payload) == [
+        1.5,
+        [
+            ["BlockStored", [1, 2], None, [1, 2, 3, 4], 2, None, "GPU", None, None],
+            ["BlockRemoved", [1], "GPU"],
+            ["AllBlocksCleared"],
+        ],
+        0,
+    ]
+
+
+@pytest.mark.parametrize("form", ["map", "array"])
+def test_extra_keys_are_untagged_and_only_sent_when_there_are_some(form: str) -> None:
+    child = BlockHash(b"\xfe" * 32, SALTED.digest, (3, 4))
+    payload = EventEncoder(2, form).encode([BlocksStored((SALTED, child), None)], 0.0)
+    (event,) = msgspec.msgpack.decode(payload)[1]
+    assert (event["extra_keys"] if form == "map" else event[8]) == [["s"], None]
+
+
+def test_blocks_of_an_adapter_name_it() -> None:
+    adapter = Adapter("sql", "/adapters/sql", 5)
+    chain: list[BlockHash] = []
+    BlockHasher(2).extend(chain, [1, 2, 3, 4], 2, "s", adapter)
+    payload = EventEncoder(2).encode([BlocksStored(tuple(chain), None)], 0.0)
+    (event,) = msgspec.msgpack.decode(payload)[1]
+    assert (event["lora_name"], event["lora_id"]) == ("sql", 5)
+    assert event["extra_keys"] == [["sql", "s"], ["sql"]]
+
+
+def test_hashes_can_be_whole_digests() -> None:
+    """Then parents are bytes too, and integers are the last 64 bits, unsigned."""
+    stored = BlocksStored((SALTED,), TWO.digest)
+    (whole,) = msgspec.msgpack.decode(EventEncoder(2, int_hashes=False).encode([stored], 0.0))[1]
+    assert (whole["block_hashes"], whole["parent_block_hash"]) == ([SALTED.digest], TWO.digest)
+    (short,) = msgspec.msgpack.decode(EventEncoder(2).encode([stored], 0.0))[1]
+    assert (short["block_hashes"], short["parent_block_hash"]) == ([2**64 - 1], 2)
+
+
+def test_an_announcement_reports_everything_in_runs() -> None:
+    other = BlockHash(b"o" * 32, b"root", (5, 6))
+    orphan = BlockHash(b"p" * 32, b"gone", (7, 8))
+    blocks = [(ONE, True), (TWO, False), (other, True), (other, True), (orphan, False)]
+    assert announcement(blocks) == [
+        CacheCleared(),
+        BlocksStored((ONE, TWO), None),
+        BlocksStored((other,), None),
+        BlocksStored((other,), None),
+        BlocksStored((orphan,), b"gone"),
+    ]
+    assert announcement([]) == [CacheCleared()]

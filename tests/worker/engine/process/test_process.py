@@ -8,7 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.support.worker.step_driver import steps
 from worker.config import EngineConfig, SchedulerConfig, SimConfig, SpeculativeConfig
+from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest, EngineFailed, Vocabulary
 from worker.engine.process.__main__ import run
 from worker.engine.process.build import build_core
@@ -17,6 +19,12 @@ from worker.engine.process.server import EngineSocket
 from worker.errors import ConfigError
 from worker.sim.runner import DEFAULT_SIM_BLOCKS
 from worker.types import EngineStats, SamplingParams
+
+
+def run_out(core: EngineCore) -> tuple[list[int], EngineStats]:
+    reported = [*steps(core)]
+    core.shutdown()
+    return [t for one in reported for o in one.outputs for t in o.token_ids], reported[-1].stats
 
 
 def test_the_simulator_has_a_default_cache() -> None:
@@ -47,16 +55,7 @@ def test_an_engine_drafts_as_configured(method: str) -> None:
         prompt = [300, 301, 302, 303] * 8
         params = SamplingParams(max_tokens=24, ignore_eos=True)
         core.add(AddRequest("a", prompt, params, 0.0))
-        tokens: list[int] = []
-        stats = None
-        while core.has_work:
-            outputs = core.step()
-            if outputs is not None:
-                tokens += [token for one in outputs.outputs for token in one.token_ids]
-                stats = outputs.stats
-        core.shutdown()
-        assert stats is not None
-        reported[config is None] = (tokens, stats)
+        reported[config is None] = run_out(core)
     plain, drafted = reported[True], reported[False]
     assert plain[0] == drafted[0] == [300, 301, 302, 303] * 6
     assert (plain[1].speculation.num_drafts, drafted[1].speculation.num_drafts > 0) == (0, True)
@@ -71,14 +70,7 @@ def test_an_engine_without_a_drafter_runs_what_a_grammar_forces_at_once() -> Non
     core, _ = build_core(EngineConfig("sim", None, sim=sim, vocab_size=257, eos_token_ids=(256,)))
     core.take_vocabulary(vocabulary)
     core.add(AddRequest("a", [1, 2], SamplingParams(99, grammar="start: /[ab]longname[cd]/"), 0.0))
-    tokens: list[int] = []
-    stats = EngineStats()
-    while core.has_work:
-        reported = core.step()
-        if reported is not None:
-            tokens += [token for one in reported.outputs for token in one.token_ids]
-            stats = reported.stats
-    core.shutdown()
+    tokens, stats = run_out(core)
     assert re.fullmatch("[ab]longname[cd]", bytes(tokens[:-1]).decode())
     assert (stats.speculation.num_accepted_tokens, stats.scheduler.num_steps) == (8, 3)
 
@@ -95,9 +87,7 @@ class Listener(EngineSocket):
     def close(self) -> None: ...
 
 
-def test_an_error_of_the_user_is_reported_without_a_stack_trace(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_users_error_is_reported_without_a_stack_trace(caplog: pytest.LogCaptureFixture) -> None:
     channel = Listener()
     budget = StepBudget(1.0, 1.0, 0.0)
     assert run(EngineConfig("jax", None), channel, budget, Pulse(budget)) == 1

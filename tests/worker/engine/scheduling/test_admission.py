@@ -1,19 +1,12 @@
 """Admission: bounded bypass, longest prefix first, waiting for a sibling, coming back."""
 
-from collections.abc import Callable
-
 import pytest
 
-from tests.support.worker.step_driver import advance, plan, scheduler
-from worker.engine.messages import AddRequest
+from tests.support.worker.step_driver import advance, make_request, plan, scheduler
 from worker.engine.scheduling.admission import PauseState
 
-Make = Callable[..., AddRequest]
 
-
-def test_smaller_ones_pass_a_head_that_does_not_fit_so_often_and_no_more(
-    make_request: Make,
-) -> None:
+def test_smaller_ones_pass_a_head_that_does_not_fit_so_often_and_no_more() -> None:
     engine = scheduler(num_blocks=4, max_bypasses=2)
     engine.add(make_request("runs", [9] * 5, max_tokens=6, ignore_eos=True))
     engine.add(make_request("head", [8] * 15, max_tokens=1))
@@ -25,7 +18,7 @@ def test_smaller_ones_pass_a_head_that_does_not_fit_so_often_and_no_more(
     assert {4, 5} <= set(advance(engine)[0])
 
 
-def test_a_request_for_many_seats_can_be_passed_too(make_request: Make) -> None:
+def test_a_request_for_many_seats_can_be_passed_too() -> None:
     engine = scheduler(max_num_seqs=2, max_bypasses=1)
     engine.add(make_request("runs", [9], max_tokens=3))
     engine.add(make_request("two", [8], branches=["other"]))
@@ -34,7 +27,7 @@ def test_a_request_for_many_seats_can_be_passed_too(make_request: Make) -> None:
     assert [set(advance(engine)[0]) for _ in range(4)] == [{0, 3}, {0}, {0}, {1}]
 
 
-def test_longest_cached_prefix_first(make_request: Make) -> None:
+def test_longest_cached_prefix_first() -> None:
     order = {}
     for waiting_order in ("lpm", "fcfs"):
         engine = scheduler(max_num_seqs=1, waiting_order=waiting_order)
@@ -47,7 +40,7 @@ def test_longest_cached_prefix_first(make_request: Make) -> None:
     assert order == {"lpm": ["most", "some", "none"], "fcfs": ["none", "some", "most"]}
 
 
-def test_a_long_line_goes_by_arrival(make_request: Make) -> None:
+def test_a_long_line_goes_by_arrival() -> None:
     """Looking up every prefix of a long line would cost too much."""
     engine = scheduler(max_num_seqs=1, waiting_order="lpm")
     engine.add(make_request("warm", [1] * 12, max_tokens=1))
@@ -59,7 +52,7 @@ def test_a_long_line_goes_by_arrival(make_request: Make) -> None:
     assert first == ["0", "1", "hit"]
 
 
-def test_a_sibling_waits_for_the_prefix_that_is_being_computed(make_request: Make) -> None:
+def test_a_sibling_waits_for_the_prefix_that_is_being_computed() -> None:
     engine = scheduler(max_num_batched_tokens=16, in_batch_prefix_tokens=8)
     stem = [5] * 20
     engine.add(make_request("first", [*stem, 1]))
@@ -69,7 +62,7 @@ def test_a_sibling_waits_for_the_prefix_that_is_being_computed(make_request: Mak
     assert advance(engine)[0] == {0: 5, 1: 5, 2: 4}
 
 
-def test_sequences_that_share_a_prefix_are_deferred_and_counted(make_request: Make) -> None:
+def test_sequences_that_share_a_prefix_are_deferred_and_counted() -> None:
     engine = scheduler(in_batch_prefix_tokens=8)
     stem = [5] * 20
     engine.add(make_request("first", [*stem, 1]))
@@ -85,16 +78,14 @@ def test_sequences_that_share_a_prefix_are_deferred_and_counted(make_request: Ma
     "sibling",
     [{"cache_salt": "x"}, {"prompt_logprobs": 0}],
 )
-def test_a_sequence_that_cannot_use_the_prefix_does_not_wait_for_it(
-    make_request: Make, sibling: dict[str, object]
-) -> None:
+def test_a_sequence_that_cannot_use_a_prefix_does_not_wait(sibling: dict[str, object]) -> None:
     engine = scheduler(in_batch_prefix_tokens=8)
     engine.add(make_request("first", [5] * 20))
     engine.add(make_request("second", [5] * 20, **sibling))
     assert advance(engine)[0] == {0: 20, 1: 20}
 
 
-def test_a_sibling_is_free_when_the_one_it_waits_for_is_gone(make_request: Make) -> None:
+def test_a_sibling_is_free_when_the_one_it_waits_for_is_gone() -> None:
     engine = scheduler(max_num_batched_tokens=16, in_batch_prefix_tokens=8)
     engine.add(make_request("first", [5] * 40))
     assert advance(engine)[0] == {0: 16}
@@ -103,7 +94,7 @@ def test_a_sibling_is_free_when_the_one_it_waits_for_is_gone(make_request: Make)
     assert advance(engine)[0] == {1: 16}
 
 
-def test_coming_back_needs_room_to_grow(make_request: Make) -> None:
+def test_coming_back_needs_room_to_grow() -> None:
     """It would be preempted again too soon, so a new request starts first."""
     engine = scheduler(num_blocks=12, max_bypasses=8)
     engine.add(make_request("a", [1] * 19, max_tokens=24, ignore_eos=True))
@@ -120,7 +111,7 @@ def test_coming_back_needs_room_to_grow(make_request: Make) -> None:
     assert set(advance(engine)[0]) == {1}
 
 
-def test_by_the_chunk_admission_takes_only_what_the_chunk_needs(make_request: Make) -> None:
+def test_by_the_chunk_admission_takes_only_what_the_chunk_needs() -> None:
     """With `reserve_full_prompt` off two long prompts share a pool that holds one."""
     engine = scheduler(num_blocks=5, max_num_batched_tokens=8, reserve_full_prompt=False)
     engine.add(make_request("a", [1] * 9, max_tokens=1))
@@ -134,7 +125,7 @@ def test_by_the_chunk_admission_takes_only_what_the_chunk_needs(make_request: Ma
     assert [advance(whole)[0] for _ in range(2)] == [{0: 8}, {0: 1}]
 
 
-def test_a_pause_for_new_ones_lets_the_preempted_back(make_request: Make) -> None:
+def test_a_pause_for_new_ones_lets_the_preempted_back() -> None:
     """The preempted had begun; a request that had not is held and counted as deferred."""
     engine = scheduler(num_blocks=6, block_size=1)
     engine.add(make_request("a", [1, 2]))

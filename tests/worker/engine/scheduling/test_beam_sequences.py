@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.depth import examples
-from tests.support.worker.engine_walk import PIPELINES, caches, commands, limits_of_a_step
+from tests.support.worker.engine_walk import PIPELINES, PIPES, caches, commands, limits_of_a_step
 from tests.support.worker.paged_executor import PagedExecutor, next_token
 from tests.support.worker.step_driver import plan, scheduler
 from worker.config import CacheConfig, SchedulerConfig
@@ -108,7 +108,7 @@ requests = st.lists(
 )
 
 
-@pytest.mark.parametrize("pipe", sorted(PIPELINES))
+@pytest.mark.parametrize("pipe", PIPES)
 @examples(120)
 @given(
     cache=caches,
@@ -207,7 +207,6 @@ def _check(
     may_abort: bool,
 ) -> None:
     [output] = outputs
-    assert request.params.beam is not None
     width = request.params.beam.width
     if output.finish_reason is FinishReason.ABORT:
         assert may_abort
@@ -236,7 +235,6 @@ def test_beams_share_blocks_and_copy_the_last_one_to_write() -> None:
     engine.add(searching("a", range(1, 7), 2, width=3, early_stopping=False))
     assert engine.num_waiting == 3
     step = engine.schedule(0.0)
-    assert step is not None
     [parent] = step.sequences
     assert [sample.params.logprobs for sample in parent.samples] == [6]
     assert engine.schedule(0.0) is None
@@ -244,7 +242,6 @@ def test_beams_share_blocks_and_copy_the_last_one_to_write() -> None:
     engine.check_integrity()
     assert (engine.num_running, engine.blocks.num_free) == (3, 62)
     step = engine.schedule(0.0)
-    assert step is not None
     assert plan(step) == {0: 1, 1: 1, 2: 1}
     assert [list(s.token_ids) for s in step.sequences] == [[4], [5], [6]]
     assert len(step.block_copies) == 2
@@ -254,7 +251,6 @@ def test_beams_share_blocks_and_copy_the_last_one_to_write() -> None:
     engine.update(step, found(step, result), 0.0)
     engine.check_integrity()
     step = engine.schedule(0.0)
-    assert step is not None
     tails = {s.seq_id: (s.start, list(s.token_ids)) for s in step.sequences}
     assert tails == {1: (7, [4]), 2: (7, [5]), 0: (7, [4])}
     assert [s.block_table[0] for s in step.sequences].count(step.sequences[0].block_table[0]) == 3
@@ -266,11 +262,9 @@ def test_a_beam_that_fails_ends_its_search(failing: int) -> None:
     engine.add(searching("a", [1, 2], 2, width=2, early_stopping=False))
     engine.add(AddRequest("b", [3], SamplingParams(4), 0.0))
     step = engine.schedule(0.0)
-    assert step is not None
     result = found(step, {0: {4: -1.0, 5: -2.0}, 2: {9: -1.0}})
     engine.update(step, result, 0.0)
     step = engine.schedule(0.0)
-    assert step is not None
     bad = ModelOutput({2: (Draw(9),)}, failed={failing: "not a number"})
     good = found(step, {0: {4: -1.0}, 1: {4: -1.0}, 2: {9: -1.0}}).sampled
     bad.sampled.update({n: draw for n, draw in good.items() if n == 1 - failing})
@@ -292,16 +286,13 @@ def test_an_answer_given_up_midway_has_what_it_is_so_far() -> None:
     engine = scheduler()
     engine.add(searching("a", [1, 2], 2, width=2, early_stopping=False))
     step = engine.schedule(0.0)
-    assert step is not None
     engine.update(step, found(step, {0: {4: -1.0, 5: -2.0}}), 0.0)
     first = engine.abort("a")
-    assert first is not None
     assert (first.token_ids, first.finish_reason) == ([4], FinishReason.ABORT)
     assert engine.abort("a") is None
     engine.check_integrity()
     assert engine.num_running == 2
     last = engine.abort("a/1")
-    assert last is not None
     assert last.token_ids == [5]
     assert (engine.num_running, engine.blocks.num_free) == (0, 64)
 
@@ -311,7 +302,6 @@ def test_a_search_that_lacks_memory_ends_once() -> None:
     engine = scheduler(max_num_seqs=2)
     engine.add(searching("a", [1, 2], 2, width=2, early_stopping=False))
     step = engine.schedule(0.0)
-    assert step is not None
     engine.update(step, found(step, {0: {4: -1.0, 5: -2.0}}), 0.0)
     outputs: list[RequestOutput] = []
     for _ in range(9):

@@ -166,9 +166,7 @@ def free(name: str, **params: Any) -> AddRequest:
     return AddRequest(name, [1, 2, 3], SamplingParams(9, **params), 0.0)
 
 
-def test_a_sequence_waits_for_its_grammar_and_holds_up_no_other(
-    grammars: HeldGrammars, matcher: Matcher
-) -> None:
+def test_a_wait_for_a_grammar_holds_up_no_other(grammars: HeldGrammars, matcher: Matcher) -> None:
     engine = scheduler(max_bypasses=0)
     engine.attach(ConstrainedOutputs(grammars))
     for index in range(40):
@@ -211,11 +209,9 @@ def test_nothing_is_scheduled_while_a_constrained_token_is_drawn(
     first = engine.schedule(0.0)
     assert plan(first) == {0: 3, 1: 3}
     assert engine.schedule(0.0) is None
-    assert first is not None
     engine.update(first, result_of(first, {1: ord("a")}), 0.0)
     second = engine.schedule(0.0)
     assert plan(second) == {0: 1, 1: 1}
-    assert second is not None
     [spec] = second.sequences[1].samples
     assert allowed(spec.masks[0]) == {ord("x"), END, OTHER_END}
 
@@ -233,9 +229,7 @@ class Stubborn:
     def learn(self, num_tokens: int) -> None: ...
 
 
-def test_drafts_are_cut_at_the_first_that_is_forbidden(
-    grammars: HeldGrammars, matcher: Matcher
-) -> None:
+def test_drafts_are_cut_at_the_first_forbidden(grammars: HeldGrammars, matcher: Matcher) -> None:
     """Each draft has a mask, and so does the token that follows."""
     drafter = Stubborn((*b"xxax",))
     engine = scheduler(speculation=Speculation(NGRAM, drafter, False, SIZE))
@@ -244,7 +238,6 @@ def test_drafts_are_cut_at_the_first_that_is_forbidden(
     grammars.futures["g"].set_result(matcher)
     advance(engine, {0: ord("a")})
     step = engine.schedule(0.0)
-    assert step is not None
     [share] = step.sequences
     assert [*share.drafts] == [*b"xx"]
     assert len(share.samples[0].masks) == 3
@@ -261,7 +254,6 @@ def test_without_a_drafter_what_is_forced_is_verified_for_constrained_sequences_
     grammars.futures["g"].set_result(compiler.compile(regex("[ab]name")).result().fork())
     advance(engine, {0: ord("a"), 1: 7})
     step = engine.schedule(0.0)
-    assert step is not None
     first, second = step.sequences
     assert b"".join(VOCABULARY.token_bytes[token] for token in first.drafts) == b"name"
     assert second.num_drafts == 0
@@ -280,12 +272,10 @@ def test_drafts_of_a_device_are_not_cut(grammars: HeldGrammars, matcher: Matcher
     engine.add(constrained("c"))
     grammars.futures["g"].set_result(matcher)
     step = engine.schedule(0.0)
-    assert step is not None
     result = result_of(step, {0: ord("a")})
     result.drafts[0] = Drafts(4, (*b"xax",), (0.9,) * 3)
     engine.update(step, result, 0.0)
     step = engine.schedule(0.0)
-    assert step is not None
     [share] = step.sequences
     [spec] = share.samples
     assert [*share.drafts] == [*b"xax"]
