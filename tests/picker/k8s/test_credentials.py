@@ -5,7 +5,6 @@ import base64
 import ssl
 import sys
 import threading
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -24,49 +23,46 @@ from tests.support.certificates import Authority
 from tests.support.kube.wired_client import Accesses
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
+class Home:
+    """A home directory with kubeconfig files, and a clock that advances only when it is set."""
 
-    def __call__(self) -> float:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.now = folder, 1000.0
+
+    def clock(self) -> float:
         return self.now
 
+    def config(
+        self,
+        user: dict[str, Any] | None = None,
+        cluster: dict[str, Any] | None = None,
+        *,
+        file: str = "config",
+        name: str = "one",
+        current: str | None = "one",
+    ) -> Path:
+        context = {"cluster": name, "user": name}
+        document = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": name, "cluster": cluster or {"server": "http://10.0.0.1:6443/"}}],
+            "contexts": [{"name": name, "context": context}],
+            "users": [{"name": name, "user": user or {}}],
+        }
+        if current is not None:
+            document["current-context"] = current
+        path = self.folder / file
+        path.write_text(yaml.safe_dump(document))
+        return path
 
-def kubeconfig(
-    path: Path,
-    user: dict[str, Any] | None = None,
-    cluster: dict[str, Any] | None = None,
-    *,
-    name: str = "one",
-    current: str | None = "one",
-) -> Path:
-    context = {"cluster": name, "user": name}
-    document = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": name, "cluster": cluster or {"server": "http://10.0.0.1:6443/"}}],
-        "contexts": [{"name": name, "context": context}],
-        "users": [{"name": name, "user": user or {}}],
-    }
-    if current is not None:
-        document["current-context"] = current
-    path.write_text(yaml.safe_dump(document))
-    return path
+    def found(
+        self, path: Path | str = "", context: str | None = None, **environ: str
+    ) -> Credentials:
+        places = Places(environ, self.folder, self.folder / "serviceaccount")
+        return find_credentials(str(path), context, clock=self.clock, places=places)
 
-
-def around(home: Path, **environ: str) -> Places:
-    return Places(environ, home, home / "serviceaccount")
-
-
-def found(
-    clock: Callable[[], float], home: Path, path: Path | str = "", context: str | None = None
-) -> Credentials:
-    return find_credentials(str(path), context, clock=clock, places=around(home))
-
-
-async def access_of(tmp_path: Path, clock: Clock, **given: Any) -> Access:
-    path = kubeconfig(tmp_path / "config", **given)
-    return await found(clock, tmp_path, path).access()
+    async def access(self, **given: Any) -> Access:
+        return await self.found(self.config(**given)).access()
 
 
 PLUGIN = """
@@ -111,8 +107,8 @@ LIST_PODS = Rule(("",), ("pods",), ("list",))
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
 
 
 @pytest.fixture(autouse=True)
@@ -123,32 +119,29 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name.lower(), raising=False)
 
 
-async def test_a_token_is_read(tmp_path: Path, clock: Clock) -> None:
-    credentials = found(clock, tmp_path, kubeconfig(tmp_path / "config", {"token": "abc"}))
+async def test_a_token_is_read(home: Home) -> None:
+    credentials = home.found(home.config({"token": "abc"}))
     assert await credentials.access() == Access("http://10.0.0.1:6443", "Bearer abc")
 
 
-async def test_a_name_and_a_password_are_basic_authentication(tmp_path: Path, clock: Clock) -> None:
-    access = await access_of(tmp_path, clock, user={"username": "u", "password": "p:w"})
+async def test_a_name_and_a_password_are_basic_authentication(home: Home) -> None:
+    access = await home.access(user={"username": "u", "password": "p:w"})
     assert access.authorization == "Basic " + base64.b64encode(b"u:p:w").decode()
 
 
-async def test_a_user_without_credentials_sends_none(tmp_path: Path, clock: Clock) -> None:
-    access = await access_of(tmp_path, clock)
+async def test_a_user_without_credentials_sends_none(home: Home) -> None:
+    access = await home.access()
     assert access.authorization is None
 
 
-async def test_the_first_of_several_files_wins(tmp_path: Path, clock: Clock) -> None:
-    first = kubeconfig(tmp_path / "first", {"token": "first"}, name="a", current="b")
-    second = kubeconfig(tmp_path / "second", {"token": "second"}, name="b", current="a")
-    listed = f"{tmp_path / 'missing'}:{first}::{second}"
-    places = around(tmp_path, KUBECONFIG=listed, KUBERNETES_SERVICE_HOST="10.0.0.9")
-    current = find_credentials(clock=clock, places=places)
-    assert (await current.access()).authorization == "Bearer second"
-    other = find_credentials(context="a", clock=clock, places=places)
-    assert (await other.access()).authorization == "Bearer first"
-    named = find_credentials(str(first), "a", clock=clock, places=places)
-    assert (await named.access()).authorization == "Bearer first"
+async def test_the_first_of_several_files_wins(home: Home) -> None:
+    first = home.config({"token": "first"}, file="first", name="a", current="b")
+    second = home.config({"token": "second"}, file="second", name="b", current="a")
+    listed = f"{home.folder / 'missing'}:{first}::{second}"
+    environ = {"KUBECONFIG": listed, "KUBERNETES_SERVICE_HOST": "10.0.0.9"}
+    for path, context, token in (("", None, "second"), ("", "a", "first"), (first, "a", "first")):
+        found = await home.found(path, context, **environ).access()
+        assert found.authorization == f"Bearer {token}"
 
 
 def service_account(home: Path, authority: Authority, token: str) -> Path:
@@ -159,120 +152,108 @@ def service_account(home: Path, authority: Authority, token: str) -> Path:
     return folder
 
 
-async def test_a_pod_uses_its_service_account_and_sees_its_token_change(
-    tmp_path: Path, clock: Clock
-) -> None:
-    authority = Authority(tmp_path)
-    service_account(tmp_path, authority, "old")
+async def test_a_pod_uses_its_service_account_and_sees_its_token_change(home: Home) -> None:
+    authority = Authority(home.folder)
+    service_account(home.folder, authority, "old")
     environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
-    places = around(tmp_path, **environ)
-    kubeconfig_of_home = tmp_path / ".kube"
-    kubeconfig_of_home.mkdir()
-    kubeconfig(kubeconfig_of_home / "config")
-    credentials = find_credentials(clock=clock, places=places)
+    (home.folder / ".kube").mkdir()
+    home.config(file=".kube/config")
+    credentials = home.found(**environ)
     before = await credentials.access()
     assert before.url == "https://[fd00::1]:443"
     assert before.authorization == "Bearer old"
-    service_account(tmp_path, authority, "new")
-    clock.now += 59
+    service_account(home.folder, authority, "new")
+    home.now += 59
     assert await credentials.access() is before
-    clock.now += 1
+    home.now += 1
     after = await credentials.access()
     assert after.authorization == "Bearer new"
     assert after.tls is before.tls
-    clock.now += 60
+    home.now += 60
     assert await credentials.access() is after
 
 
-async def test_the_file_in_the_home_directory_is_the_last_resort(
-    tmp_path: Path, clock: Clock
-) -> None:
-    (tmp_path / ".kube").mkdir()
-    kubeconfig(tmp_path / ".kube" / "config", {"token": "home"})
-    assert (await found(clock, tmp_path).access()).authorization == "Bearer home"
+async def test_the_file_in_the_home_directory_is_the_last_resort(home: Home) -> None:
+    (home.folder / ".kube").mkdir()
+    home.config({"token": "home"}, file=".kube/config")
+    assert (await home.found().access()).authorization == "Bearer home"
 
 
-async def test_files_with_tokens_are_read_again(tmp_path: Path, clock: Clock) -> None:
-    token = tmp_path / "token"
+async def test_files_with_tokens_are_read_again(home: Home) -> None:
+    token = home.folder / "token"
     token.write_text("one\n")
-    path = kubeconfig(tmp_path / "config", {"tokenFile": "token"})
-    credentials = found(clock, tmp_path, path)
+    credentials = home.found(home.config({"tokenFile": "token"}))
     assert (await credentials.access()).authorization == "Bearer one"
     token.write_text("two\n")
-    clock.now += 60
+    home.now += 60
     assert (await credentials.access()).authorization == "Bearer two"
-    kubeconfig(path, {"token": "three"})
+    home.config({"token": "three"})
     assert (await credentials.renewed(await credentials.access())).authorization == "Bearer three"
 
 
 @pytest.mark.parametrize("text", ["", "\n", None])
-async def test_a_token_file_without_a_token_changes_nothing(
-    tmp_path: Path, clock: Clock, text: str | None
-) -> None:
+async def test_a_token_file_without_a_token_changes_nothing(home: Home, text: str | None) -> None:
     """A file is empty while it is being written; the last token stays in use meanwhile."""
-    token = tmp_path / "token"
+    token = home.folder / "token"
     token.write_text("one")
-    path = kubeconfig(tmp_path / "config", {"tokenFile": "token"})
-    credentials = found(clock, tmp_path, path)
+    credentials = home.found(home.config({"tokenFile": "token"}))
     if text is None:
         token.unlink()
     else:
         token.write_text(text)
-    clock.now += 60
+    home.now += 60
     access = await credentials.access()
     assert (await credentials.renewed(access)).authorization == "Bearer one"
     with pytest.raises(ConfigError, match="token"):
-        found(clock, tmp_path, path)
+        home.found(home.config({"tokenFile": "token"}))
     token.write_text("two")
-    clock.now += 60
+    home.now += 60
     assert (await credentials.access()).authorization == "Bearer two"
 
 
-async def test_a_plugin_runs_again_only_when_its_token_expires(
-    tmp_path: Path, clock: Clock
-) -> None:
-    plugin = Plugin(tmp_path, in_minutes(60))
-    credentials = found(clock, tmp_path, kubeconfig(tmp_path / "config", plugin.user))
+async def test_a_plugin_runs_again_only_when_its_token_expires(home: Home) -> None:
+    plugin = Plugin(home.folder, in_minutes(60))
+    credentials = home.found(home.config(plugin.user))
     first = await credentials.access()
     for _ in range(5):
-        clock.now += 60
+        home.now += 60
         assert await credentials.access() is first
     assert plugin.runs == 1
     second = await credentials.renewed(first)
     assert (second.authorization, plugin.runs) == ("Bearer token-2", 2)
     assert await credentials.renewed(first) is second
     assert await credentials.renewed(second) is second
-    clock.now += 10
+    home.now += 10
     assert (await credentials.renewed(second)).authorization == "Bearer token-3"
 
 
-async def test_a_token_that_is_about_to_expire_is_replaced(tmp_path: Path, clock: Clock) -> None:
-    plugin = Plugin(tmp_path, in_minutes(1))
-    credentials = found(clock, tmp_path, kubeconfig(tmp_path / "config", plugin.user))
+async def test_a_token_that_is_about_to_expire_is_replaced(home: Home) -> None:
+    plugin = Plugin(home.folder, in_minutes(1))
+    credentials = home.found(home.config(plugin.user))
     before = await credentials.access()
-    clock.now += 60
+    home.now += 60
     after = await credentials.access()
     assert after.authorization != before.authorization
     assert plugin.runs >= 2
 
 
 async def test_a_plugin_that_fails_later_leaves_the_old_token_in_use(
-    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+    home: Home, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plugin = Plugin(tmp_path, failing=(2,))
-    credentials = found(clock, tmp_path, kubeconfig(tmp_path / "config", plugin.user))
+    plugin = Plugin(home.folder, failing=(2,))
+    credentials = home.found(home.config(plugin.user))
     first = await credentials.access()
     assert await credentials.renewed(first) is first
     assert "are not read again" in caplog.text
-    clock.now += 10
+    home.now += 10
     assert (await credentials.renewed(first)).authorization == "Bearer token-3"
 
 
-def test_a_plugin_that_fails_at_the_start_is_an_error(tmp_path: Path, clock: Clock) -> None:
-    plugin = Plugin(tmp_path, failing=(1, 2))
-    path = kubeconfig(tmp_path / "config", plugin.user)
+def test_a_plugin_that_fails_at_the_start_is_an_error(home: Home) -> None:
+    plugin = Plugin(home.folder, failing=(1, 2))
+    path = home.config(plugin.user)
     with pytest.raises(ConfigError, match=r"plugin '.*python.*' .* gave no credentials"):
-        found(clock, tmp_path, path)
+        home.found(path)
 
 
 async def listed(credentials: Credentials) -> int:
@@ -280,28 +261,25 @@ async def listed(credentials: Credentials) -> int:
         return len((await client.list(PODS, ALL)).items)
 
 
-async def test_a_token_that_was_replaced_on_disk_is_found_when_it_is_refused(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_a_token_that_was_replaced_on_disk_is_found_when_it_is_refused(home: Home) -> None:
     api = KubeApi()
     await api.start()
     try:
         api.access.grant("new", "picker", [LIST_PODS])
-        path = kubeconfig(tmp_path / "config", {"token": "old"}, {"server": api.url})
-        credentials = found(clock, tmp_path, path)
+        credentials = home.found(home.config({"token": "old"}, {"server": api.url}))
         with pytest.raises(ApiError, match="401"):
             await listed(credentials)
-        kubeconfig(path, {"token": "new"}, {"server": api.url})
-        clock.now += 10
+        home.config({"token": "new"}, {"server": api.url})
+        home.now += 10
         assert await listed(credentials) == 0
     finally:
         await api.stop()
 
 
-async def test_all_waiting_requests_share_one_renewal(clock: Clock) -> None:
+async def test_all_waiting_requests_share_one_renewal(home: Home) -> None:
     old, new = Access("http://a", "Bearer old"), Access("http://a", "Bearer new")
     source = Accesses(old, new, Access("http://a", "Bearer too new"))
-    credentials = Credentials(source, clock)
+    credentials = Credentials(source, home.clock)
     renewed = await asyncio.gather(*(credentials.renewed(old) for _ in range(10)))
     assert renewed == [new] * 10
     assert source.loads == [False, True]
@@ -318,11 +296,11 @@ class Held(Accesses):
         return super().load(anew=anew)
 
 
-async def test_reading_does_not_block_the_event_loop(clock: Clock) -> None:
+async def test_reading_does_not_block_the_event_loop(home: Home) -> None:
     first, second = Access("http://a"), Access("http://b")
     source = Held(first, second)
-    credentials = Credentials(source, clock)
-    clock.now += 60
+    credentials = Credentials(source, home.clock)
+    home.now += 60
     waiting = asyncio.create_task(credentials.access())
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -331,12 +309,12 @@ async def test_reading_does_not_block_the_event_loop(clock: Clock) -> None:
 
 
 async def test_a_source_that_hangs_leaves_the_old_credentials_in_use(
-    clock: Clock, caplog: pytest.LogCaptureFixture
+    home: Home, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = Held(Access("http://a"), Access("http://b"))
-    credentials = Credentials(source, clock, timeout_seconds=0.05)
+    credentials = Credentials(source, home.clock, timeout_seconds=0.05)
     before = await credentials.access()
-    clock.now += 60
+    home.now += 60
     try:
         assert await credentials.access() is before
         assert await credentials.access() is before
@@ -389,42 +367,37 @@ ONE = "contexts: [{name: one, context: {cluster: c}}]\ncurrent-context: one\n"
     ],
 )
 def test_a_broken_file_is_an_error_that_says_what_is_wrong(
-    tmp_path: Path, clock: Clock, text: str, wanted: str
+    home: Home, text: str, wanted: str
 ) -> None:
-    path = tmp_path / "config"
+    path = home.folder / "config"
     path.write_text(text)
     with pytest.raises(ConfigError, match=wanted):
-        found(clock, tmp_path, path)
+        home.found(path)
 
 
-def test_the_error_about_a_missing_entry_names_the_files_searched(
-    tmp_path: Path, clock: Clock
-) -> None:
+def test_the_error_about_a_missing_entry_names_the_files_searched(home: Home) -> None:
     with pytest.raises(
         ConfigError, match="give --kubeconfig PATH, set KUBECONFIG, or run in a Pod"
     ):
-        found(clock, tmp_path)
+        home.found()
     with pytest.raises(ConfigError, match=r"--kubeconfig: there is no such file: .*nowhere"):
-        found(clock, tmp_path, tmp_path / "nowhere")
-    path = kubeconfig(tmp_path / "config")
+        home.found(home.folder / "nowhere")
+    path = home.config()
     with pytest.raises(ConfigError, match="no context 'two'; the files have: one"):
-        found(clock, tmp_path, path, "two")
-    listed = around(tmp_path, KUBECONFIG=str(tmp_path / "gone"))
+        home.found(path, "two")
     with pytest.raises(ConfigError, match="KUBECONFIG: there is no such file"):
-        find_credentials(clock=clock, places=listed)
+        home.found(KUBECONFIG=str(home.folder / "gone"))
     environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
     with pytest.raises(ConfigError, match="serviceaccount: not usable: Service token file"):
-        find_credentials(clock=clock, places=around(tmp_path, **environ))
+        home.found(**environ)
 
 
-def test_the_error_without_the_extra_names_it(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_without_the_extra_names_it(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """The package is not needed for anything else."""
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     monkeypatch.setitem(sys.modules, "kubernetes.config", None)
     with pytest.raises(ConfigError, match=r"in a clone, pip install '\.\[k8s\]'"):
-        found(clock, tmp_path, kubeconfig(tmp_path / "config"))
+        home.found(home.config())
 
 
 @pytest.mark.parametrize(
@@ -442,46 +415,45 @@ def test_the_error_without_the_extra_names_it(
         ),
     ],
 )
-def test_errors_show_no_secrets(tmp_path: Path, clock: Clock, text: str, wanted: str) -> None:
+def test_errors_show_no_secrets(home: Home, text: str, wanted: str) -> None:
     """Errors are logged, also while the picker runs."""
-    path = tmp_path / "config"
+    path = home.folder / "config"
     path.write_text(text)
     with pytest.raises(ConfigError, match=wanted) as raised:
-        found(clock, tmp_path, path)
+        home.found(path)
     assert "top-secret" not in str(raised.value)
 
 
-async def test_credentials_are_not_shown_by_accident(tmp_path: Path, clock: Clock) -> None:
+async def test_credentials_are_not_shown_by_accident(home: Home) -> None:
     given = {"server": "http://10.0.0.1", "proxy-url": "http://me:top-secret@proxy:1"}
-    access = await access_of(tmp_path, clock, user={"token": "top-secret"}, cluster=given)
+    access = await home.access(user={"token": "top-secret"}, cluster=given)
     assert access.authorization == "Bearer top-secret"
     assert "top-secret" not in repr(access)
 
 
 async def test_proxies_are_those_of_the_file_or_of_the_environment(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {"server": "http://10.0.0.1", "proxy-url": "http://proxy:1"}
-    assert (await access_of(tmp_path, clock, cluster=given)).proxy == "http://proxy:1"
+    assert (await home.access(cluster=given)).proxy == "http://proxy:1"
     monkeypatch.setenv("HTTP_PROXY", "http://other:2")
-    assert (await access_of(tmp_path, clock)).proxy == "http://other:2"
+    assert (await home.access()).proxy == "http://other:2"
     monkeypatch.setenv("NO_PROXY", "10.0.0.0/8")
-    assert (await access_of(tmp_path, clock)).proxy is None
+    assert (await home.access()).proxy is None
 
 
 def encoded(path: Path) -> str:
     return base64.b64encode(path.read_bytes()).decode()
 
 
-async def test_tls_verifies_as_the_file_demands(tmp_path: Path, clock: Clock) -> None:
-    authority = Authority(tmp_path)
+async def test_tls_verifies_as_the_file_demands(home: Home) -> None:
+    authority = Authority(home.folder)
     served, client = authority.issue("server", "kubernetes"), authority.issue("picker")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.path)
     context.load_cert_chain(served.certificate, served.key)
     context.verify_mode = ssl.CERT_REQUIRED
     api = KubeApi()
     await api.start(context)
-    path = tmp_path / "config"
     shown = {"client-certificate": str(client.certificate), "client-key": str(client.key)}
     data = {
         "client-certificate-data": encoded(client.certificate),
@@ -496,25 +468,25 @@ async def test_tls_verifies_as_the_file_demands(tmp_path: Path, clock: Clock) ->
             (data, by_data | name),
             (shown, {"server": api.url, "insecure-skip-tls-verify": True}),
         ]:
-            assert await listed(found(clock, tmp_path, kubeconfig(path, user, cluster))) == 0
+            assert await listed(home.found(home.config(user, cluster))) == 0
         for user, cluster in [
             (shown, by_file),  # the certificate is for another name
             (shown, {"server": api.url}),  # no authority vouches for it
             ({}, by_file | name),  # no client certificate
         ]:
             with pytest.raises(UnreachableError):
-                await listed(found(clock, tmp_path, kubeconfig(path, user, cluster)))
+                await listed(home.found(home.config(user, cluster)))
     finally:
         await api.stop()
 
 
-def test_an_unreadable_certificate_is_an_error(tmp_path: Path, clock: Clock) -> None:
-    authority = Authority(tmp_path)
+def test_an_unreadable_certificate_is_an_error(home: Home) -> None:
+    authority = Authority(home.folder)
     one, other = authority.issue("one"), authority.issue("other")
     cluster = {"server": "https://10.0.0.1", "certificate-authority": str(authority.path)}
     user = {"client-certificate": str(one.certificate), "client-key": str(other.key)}
     with pytest.raises(ConfigError, match="not a client certificate with its key"):
-        found(clock, tmp_path, kubeconfig(tmp_path / "config", user, cluster))
+        home.found(home.config(user, cluster))
     cluster["certificate-authority"] = str(one.key)
     with pytest.raises(ConfigError, match="no certificates of authorities"):
-        found(clock, tmp_path, kubeconfig(tmp_path / "config", {}, cluster))
+        home.found(home.config({}, cluster))
