@@ -93,59 +93,36 @@ def kind_of(answer: Answer) -> AnswerKind:
     return AnswerKind.SUCCESS if status < 400 else AnswerKind.NOTHING
 
 
+@dataclass(slots=True, eq=False)
 class Breaker:
     """Owns the state of one endpoint; each `epoch` makes answers to earlier requests stale."""
 
-    __slots__ = (
-        "_early_failures",
-        "_late_failures",
-        "_num_tried",
-        "_settings",
-        "_silent_seconds",
-        "_tried_since",
-        "ejections",
-        "epoch",
-        "filled_at",
-        "good_at",
-        "has_lapsed",
-        "is_proven",
-        "key",
-        "next_probe_at",
-        "probe_left_at",
-        "rejects",
-        "returned_at",
-        "state",
-        "suspicion",
-        "trial_since",
-        "trial_successes",
-        "under_way",
-        "wait_seconds",
-    )
+    key: str
+    settings: OutlierSettings
+    state: EndpointState = EndpointState.HEALTHY
+    epoch: int = 0
+    under_way: int = 0
+    suspicion: int = 0
+    rejects: bool = False  # the last failure was a 503
+    is_proven: bool = False  # it has succeeded recently
+    has_lapsed: bool = False  # it has succeeded, but too long ago
+    good_at: float = 0.0  # the last success
+    filled_at: float = 0.0  # when it last received a request within the cap of the unproven
+    ejections: int = 0
+    wait_seconds: float = 0.0
+    next_probe_at: float = 0.0
+    probe_left_at: float | None = None
+    trial_since: float = 0.0
+    trial_successes: int = 0
+    returned_at: float | None = None  # when it last returned from an ejection
+    _early_failures: int = 0  # in a row, of requests that left before the first one was known
+    _late_failures: int = 0  # in a row, of requests that left since
+    _num_tried: int = 0  # late ones under way
+    _tried_since: float | None = None  # when the first of these left
+    _silent_seconds: float = 0.0  # a failure like the first takes this long
 
-    def __init__(self, key: str, settings: OutlierSettings) -> None:
-        self._settings = settings
-        self.key = key
-        self.state = EndpointState.HEALTHY
-        self.epoch = 0
-        self.under_way = 0
-        self.suspicion = 0
-        self._early_failures = 0  # in a row, of requests that left before the first one was known
-        self._late_failures = 0  # in a row, of requests that left since
-        self._num_tried = 0  # late ones under way
-        self._tried_since: float | None = None  # when the first of these left
-        self._silent_seconds = 0.0  # a failure like the first takes this long
-        self.rejects = False  # the last failure was a 503
-        self.is_proven = False  # it has succeeded recently
-        self.has_lapsed = False  # it has succeeded, but too long ago
-        self.good_at = 0.0  # the last success
-        self.filled_at = 0.0  # when it last received a request within the cap of the unproven
-        self.ejections = 0
-        self.wait_seconds = settings.first_wait_seconds
-        self.next_probe_at = 0.0
-        self.probe_left_at: float | None = None
-        self.trial_since = 0.0
-        self.trial_successes = 0
-        self.returned_at: float | None = None  # when it last returned from an ejection
+    def __post_init__(self) -> None:
+        self.wait_seconds = self.settings.first_wait_seconds
 
     @property
     def failures(self) -> int:
@@ -162,11 +139,11 @@ class Breaker:
     def is_filled(self) -> bool:
         """True if it is healthy, unproven, and has all the requests it may have until a success."""
         is_new = self.state is EndpointState.HEALTHY and not self.is_proven
-        return is_new and self.under_way >= self._settings.failures
+        return is_new and self.under_way >= self.settings.failures
 
     def leaves(self, now: float) -> bool:
         is_as_good, is_idle = self.is_as_good_as_any, self.under_way == 0
-        if is_idle and is_as_good and now - self.good_at > self._settings.lapse_seconds:
+        if is_idle and is_as_good and now - self.good_at > self.settings.lapse_seconds:
             self.is_proven, self.has_lapsed, is_as_good = False, True, False
             self._num_tried = 0
         self.under_way += 1
@@ -176,7 +153,7 @@ class Breaker:
 
     def is_silent_since_filled(self, now: float) -> bool:
         """Return whether an immediate failure would have shown, which proves a lapsed endpoint."""
-        if now - self.filled_at < self._settings.burst_wait_seconds:
+        if now - self.filled_at < self.settings.burst_wait_seconds:
             return False
         if self.has_lapsed:
             self.is_proven, self.has_lapsed = True, False
@@ -185,7 +162,7 @@ class Breaker:
 
     def is_held_back(self, sees_responses: bool) -> bool:
         """Return whether requests should go to other endpoints, if there are any."""
-        settings = self._settings
+        settings = self.settings
         if self.state is EndpointState.EJECTED:
             return True
         if self.state is EndpointState.ON_TRIAL:
@@ -200,12 +177,12 @@ class Breaker:
         if self.state is not EndpointState.EJECTED or now < self.next_probe_at:
             return False
         left_at = self.probe_left_at
-        return left_at is None or now - left_at >= self._settings.probe_timeout_seconds
+        return left_at is None or now - left_at >= self.settings.probe_timeout_seconds
 
     def probe_leaves(self, now: float) -> None:
         """Count a probe that leaves; the next one is not due before the wait is over."""
         self.probe_left_at = now
-        self.next_probe_at = now + max(self.wait_seconds, self._settings.probe_gap_seconds)
+        self.next_probe_at = now + max(self.wait_seconds, self.settings.probe_gap_seconds)
 
     def tried_ends(self) -> None:
         self._num_tried -= 1
@@ -251,13 +228,13 @@ class Breaker:
             self._late_failures += 1
         else:
             self._early_failures += 1
-        silent = max(finding.took_seconds, self._settings.silence_seconds)
+        silent = max(finding.took_seconds, self.settings.silence_seconds)
         self._silent_seconds = max(self._silent_seconds, silent)
         return self.eject_if_due(now, draw)
 
     def eject_if_due(self, now: float, draw: Callable[[], float]) -> bool:
         """Eject a suspect with enough failures; return whether it did."""
-        settings = self._settings
+        settings = self.settings
         if self.state is not EndpointState.SUSPECT or self.failures < settings.failures:
             return False
         # A server that rejects requests while it works on many others is overloaded, not broken.
@@ -272,7 +249,7 @@ class Breaker:
         return True
 
     def check_integrity(self) -> None:
-        settings = self._settings
+        settings = self.settings
         if self.under_way < 0 or self.failures < 0:
             raise AssertionError(f"{self.key}: {self.under_way} under way, {self.failures} failed")
         if self.state is EndpointState.SUSPECT and not 0 <= self._num_tried <= self.under_way:
@@ -286,7 +263,7 @@ class Breaker:
             raise AssertionError(f"{self.key}: a probe is out while it is {self.state.value}")
 
     def _tried(self, now: float) -> None:
-        if self.under_way <= self._settings.failures:
+        if self.under_way <= self.settings.failures:
             self.filled_at = now
         if self._num_tried == 0:
             self._tried_since = now
@@ -310,7 +287,7 @@ class Breaker:
         return quiet and not self._late_failures
 
     def _has_stood_trial(self, now: float) -> bool:
-        settings = self._settings
+        settings = self.settings
         lasted = now - self.trial_since >= settings.trial_seconds
         return lasted and self.trial_successes >= settings.trial_successes
 
@@ -321,11 +298,11 @@ class Breaker:
         self._put_off(now, draw)
 
     def _put_off(self, now: float, draw: Callable[[], float]) -> None:
-        wait = self.wait_seconds * (1.0 + self._settings.jitter * draw())
+        wait = self.wait_seconds * (1.0 + self.settings.jitter * draw())
         self.next_probe_at = max(self.next_probe_at, now + wait)
 
     def _wait_longer(self) -> None:
-        self.wait_seconds = min(2 * self.wait_seconds, self._settings.longest_wait_seconds)
+        self.wait_seconds = min(2 * self.wait_seconds, self.settings.longest_wait_seconds)
 
     def _next_epoch(self, state: EndpointState) -> None:
         self.state = state

@@ -14,17 +14,6 @@ class InflightLoad:
     parts of requests at other endpoints; only `requests` includes them.
     """
 
-    __slots__ = (
-        "_counts",
-        "_legs",
-        "_others",
-        "_others_total",
-        "_sums",
-        "counts",
-        "own_counts",
-        "own_total",
-    )
-
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
         self.own_total = 0

@@ -24,53 +24,29 @@ class StalenessLimits:
     failures: int = 4
 
 
+@dataclass(slots=True, eq=False)
 class EndpointReading:
     """Owns the state of one extractor (by its position in the source) for one endpoint."""
 
-    __slots__ = (
-        "_changes",
-        "_datastore",
-        "_extractor",
-        "_extractor_type",
-        "_failing_since",
-        "_failures",
-        "_gave_load",
-        "_given",
-        "_limits",
-        "_note_error",
-        "_problems",
-        "_stale",
-        "endpoint",
-        "position",
-        "rank",
-    )
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        position: int,
-        extractor: tuple[str, Extractor],
-        datastore: Datastore,
-        limits: StalenessLimits,
-        note_error: Callable[[], None],
-    ) -> None:
-        self.endpoint, self.position = endpoint, position
-        self.rank: int | None = None
-        self._extractor_type, self._extractor = extractor
-        self._datastore = datastore
-        self._limits = limits
-        self._note_error = note_error
-        self._failures = 0
-        self._failing_since: float | None = None
-        self._stale = False
-        self._problems: tuple[str, ...] = ()
-        self._changes = 0
-        self._gave_load = False
-        self._given: frozenset[str] = frozenset()
+    endpoint: Endpoint
+    position: int
+    extractor_type: str
+    extractor: Extractor
+    datastore: Datastore
+    limits: StalenessLimits
+    note_error: Callable[[], None]
+    rank: int | None = None
+    _failures: int = 0
+    _failing_since: float | None = None
+    _stale: bool = False
+    _problems: tuple[str, ...] = ()
+    _changes: int = 0
+    _gave_load: bool = False
+    _given: frozenset[str] = frozenset()
 
     @property
     def series(self) -> Sequence[str] | None:
-        extractor = self._extractor
+        extractor = self.extractor
         return extractor.series(self.endpoint) if isinstance(extractor, NamesItsSeries) else None
 
     def take(self, page: bytes, now_seconds: float, interval_seconds: float) -> None:
@@ -82,13 +58,13 @@ class EndpointReading:
             page, candidate.endpoint, now_seconds, candidate.metrics, self.rank, interval_seconds
         )
         try:
-            findings = self._extractor.extract(scrape)
+            findings = self.extractor.extract(scrape)
         except ExtractError as error:
-            self._note_error()
+            self.note_error()
             self.fail(str(error), now_seconds)
         except Exception as error:
             # A bug in an extractor must not take the whole pool down.
-            self._note_error()
+            self.note_error()
             if not self._failures:
                 log.exception("reading a page of %s", self.endpoint.key)
             self.fail(repr(error), now_seconds)
@@ -101,8 +77,8 @@ class EndpointReading:
         if self._failing_since is None:
             self._failing_since = now_seconds
         lost = (
-            self._failures >= self._limits.failures
-            or now_seconds - self._failing_since >= self._limits.seconds
+            self._failures >= self.limits.failures
+            or now_seconds - self._failing_since >= self.limits.seconds
         )
         if lost and not self._stale:
             self._stale = True
@@ -114,34 +90,34 @@ class EndpointReading:
             self._forget()
 
     def _candidate(self) -> Candidate | None:
-        candidate = self._datastore.get(self.endpoint.key)
+        candidate = self.datastore.get(self.endpoint.key)
         if candidate is None or not candidate.endpoint.is_same_server(self.endpoint):
             return None
         return candidate
 
     def _store(self, findings: Extraction) -> None:
         key = self.endpoint.key
-        self._datastore.add_models(findings.models)
+        self.datastore.add_models(findings.models)
         if findings.metrics is not None:
             self._gave_load = True
-            self._datastore.update_metrics(key, findings.metrics, findings.attributes)
+            self.datastore.update_metrics(key, findings.metrics, findings.attributes)
         elif findings.attributes:
-            self._datastore.set_attributes(key, findings.attributes)
+            self.datastore.set_attributes(key, findings.attributes)
         missing = self._given - findings.attributes.keys()
         if missing:
-            self._datastore.drop_attributes(key, missing)
+            self.datastore.drop_attributes(key, missing)
         self._given = frozenset(findings.attributes)
         if findings.problems:
-            self._note_error()
+            self.note_error()
         if findings.problems != self._problems:
             self._problems = findings.problems
             self._changes += 1
             if self._changes & (self._changes - 1) == 0:
                 said = "; ".join(findings.problems) or "complete again"
                 text = "%s of %s: %s (change %d)"
-                log.warning(text, self._extractor_type, key, said, self._changes)
+                log.warning(text, self.extractor_type, key, said, self._changes)
         if self._stale:
-            log.info("endpoint %s answers scrapes again (%s)", key, self._extractor_type)
+            log.info("endpoint %s answers scrapes again (%s)", key, self.extractor_type)
         self._failures, self._stale, self._failing_since = 0, False, None
 
     def _give_up(self, reason: str) -> None:
@@ -149,7 +125,7 @@ class EndpointReading:
         if candidate is None:
             return
         self._forget()
-        lost = "load" if self._gave_load or candidate.metrics is None else self._extractor_type
+        lost = "load" if self._gave_load or candidate.metrics is None else self.extractor_type
         log.warning(
             "endpoint %s: %s unknown after %d failed scrapes: %s",
             self.endpoint.key,
@@ -160,6 +136,6 @@ class EndpointReading:
 
     def _forget(self) -> None:
         if self._gave_load:
-            self._datastore.mark_stale(self.endpoint.key)
+            self.datastore.mark_stale(self.endpoint.key)
         if self._given:
-            self._datastore.drop_attributes(self.endpoint.key, self._given)
+            self.datastore.drop_attributes(self.endpoint.key, self._given)

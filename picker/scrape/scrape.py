@@ -212,7 +212,9 @@ class Scraper:
             source.source_type, extractor[0]
         )
         patience = self._settings.patience
-        return EndpointReading(endpoint, position, extractor, self._datastore, patience, errors.inc)
+        return EndpointReading(
+            endpoint, position, *extractor, self._datastore, patience, errors.inc
+        )
 
     # Scrapes
 
