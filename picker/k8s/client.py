@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from random import Random
-from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
 import aiohttp
@@ -78,12 +77,7 @@ class KubernetesClient:
         self._session = aiohttp.ClientSession(connector=connector, headers=headers)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         session, self._session = self._session, None
         if session is not None:
             await session.close()

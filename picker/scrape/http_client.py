@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from types import TracebackType
 from typing import Protocol, cast
 from urllib.parse import urljoin, urlsplit
 
@@ -54,12 +53,7 @@ class HttpPages:
     async def __aenter__(self) -> HttpPages:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for address in tuple(self._idle):
             self.forget(address)
 
