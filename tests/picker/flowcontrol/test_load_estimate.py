@@ -27,6 +27,8 @@ from tests.support.picker.flow_scene import (
     with_settings,
 )
 
+pytestmark = pytest.mark.looptime
+
 
 class Steps(Slots):
     """Counts only requests beyond two per endpoint, like a detector that reads queues."""
@@ -164,9 +166,6 @@ def test_admitted_requests_avoid_an_endpoint_that_reports_load() -> None:
     assert [one.inflight_requests for one in loaded] == [0, 7]
 
 
-pytestmark = pytest.mark.looptime
-
-
 async def test_a_change_of_a_large_pool_survives_other_events() -> None:
     """A pass with the old estimate, before the next scan, must not discard the change."""
     scene = Scene(Pool(100))
@@ -260,7 +259,6 @@ def test_names_and_labels_are_the_references(
     assert twins == ([expected] if has_twin else [])
 
 
-@pytest.mark.looptime
 async def test_gauges_have_current_values() -> None:
     scene = Scene(Pool(2), max_requests=4, max_bytes=1000, default_band=band(max_requests=10))
     where = {POOL: "pool"}
@@ -282,7 +280,6 @@ async def test_gauges_have_current_values() -> None:
     assert sum(client.ticket is not None for client in clients) == 4
 
 
-@pytest.mark.looptime
 async def test_gauges_without_a_value_are_absent() -> None:
     scene = Scene(Pool(1, {ROLE_LABEL: "both"}), bands={3: band()}, max_requests=1)
     where = {POOL: "pool"}
@@ -301,7 +298,6 @@ async def test_gauges_without_a_value_are_absent() -> None:
     assert scene.gauge("capacity_utilization_bytes", priority="0", **where) is None
 
 
-@pytest.mark.looptime
 async def test_series_of_an_idle_tenant_are_removed() -> None:
     scene = Scene(Pool(2))
     for name in ("gone", "stays"):
@@ -317,7 +313,6 @@ async def test_series_of_an_idle_tenant_are_removed() -> None:
     assert total == 3
 
 
-@pytest.mark.looptime
 async def test_excess_tenants_share_one_series() -> None:
     scene = Scene(Pool(5000))
     for index in range(1500):
@@ -331,7 +326,6 @@ async def test_excess_tenants_share_one_series() -> None:
     assert f'fairness_id="{OVERFLOW}"' in scene.metrics.render().decode()
 
 
-@pytest.mark.looptime
 async def test_endpoints_without_fresh_metrics_are_counted() -> None:
     class Stale(Slots):
         def stale(self, candidates: list[Candidate], now_seconds: float) -> int:

@@ -31,6 +31,9 @@ from tests.support.picker.flow_scene import (
     settle,
 )
 
+pytestmark = pytest.mark.looptime
+CAP = 12
+
 
 def item(sequence: int, flow: str = "t", priority: int = 0, size_bytes: int = 10) -> QueuedRequest:
     request = inference_request(fairness_id=flow, priority=priority, size_bytes=size_bytes)
@@ -204,14 +207,10 @@ def test_deficits_survive_a_reload() -> None:
     assert "".join(order) == "bbaa"
 
 
-CAP = 12
-
-
 def sharing(**values: object) -> object:
     return band(fairness=Sharing(), **values)
 
 
-@pytest.mark.looptime
 async def test_a_smaller_flow_displaces_the_last_request_of_the_largest() -> None:
     scene = Scene(default_band=sharing(max_requests=4))
     await scene.arrive()
@@ -228,7 +227,6 @@ async def test_a_smaller_flow_displaces_the_last_request_of_the_largest() -> Non
     assert scene.gate.queues().outcomes == {"Dispatched": 1, "RejectedCapacity": 2}
 
 
-@pytest.mark.looptime
 async def test_a_higher_priority_displaces_the_lowest_of_all() -> None:
     scene = Scene(max_requests=4, bands={5: band(), -5: band()})
     await scene.arrive()
@@ -244,7 +242,6 @@ async def test_a_higher_priority_displaces_the_lowest_of_all() -> None:
     assert [client.waits for client in mid] == [True, True]
 
 
-@pytest.mark.looptime
 async def test_a_larger_request_displaces_several_or_none_if_they_do_not_suffice() -> None:
     scene = Scene(max_bytes=100, bands={5: band(max_bytes=150)}, detector=Slots(1))
     await scene.arrive(size_bytes=0)
@@ -256,7 +253,6 @@ async def test_a_larger_request_displaces_several_or_none_if_they_do_not_suffice
     assert scene.gate.queued() == (2, 90)
 
 
-@pytest.mark.looptime
 async def test_a_request_displaces_a_bounded_number() -> None:
     scene = Scene(max_bytes=2 * MAX_DISPLACED, bands={5: band()})
     await scene.arrive(size_bytes=0)
@@ -266,7 +262,6 @@ async def test_a_request_displaces_a_bounded_number() -> None:
     assert sum(client.waits for client in low) == MAX_DISPLACED
 
 
-@pytest.mark.looptime
 async def test_bodies_and_memory_have_separate_caps() -> None:
     scene = Scene(max_bytes=100, max_memory_bytes=1000, bands={5: band()}, detector=Slots(1))
     await scene.arrive(size_bytes=0)
@@ -283,7 +278,6 @@ async def test_bodies_and_memory_have_separate_caps() -> None:
     assert (view.queued_bytes, view.queued_memory_bytes, view.max_memory_bytes) == (10, 1000, 1000)
 
 
-@pytest.mark.looptime
 async def test_a_request_above_the_memory_cap_gets_no_retry_after() -> None:
     scene = Scene(max_memory_bytes=100, detector=Slots(1))
     await scene.arrive()
@@ -292,7 +286,6 @@ async def test_a_request_above_the_memory_cap_gets_no_retry_after() -> None:
     assert "it takes 101 bytes, and no more than 100 may ever wait" in refusal.message
 
 
-@pytest.mark.looptime
 @pytest.mark.parametrize("caps", [{"max_bytes": 100}, {"bands": {0: band(max_bytes=100)}}])
 @pytest.mark.parametrize("pool_size", [0, 1])
 async def test_a_request_above_a_byte_cap_gets_no_retry_after(caps: Any, pool_size: int) -> None:
@@ -309,7 +302,6 @@ async def test_a_request_above_a_byte_cap_gets_no_retry_after(caps: Any, pool_si
     assert refusal.retry_after_seconds is not None
 
 
-@pytest.mark.looptime
 async def test_an_empty_pool_refuses_displaced_requests_with_503() -> None:
     scene = Scene(default_band=sharing(max_requests=2))
     await scene.resize(0)

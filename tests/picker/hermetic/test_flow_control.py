@@ -82,28 +82,21 @@ TWO_PRIORITIES = {"critical": 10, "sheddable": -5}
 REASON = "x-llm-d-request-dropped-reason"
 
 
-async def test_disabled_flow_control_holds_no_request(tmp_path: Path) -> None:
-    async with waiting_scene(tmp_path, config()) as scene:
-        requests = [await scene.serve(), await scene.wait(1), await scene.wait(2)]
-        scene.use(config(gate=False))
-        for waiter in requests[1:]:
-            await waiter.destination()
-        requests.append(await scene.serve())
-        for waiter in requests:
-            await waiter.end()
-        await scene.is_at_rest()
-
-
-async def test_enabled_flow_control_counts_requests_in_flight(tmp_path: Path) -> None:
+async def test_flow_control_follows_the_configuration(tmp_path: Path) -> None:
     async with waiting_scene(tmp_path, config(gate=False)) as scene:
-        before = [await scene.serve(), await scene.serve()]
-        scene.use(config())
-        waiter = await scene.wait(1)
-        await before[0].end()
-        assert waiter.waits
-        await before[1].end()
-        await waiter.destination()
-        await waiter.end()
+        requests = [await scene.serve(), await scene.serve()]
+        scene.use(config())  # counts the requests in flight
+        requests += [await scene.wait(1), await scene.wait(2)]
+        await requests[0].end()
+        assert requests[2].waits
+        await requests[1].end()
+        await requests[2].destination()
+        assert requests[3].waits
+        scene.use(config(gate=False))
+        await requests[3].destination()
+        requests.append(await scene.serve())
+        for waiter in requests[2:]:
+            await waiter.end()
         await scene.is_at_rest()
 
 

@@ -50,10 +50,12 @@ def gate() -> HeldGate:
 
 
 @asynccontextmanager
-async def held(house: Any, gate: HeldGate, raw: RawRequest = ASKED) -> AsyncIterator[Any]:
-    house.use(gate=gate)
+async def held(
+    house: Any, gate: HeldGate, raw: RawRequest = ASKED, **plugins: Any
+) -> AsyncIterator[Any]:
+    house.use(gate=gate, **plugins)
     exchange = house.director.begin()
-    routing = asyncio.get_running_loop().create_task(exchange.route(raw))
+    routing = asyncio.create_task(exchange.route(raw))
     await gate.came.wait()
     try:
         yield exchange, routing
@@ -205,21 +207,6 @@ def estimated(raw: RawRequest, **changes: Any) -> int:
     return held_bytes(request(raw, **changes), raw)
 
 
-@asynccontextmanager
-async def waiting(house: Any, gate: HeldGate, **plugins: Any) -> AsyncIterator[Any]:
-    house.use(gate=gate, **plugins)
-    exchange = house.director.begin()
-    routing = asyncio.get_running_loop().create_task(exchange.route(RawRequest(PATH, DECODED)))
-    await gate.came.wait()
-    try:
-        yield exchange, routing
-    finally:
-        routing.cancel()
-        with suppress(asyncio.CancelledError, RefusedError):
-            await routing
-        exchange.finish(FinishCause.COMPLETED, 200)
-
-
 @pytest.mark.parametrize(
     ("more", "at_least"),
     [
@@ -253,9 +240,8 @@ def test_token_ids_that_two_name_are_held_once() -> None:
     assert estimated(raw, body=body, prompts=(prompt,)) == estimated(raw, body=body)
 
 
-async def test_a_body_is_decoded_again_after_the_wait(house: Any) -> None:
-    gate = HeldGate()
-    async with waiting(house, gate) as (_, routing):
+async def test_a_body_is_decoded_again_after_the_wait(house: Any, gate: HeldGate) -> None:
+    async with held(house, gate, RawRequest(PATH, DECODED)) as (_, routing):
         shown = house.recorder.waiting[0].request
         assert (shown.body.payload, shown.body.max_output_tokens) == (None, 7)
         assert shown.held_bytes > shown.size_bytes == len(DECODED)
@@ -289,7 +275,9 @@ async def test_an_inline_decision_decodes_the_body_once(house: Any) -> None:
     assert (shown.body.payload, shown.held_bytes) == (PAYLOAD, 0)
 
 
-async def test_a_body_that_a_processor_changed_survives_the_wait(house: Any) -> None:
+async def test_a_body_that_a_processor_changed_survives_the_wait(
+    house: Any, gate: HeldGate
+) -> None:
     """A changed body could not be decoded from the received bytes again."""
 
     @dataclass
@@ -298,8 +286,8 @@ async def test_a_body_that_a_processor_changed_survives_the_wait(house: Any) -> 
             payload = {**(request.body.payload or {}), "prompt": "another"}
             return replace(request, body=replace(request.body, payload=payload))
 
-    gate = HeldGate()
-    async with waiting(house, gate, processors=(Renaming(),)) as (_, routing):
+    raw = RawRequest(PATH, DECODED)
+    async with held(house, gate, raw, processors=(Renaming(),)) as (_, routing):
         gate.let_in("id-1")
         decision = await routing
         ((decided, _, _),) = house.scheduler.calls
@@ -326,9 +314,7 @@ async def test_a_request_that_is_over_is_free_at_once(house: Any, is_open: bool)
         if is_open:
             decision = await exchange.route(RawRequest(PATH, DECODED))
         else:
-            routing = asyncio.get_running_loop().create_task(
-                exchange.route(RawRequest(PATH, DECODED))
-            )
+            routing = asyncio.create_task(exchange.route(RawRequest(PATH, DECODED)))
             await gate.came.wait()
             gate.let_in("id-1")
             decision = await routing
