@@ -19,8 +19,7 @@ from picker.app.shelves import DiscoveryPort, PublishedPool, discovery_port
 from picker.cli.options import MetricsTls, Options, PeerFlags, Ports, TlsFlags
 from picker.errors import ConfigError, PickerError
 from picker.extproc.machine.request_phase import StreamSettings
-from picker.extproc.pump import StreamMetrics
-from picker.extproc.server import Exchanges, build_server
+from picker.extproc.server import Exchanges, StreamMetrics, build_server
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.credentials import PeerCredentials
 from picker.peers.server import PeerServer, peer_port

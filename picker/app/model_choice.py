@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from base.series import Counter
 from picker.errors import JSON_CONTENT, Code, ErrorForm, RefusedError, no_endpoints
-from picker.extproc.pump import Evict, ExchangeSource, RequestExchange
+from picker.extproc.server import Evict, ExchangeSource, RequestExchange
 from picker.framework.attributes import MODELS_ATTRIBUTE, ServedModel
 from picker.plugins.parsers._form_bodies import form_field
 from picker.plugins.parsers._json_bodies import decoded, media_type_of, model_of, unreadable

@@ -14,7 +14,7 @@ from typing import Final
 from base.series import Counter
 from picker.app.model_choice import shown
 from picker.errors import Code, RefusedError
-from picker.extproc.pump import ExchangeSource
+from picker.extproc.server import ExchangeSource
 from picker.rpc.calls import Metadata
 from picker.types import FinishCause, RawRequest, RouteDecision
 

@@ -14,8 +14,7 @@ room that others leave, and cannot lock them out.
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
-from picker.flowcontrol.backlogs import QueueResource, taken_by
-from picker.flowcontrol.band import Band
+from picker.flowcontrol.band import Band, QueueResource, taken_by
 from picker.framework.flow import QueuedRequest, Rank
 
 MAX_DISPLACED = 64

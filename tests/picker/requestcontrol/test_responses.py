@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from picker.framework.interfaces import Flight
 from picker.plugins.parsers.openai_parser import OpenAIParser
 from picker.requestcontrol.pipeline import ParserTable
-from picker.requestcontrol.renaming import ModelRenamer
+from picker.requestcontrol.responses import ModelRenamer
 from picker.types import (
     FinishCause,
     Metadata,

@@ -18,11 +18,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from picker.errors import ConfigError
 from picker.extproc.server import build_server
-from picker.rpc.binding import listen
 from picker.rpc.health import READINESS, HealthService
 from picker.rpc.options import ServerOptions, TlsMaterial, TlsOptions
 from picker.rpc.self_signed import self_signed
-from picker.rpc.server import GrpcServer
+from picker.rpc.server import GrpcServer, listen
 from picker.rpc.tls import CertificateFolder, cipher_suites, min_version, server_context
 from tests.support.picker.recording_director import RecordingDirector
 

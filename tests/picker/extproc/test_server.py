@@ -20,8 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from picker.app.pool_choice import PoolChoice
 from picker.errors import DROP_REASON_HEADER, RETRY_AFTER_HEADER, DropReason, no_endpoints
 from picker.extproc.machine.request_phase import StreamSettings
-from picker.extproc.pump import OVERRIDE_TIMEOUT_SECONDS, StreamMetrics, code_name
-from picker.extproc.server import build_server
+from picker.extproc.server import OVERRIDE_TIMEOUT_SECONDS, StreamMetrics, build_server, code_name
 from picker.extproc.wire import METHOD
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.rpc.calls import Abort, RpcError, Status
