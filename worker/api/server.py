@@ -32,8 +32,7 @@ from worker.api.http.exchange import (
 )
 from worker.api.http.off_loop import off_loop_when_large
 from worker.api.openai.checks import RequestChecks
-from worker.api.routes.adapters import AdapterRoutes
-from worker.api.routes.control import ControlRoutes
+from worker.api.routes.control import AdapterRoutes, ControlRoutes
 from worker.api.routes.generation import GenerationRoutes
 from worker.api.routes.probes import ProbeRoutes
 from worker.api.routes.tokenization import TokenizationRoutes

@@ -78,24 +78,16 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: now().strftime(form)
         self._environment = environment
-        self._source = source
+        self.source = source
         self._template = self._compiled(source)
         self._tool_template = self._template if tool_source is None else self._compiled(tool_source)
         self._tokens = {**(special_tokens or {}), "bos_token": bos_token, "eos_token": eos_token}
         self._reserved = RESERVED_VARIABLES | self._tokens.keys()
-        self._tool_source = source if tool_source is None else tool_source
-
-    @property
-    def source(self) -> str:
-        return self._source
-
-    @property
-    def tool_source(self) -> str:
-        return self._tool_source
+        self.tool_source = source if tool_source is None else tool_source
 
     @property
     def shows_tools(self) -> bool:
-        return "tools" in self._tool_source
+        return "tools" in self.tool_source
 
     @cached_property
     def takes_argument_objects(self) -> bool:

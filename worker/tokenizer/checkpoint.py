@@ -73,10 +73,6 @@ class Checkpoint:
     generation_config: dict[str, Any] = field(default_factory=dict)
     tokenizer_config: dict[str, Any] | None = field(default=None, repr=False)
 
-    @property
-    def eos_token_id(self) -> int | None:
-        return self.eos_token_ids[0] if self.eos_token_ids else None
-
 
 def read_checkpoint(path: Path, *, any_architecture: bool = False) -> Checkpoint:
     """Describe a GGUF file or a Hugging Face directory; raise `ModelError` saying what is wrong."""

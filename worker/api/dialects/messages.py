@@ -192,7 +192,9 @@ def chat_of(request: CountTokensRequest, *, system_turns: bool) -> ChatRequest:
         chat.parallel_tool_calls = not choice.disable_parallel_tool_use
     variables = dict(request.chat_template_kwargs or {})
     if request.thinking is not None:
-        _check_thinking(request.thinking)
+        if request.thinking.type not in _THINKING:
+            reason = f"must be one of {', '.join(_THINKING)}, got '{shown(request.thinking.type)}'"
+            raise refused("thinking.type", reason)
         variables.setdefault("enable_thinking", request.thinking.type != "disabled")
     chat.chat_template_kwargs = variables or None
     config = request.output_config or OutputConfig()
@@ -217,12 +219,6 @@ def _response_format(
     if asked.type != "json_schema":
         raise refused(f"{name}.type", f"must be 'json_schema', got '{shown(asked.type)}'")
     return JsonSchemaFormat(NamedSchema(name="output", schema=asked.schema))
-
-
-def _check_thinking(thinking: Thinking) -> None:
-    if thinking.type not in _THINKING:
-        known = ", ".join(_THINKING)
-        raise refused("thinking.type", f"must be one of {known}, got '{shown(thinking.type)}'")
 
 
 def _chat_tool(n: int, tool: MessagesTool) -> Tool:

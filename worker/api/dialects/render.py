@@ -120,7 +120,7 @@ class Renderer:
         return Rendered(
             request_id=response_of(ask.request_id) + suffix,
             token_ids=ask.prompt_token_ids,
-            token_offsets=_offsets(encoding, ask),
+            token_offsets=encoding[1] if encoding and encoding[0] == ask.prompt_token_ids else None,
             sampling_params=sampling_fields(request, prepared, ask),
             model=self._config.served_model_names[0] if ask.adapter is None else ask.adapter.name,
             stream=prepared.stream,
@@ -129,12 +129,6 @@ class Renderer:
             priority=ask.priority,
             return_token_ids=request.return_token_ids,
         )
-
-
-def _offsets(encoding: Encoding | None, ask: AddRequest) -> msgspec.Raw | None:
-    if encoding is None or encoding[0] != ask.prompt_token_ids:
-        return None
-    return encoding[1]
 
 
 class OffsetsRecorder:

@@ -224,7 +224,7 @@ def chat_of(request: ResponsesRequest) -> ChatRequest:
         messages=_messages(request), **{name: getattr(request, name) for name in _AS_THEY_ARE}
     )
     chat.max_completion_tokens = request.max_output_tokens
-    chat.tools = [_chat_tool(n, tool) for n, tool in enumerate(request.tools or ())] or None
+    chat.tools = [_chat_tool(tool) for tool in request.tools or ()] or None
     choice = request.tool_choice
     if isinstance(choice, ChosenFunction):
         chat.tool_choice = NamedTool(type=choice.type, function=FunctionName(choice.name))
@@ -242,15 +242,13 @@ def chat_of(request: ResponsesRequest) -> ChatRequest:
     return chat
 
 
-def _chat_tool(n: int, tool: FunctionTool) -> Tool:
-    if tool.type != "function":
-        raise refused(f"tools[{n}].type", f"must be 'function', got '{shown(tool.type)}'")
+def _chat_tool(tool: FunctionTool) -> Tool:
     function = Function(tool.name)
     if tool.description is not None:
         function.description = tool.description
     if tool.parameters is not None:
         function.parameters = tool.parameters
-    return Tool(function=function)
+    return Tool(type=tool.type, function=function)
 
 
 def _messages(request: ResponsesRequest) -> list[ChatMessage]:
@@ -286,17 +284,12 @@ def _messages(request: ResponsesRequest) -> list[ChatMessage]:
             messages.append(ChatMessage(role=role, content=_text(content, f"{place}.content")))
             turn = None
         else:
-            turn = _assistant(turn, messages, kind)
+            begun = turn is not None and (turn.content is not UNSET or turn.tool_calls)
+            # Reasoning comes first in a turn.
+            if turn is None or (begun and kind != "function_call"):
+                messages.append(turn := ChatMessage(role="assistant"))
             _extend(turn, item, kind, place)
     return messages
-
-
-def _assistant(turn: ChatMessage | None, messages: list[ChatMessage], kind: str) -> ChatMessage:
-    """Find the turn of an assistant's item; reasoning comes first in a turn."""
-    if turn is None or (kind != "function_call" and (turn.content is not UNSET or turn.tool_calls)):
-        turn = ChatMessage(role="assistant")
-        messages.append(turn)
-    return turn
 
 
 def _extend(turn: ChatMessage, item: InputItem, kind: str, place: str) -> None:

@@ -194,12 +194,6 @@ def completion_of(request: SglangRequest, max_model_len: int) -> CompletionReque
     return completion
 
 
-def completion_of_forge(request: ForgeRequest, max_model_len: int) -> CompletionRequest:
-    most = request.max_tokens
-    most = Whole(min(FORGE_TOKENS, max_model_len)) if most is None else most
-    return CompletionRequest(prompt=request.prompt, max_tokens=most, temperature=0)
-
-
 class SglangLogprobs(LogprobsWriter):
     """Writes `[logprob, id, text]` of the drawn tokens and the `num_top` likeliest."""
 
@@ -306,8 +300,11 @@ async def _prepared(generation: GenerationRoutes, body: bytes, arrival: Arrival)
     text = generation.checks.text
     most = text.limits.max_model_len
     if decode(body, _Shape).prompt is not UNSET:
-        forge = completion_of_forge(decode(body, ForgeRequest), most)
-        prepared = await generation.completions.prepared(forge, arrival)
+        forge = decode(body, ForgeRequest)
+        default = Whole(min(FORGE_TOKENS, most))
+        limit = default if forge.max_tokens is None else forge.max_tokens
+        completion = CompletionRequest(prompt=forge.prompt, max_tokens=limit, temperature=0)
+        prepared = await generation.completions.prepared(completion, arrival)
         return replace(prepared, frames=ForgeFrames())
     request = decode_supported(body, SglangRequest)
     with fields_named(_NAMES | {"prompt": "input_ids" if request.text is None else "text"}):

@@ -36,8 +36,8 @@ class Admission:
         self._max_queued = max_num_queued_reqs
         self._max_queued_tokens = max_num_queued_tokens
         self._memory = memory
-        self._inside = 0
-        self._queued_tokens = 0
+        self.num_inside = 0  # sequences being prepared, running or waiting
+        self.num_queued_tokens = 0  # of prompts of requests that have had no output yet
         self._idle = asyncio.Event()
         self._idle.set()
         self.drains = asyncio.Event()
@@ -45,16 +45,6 @@ class Admission:
     @property
     def draining(self) -> bool:
         return self.drains.is_set()
-
-    @property
-    def num_inside(self) -> int:
-        """Sequences being prepared, running or waiting."""
-        return self._inside
-
-    @property
-    def num_queued_tokens(self) -> int:
-        """Prompt tokens of requests that have had no output yet."""
-        return self._queued_tokens
 
     def check(self, num_sequences: int = 1, num_tokens: int = 0) -> None:
         """Raise 503 if the engine is down, the worker drains or lacks memory, or it is busy."""
@@ -74,7 +64,7 @@ class Admission:
             return
         # The engine's own count lags behind by a step: sequences since then that exceed the running
         # slots wait too. While none waits, new ones take the free slots first.
-        beyond_slots = self._inside - self._max_num_seqs
+        beyond_slots = self.num_inside - self._max_num_seqs
         reported = self._engine.num_waiting_reported
         queued = beyond_slots if reported == 0 else max(reported, beyond_slots)
         if queued + num_sequences > self._max_queued:
@@ -87,7 +77,7 @@ class Admission:
     def _check_tokens(self, num_tokens: int) -> None:
         """Admit a request of any length if nothing waits."""
         # Otherwise a prompt longer than the limit would never be served.
-        limit, waiting = self._max_queued_tokens, self._queued_tokens
+        limit, waiting = self._max_queued_tokens, self.num_queued_tokens
         if limit is not None and waiting and waiting + num_tokens > limit:
             self._metrics.refused("max_num_queued_tokens")
             raise unavailable(
@@ -97,24 +87,24 @@ class Admission:
 
     @contextmanager
     def entered(self, num_sequences: int) -> Iterator[None]:
-        self._inside += num_sequences
+        self.num_inside += num_sequences
         self._idle.clear()
         try:
             yield
         finally:
-            self._inside -= num_sequences
-            if self._inside == 0:
+            self.num_inside -= num_sequences
+            if self.num_inside == 0:
                 self._idle.set()
 
     def queued(self, num_tokens: int) -> Callable[[], None]:
         """Count a prompt as waiting until the first call of the returned function."""
         # Branches share one prompt: it counts once, until the first of them has an output.
-        self._queued_tokens += num_tokens
+        self.num_queued_tokens += num_tokens
         left = num_tokens
 
         def prefilled() -> None:
             nonlocal left
-            self._queued_tokens -= left
+            self.num_queued_tokens -= left
             left = 0
 
         return prefilled

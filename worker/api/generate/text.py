@@ -112,10 +112,6 @@ class ModelText:
         one = partial(self.tokenizer.decode, skip_special_tokens=False)
         return await off_loop_when_large(sum(map(len, prompts)), partial(list, map(one, prompts)))
 
-    def encode_word(self, text: str) -> list[int]:
-        """Encode a short text, without the model's prefix."""
-        return self.tokenizer.encode(text, add_special_tokens=False)
-
     def _check_length(self, text: str) -> None:
         """No tokenizer averages 16 characters a token over a whole context."""
         if len(text) > 16 * self.limits.max_model_len:

@@ -26,7 +26,6 @@ import contextlib
 import resource
 from asyncio.events import TimerHandle
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
@@ -58,20 +57,15 @@ _FURTHER_HEADERS = {
 _RESERVED_FILES = 64
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """`refused` gets the status of every request that is refused before the application sees it."""
-
-    header_timeout_seconds: float
-    max_connections: int
-    refused: Callable[[int], None]
-
-
 def protocol_of(config: ApiConfig, refused: Callable[[int], None]) -> type[asyncio.Protocol]:
-    limits = ConnectionLimits(
-        config.header_timeout_seconds, allowed_connections(config.max_connections), refused
+    """`refused` gets the status of every request that is refused before the application sees it."""
+    protocol = partial(
+        GuardedProtocol,
+        header_timeout_seconds=config.header_timeout_seconds,
+        max_connections=allowed_connections(config.max_connections),
+        refused=refused,
     )
-    return cast("type[asyncio.Protocol]", partial(GuardedProtocol, limits=limits))
+    return cast("type[asyncio.Protocol]", protocol)
 
 
 def allowed_connections(asked: int | None = None) -> int:
@@ -116,11 +110,15 @@ class GuardedProtocol(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
-        limits: ConnectionLimits,
+        header_timeout_seconds: float,
+        max_connections: int,
+        refused: Callable[[int], None],
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.parser = httptools.HttpRequestParser(self)  # without uvicorn's leniency
-        self._limits = limits
+        self._header_timeout = header_timeout_seconds
+        self._max_connections = max_connections
+        self._count_refusal = refused
         self._in_head = False
         self._in_body = False
         self._head_bytes = 0
@@ -137,13 +135,15 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._socket = transport
         super().connection_made(cast(Any, _LingeringTransport(transport, self._linger)))
-        if len(self.connections) > self._limits.max_connections:
+        if len(self.connections) > self._max_connections:
             self._deaf = True
-            self._limits.refused(HTTPStatus.SERVICE_UNAVAILABLE)
+            self._count_refusal(HTTPStatus.SERVICE_UNAVAILABLE)
             self._answer(status_error(HTTPStatus.SERVICE_UNAVAILABLE, "Too many open connections"))
             transport.close()
             return
-        self._wait_for_next()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Notify every request of the connection, not just the last one."""
@@ -177,8 +177,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         self._unset_keepalive_if_required()
         if not self._in_body and self._head_timer is None:
-            seconds = self._limits.header_timeout_seconds
-            self._head_timer = self.loop.call_later(seconds, self._head_timed_out)
+            self._head_timer = self.loop.call_later(self._header_timeout, self._head_timed_out)
         was_in_head = self._in_head
         try:
             self._parse(data)
@@ -299,7 +298,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """End the connection with an error, unless another answer is due first."""
         self._deaf = True
         self._stop_timer()
-        self._limits.refused(error.status)
+        self._count_refusal(error.status)
         broken = self.cycle if self._in_body else None
         if broken is not None and broken is self._running and not broken.response_started:
             broken.disconnected = True  # no other part writes its answer
@@ -334,19 +333,15 @@ class GuardedProtocol(HttpToolsProtocol):
     def _head_timed_out(self) -> None:
         self._head_timer = None
         if not self._deaf and not self.transport.is_closing():
-            seconds = self._limits.header_timeout_seconds
-            message = f"The request's headers did not arrive within {seconds:g} seconds"
+            message = (
+                f"The request's headers did not arrive within {self._header_timeout:g} seconds"
+            )
             self._refuse(status_error(HTTPStatus.REQUEST_TIMEOUT, message))
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
-
-    def _wait_for_next(self) -> None:
-        self.timeout_keep_alive_task = self.loop.call_later(
-            self.timeout_keep_alive, self.timeout_keep_alive_handler
-        )
 
     def _linger(self) -> bool:
         """Called by `close`. True: what still comes is discarded until the answer is read."""

@@ -267,11 +267,9 @@ class ErrorForm:
     event: bytes = b""
 
 
-def _openai_error(error: RequestError) -> Error:
-    return Error(ErrorDetail(error.message, error.type, error.param, error.status))
-
-
-OPENAI_ERRORS = ErrorForm(_openai_error, Error, Unauthorized())
+OPENAI_ERRORS = ErrorForm(
+    lambda e: Error(ErrorDetail(e.message, e.type, e.param, e.status)), Error, Unauthorized()
+)
 
 
 def error_body(error: RequestError, form: ErrorForm = OPENAI_ERRORS) -> bytes:

@@ -74,7 +74,7 @@ class RequestChecks:
         self._limits = replace(text.limits, max_logprobs=config.max_logprobs)
         self._sampling = SamplingContext(
             self._limits,
-            text.encode_word,
+            partial(text.tokenizer.encode, add_special_tokens=False),
             {**dict(config.default_sampling), **(defaults or {})},
             config.logits_processors,
         )

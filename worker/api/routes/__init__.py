@@ -1,3 +1,3 @@
-"""The handlers behind the table of routes: `generation`, `tokenization`, `probes`, `control`,
-`adapters`; and the prefill leg of a disaggregated request.
+"""The handlers behind the table of routes: `generation`, `tokenization`, `probes`, `control`; and
+the prefill leg of a disaggregated request.
 """

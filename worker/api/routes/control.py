@@ -1,11 +1,13 @@
-"""Operators' commands to the whole worker: pause, sleep, reset the cache, abort, inspect."""
+"""Operators' commands: pause, sleep, reset the cache, abort, inspect, load LoRA adapters."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
+from worker.api.generate.adapters import ServedAdapters
 from worker.api.generate.engine import Engine
 from worker.api.generate.open_sequences import OpenSequences
 from worker.api.http.exchange import Exchange
@@ -23,7 +25,7 @@ from worker.api.schema.answers import (
 )
 from worker.api.schema.openapi import package_version
 from worker.api.schema.parse import decode
-from worker.api.schema.requests import AbortBody
+from worker.api.schema.requests import AbortBody, LoadAdapterBody, UnloadAdapterBody
 from worker.api.schema.routes import CONTROL_ROUTES, Handler, query_values
 from worker.config import ApiConfig, EngineConfig
 from worker.engine.messages import (
@@ -40,6 +42,7 @@ from worker.engine.messages import (
 from worker.errors import RequestError
 
 Values = dict[str, Any]
+_TEXT_HEADERS = ((b"content-type", b"text/plain; charset=utf-8"),)
 
 
 class ControlRoutes:
@@ -128,14 +131,13 @@ class ControlRoutes:
 
     async def _dump(self, _values: Values) -> object:
         reply = await self._done(DumpCache(0))
-        num_tokens = sum(len(block.token_ids) for block in reply.blocks)
-        return await off_loop_when_large(num_tokens, lambda: self._dump_of(reply))
-
-    def _dump_of(self, reply: CommandReply) -> msgspec.Raw:
         block_size = 16 if self._engine_config is None else self._engine_config.block_size
-        blocks = [_dumped(block) for block in reply.blocks]
-        page = CacheDump(block_size, reply.event_sequence, blocks)
-        return msgspec.Raw(msgspec.json.encode(page))
+
+        def dump() -> msgspec.Raw:
+            page = CacheDump(block_size, reply.event_sequence, list(map(_dumped, reply.blocks)))
+            return msgspec.Raw(msgspec.json.encode(page))
+
+        return await off_loop_when_large(sum(len(b.token_ids) for b in reply.blocks), dump)
 
 
 def redacted(config: ApiConfig, engine_config: EngineConfig | None) -> dict[str, Any]:
@@ -151,3 +153,28 @@ def _dumped(block: CachedBlock) -> DumpedBlock:
     parent = None if block.parent is None else block.parent.hex()
     scope = (block.cache_salt, block.lora_name)
     return DumpedBlock(block.block_hash.hex(), parent, block.token_ids, *scope)
+
+
+class AdapterRoutes:
+    def __init__(self, config: ApiConfig, adapters: ServedAdapters) -> None:
+        self._max_body_bytes = config.max_body_bytes
+        self._adapters = adapters
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"load_lora_adapter": self._load, "unload_lora_adapter": self._unload}
+
+    async def _load(self, exchange: Exchange) -> None:
+        body = decode(await exchange.json_body(self._max_body_bytes), LoadAdapterBody)
+        in_place = bool(body.load_inplace)
+        await self._adapters.load(body.lora_name, body.lora_path, in_place=in_place)
+        await _succeed(exchange, body.lora_name, "added")
+
+    async def _unload(self, exchange: Exchange) -> None:
+        body = decode(await exchange.json_body(self._max_body_bytes), UnloadAdapterBody)
+        await self._adapters.unload(body.lora_name)
+        await _succeed(exchange, body.lora_name, "removed")
+
+
+async def _succeed(exchange: Exchange, name: str, what: str) -> None:
+    text = f"Success: LoRA adapter '{name}' {what} successfully."
+    await exchange.reply(text.encode(), HTTPStatus.OK, _TEXT_HEADERS)

@@ -300,7 +300,9 @@ class _References:
         choices: list[dict[str, Any]] = []  # the part that each choice is of
         waiting: dict[int, list[int]] = {}  # choices that the end of a part makes
         for part in self._parts:
-            needs = [ways for ways in self._needs(part) if all(map(self._is_known, ways))]
+            needs = [
+                ways for ways in self._needs(part) if all(id(way) in self._bases for way in ways)
+            ]
             missing[id(part)] = len(needs)
             for ways in needs:
                 for way in ways:
@@ -331,9 +333,6 @@ class _References:
         self._parts.append(schema)
         for part in _parts(schema):
             self._enter(part, base)
-
-    def _is_known(self, way: object) -> bool:
-        return id(way) in self._bases
 
     def _target(self, reference: str, base: str) -> object:
         """Return the schema that a reference names; None where that is not in the schema."""

@@ -243,17 +243,14 @@ def decode_whole(kind: type, value: Any) -> Whole:
         raise NotImplementedError(kind)
     # Python's booleans are integers; JSON's are not.
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"Expected `int`, got `{_json_name(value)}`")
+        name = type(value).__name__
+        kind = {"list": "array", "dict": "object"}.get(name, name)
+        raise ValueError(f"Expected `int`, got `{kind}`")
     if value != value // 1:
         raise ValueError(f"Expected `int`, got {shown(value)}")
     if not -_INT64 <= value < _INT64:
         raise ValueError("Integer value out of range: it must fit into 64 bits")
     return Whole(value)
-
-
-def _json_name(value: object) -> str:
-    name = type(value).__name__
-    return {"list": "array", "dict": "object"}.get(name, name)
 
 
 def _explained(message: str) -> RequestError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -159,8 +159,9 @@ def _answer(form: AnswerForm, scanner: Scanner, writer: AnswerWriter) -> Parse[N
         scanner.ends = chosen.marks
     if calls is not None and not begins:
         yield from _call(calls, scanner, writer)
+    marks = tuple(dict.fromkeys((*begins, *writer.hidden)))
     while True:
-        mark = yield from scanner.until(_once(begins, writer.hidden), writer.content)
+        mark = yield from scanner.until(marks, writer.content)
         if mark is None:
             return
         if calls is not None and mark in begins:
@@ -188,7 +189,3 @@ def _reasoning(scanner: Scanner, writer: AnswerWriter, *, has_begun: bool) -> Pa
     writer.reasoning("")
     if (yield from scanner.until((END_OF_THINK,), writer.reasoning)):
         yield from scanner.skip(END_OF_THINK)
-
-
-def _once(*groups: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(mark for group in groups for mark in group))
