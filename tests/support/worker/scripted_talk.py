@@ -1,6 +1,7 @@
 """A chat template with tools, and an engine with scripted answers."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from worker.tokenizer import sim
@@ -55,3 +56,16 @@ class ByteTokenizer(sim.SimTokenizer):
 
 def prompt_of(bench: Any) -> str:
     return bytes(bench.engine.requests[-1].prompt_token_ids).decode()
+
+
+@asynccontextmanager
+async def client_of(
+    bench: Any, kind: Callable[..., Any], path: str = "", key: str = "x", **settings: Any
+) -> AsyncIterator[Any]:
+    """A vendor's client of a worker on a socket, which uses the template and the tokenizer."""
+    bench.template_source, bench.tokenizer = TEMPLATE, ByteTokenizer()
+    async with (
+        bench.listening(bench.api(max_model_len=4096, **settings)) as url,
+        kind(base_url=url + path, api_key=key, max_retries=0) as client,
+    ):
+        yield client

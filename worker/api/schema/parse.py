@@ -244,8 +244,8 @@ def decode_whole(kind: type, value: Any) -> Whole:
     # Python's booleans are integers; JSON's are not.
     if isinstance(value, bool) or not isinstance(value, int | float):
         name = type(value).__name__
-        kind = {"list": "array", "dict": "object"}.get(name, name)
-        raise ValueError(f"Expected `int`, got `{kind}`")
+        got = {"list": "array", "dict": "object"}.get(name, name)
+        raise ValueError(f"Expected `int`, got `{got}`")
     if value != value // 1:
         raise ValueError(f"Expected `int`, got {shown(value)}")
     if not -_INT64 <= value < _INT64:

@@ -1,13 +1,12 @@
 """Anthropic's messages, as its client speaks them."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import anthropic
 import pytest
 
-from tests.support.worker.scripted_talk import TEMPLATE, ByteTokenizer, prompt_of, says
+from tests.support.worker import scripted_talk
+from tests.support.worker.scripted_talk import ByteTokenizer, prompt_of, says
 from worker.errors import EngineDeadError
 from worker.types import FinishReason
 
@@ -21,17 +20,8 @@ USER: Any = [{"role": "user", "content": "hi"}]
 ASKED: dict[str, Any] = {"model": "tiny", "max_tokens": 64, "messages": USER}
 
 
-@asynccontextmanager
-async def client_of(
-    bench: Any, key: str = "x", **settings: Any
-) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    bench.template_source, bench.tokenizer = TEMPLATE, ByteTokenizer()
-    api = bench.api(max_model_len=4096, **settings)
-    async with (
-        bench.listening(api) as url,
-        anthropic.AsyncAnthropic(base_url=url, api_key=key, max_retries=0) as client,
-    ):
-        yield client
+def client_of(bench: Any, **settings: Any) -> Any:
+    return scripted_talk.client_of(bench, anthropic.AsyncAnthropic, **settings)
 
 
 def plain(message: Any) -> Any:

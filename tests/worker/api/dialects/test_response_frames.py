@@ -2,15 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import openai
 import pydantic
 import pytest
 
-from tests.support.worker.scripted_talk import TEMPLATE, ByteTokenizer, prompt_of, says
+from tests.support.worker import scripted_talk
+from tests.support.worker.scripted_talk import prompt_of, says
 from worker.types import FinishReason
 
 TOOL: Any = {
@@ -23,21 +22,20 @@ TOOL: Any = {
 CALL = '<tool_call>{"name": "look_up", "arguments": {"word": "é"}}</tool_call>'
 
 
-@asynccontextmanager
-async def client_of(bench: Any, **settings: Any) -> AsyncIterator[openai.AsyncOpenAI]:
-    bench.template_source, bench.tokenizer = TEMPLATE, ByteTokenizer()
-    api = bench.api(max_model_len=4096, **settings)
-    async with (
-        bench.listening(api) as url,
-        openai.AsyncOpenAI(base_url=url + "/v1", api_key="x", max_retries=0) as client,
-    ):
-        yield client
+def client_of(bench: Any, **settings: Any) -> Any:
+    return scripted_talk.client_of(bench, openai.AsyncOpenAI, "/v1", **settings)
 
 
 def plain(response: Any) -> Any:
     dumped = (item.model_dump(exclude_none=True) for item in response.output)
     output = [{k: v for k, v in item.items() if k not in ("id", "call_id")} for item in dumped]
     return output, response.usage.model_dump(), response.status, response.incomplete_details
+
+
+async def both(client: openai.AsyncOpenAI, **asked: Any) -> tuple[Any, list[Any]]:
+    whole = await client.responses.create(input="hi", **asked)
+    stream = await client.responses.create(input="hi", **asked, stream=True)
+    return whole, [event async for event in stream]
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
@@ -71,13 +69,10 @@ async def test_a_stream_adds_up_to_the_whole_answer(
     bench: Any, text: str, settings: dict[str, Any], kinds: list[str], size: int
 ) -> None:
     says(bench, text, size=size)
-    asked: dict[str, Any] = {"model": "tiny", "input": "hi", "tools": [TOOL]}
     async with client_of(bench, **settings) as client:
-        whole = await client.responses.create(**asked)
-        async with client.responses.stream(**asked) as gathered:
+        whole, events = await both(client, tools=[TOOL])
+        async with client.responses.stream(model="tiny", input="hi", tools=[TOOL]) as gathered:
             final = await gathered.get_final_response()
-        stream = await client.responses.create(**asked, stream=True)
-        events = [event async for event in stream]
     assert [item.type for item in whole.output] == kinds
     assert plain(final) == plain(events[-1].response) == plain(whole)
     assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -124,11 +119,8 @@ async def test_a_broken_call_becomes_text_behind_it(bench: Any, size: int) -> No
     """The stream ends the incomplete item before the text; the response has the text alone."""
     bad = CALL.replace('"é"', '"é", nope')
     says(bench, f"One.{bad}Two.", size=size)
-    asked: dict[str, Any] = {"model": "tiny", "input": "hi", "tools": [TOOL]}
     async with client_of(bench) as client:
-        whole = await client.responses.create(**asked)
-        stream = await client.responses.create(**asked, stream=True)
-        events = [event async for event in stream]
+        whole, events = await both(client, tools=[TOOL])
     done = [e.item.status for e in events if e.type == "response.output_item.done"]
     assert done == ["completed", "incomplete", "completed"]
     assert [item.content[0].text for item in whole.output] == ["One.", f"{bad}Two."]
@@ -138,9 +130,7 @@ async def test_a_broken_call_becomes_text_behind_it(bench: Any, size: int) -> No
 async def test_a_cut_answer_is_incomplete(bench: Any) -> None:
     says(bench, "Hel", FinishReason.LENGTH)
     async with client_of(bench) as client:
-        whole = await client.responses.create(input="hi", max_output_tokens=3)
-        stream = await client.responses.create(input="hi", max_output_tokens=3, stream=True)
-        events = [event async for event in stream]
+        whole, events = await both(client, max_output_tokens=3)
     assert (whole.status, whole.output[0].status) == ("incomplete", "incomplete")
     assert whole.incomplete_details.reason == "max_output_tokens"
     assert events[-1].type == "response.incomplete"

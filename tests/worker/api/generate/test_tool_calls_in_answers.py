@@ -104,29 +104,16 @@ async def test_a_stream_adds_up_to_the_whole_answer(bench: Any, size: int) -> No
     ]
 
 
-UNCLOSED = {
-    "hermes": '<tool_call>\n{"name": "look_up", "arguments": {"word": "tree"\n</tool_call>',
-    "llama3_json": '{"name": "look_up", "parameters": "{\\"word\\": \\"tree\\"}"',
-    "mistral": '[TOOL_CALLS]look_up[ARGS]{"word": "tree"',
-    "pythonic": "[look_up(word='tree'",
-    "qwen3_coder": "<tool_call>\n<function=look_up>\n<parameter=word>\ntree\n</function>\n",
-}
-
-
-@pytest.mark.parametrize("tool_format", UNCLOSED)
 @pytest.mark.parametrize("size", [1, 7])
-async def test_a_call_that_is_not_closed_is_whole_in_a_stream_too(
-    bench: Any, tool_format: str, size: int
-) -> None:
-    says(bench, UNCLOSED[tool_format], size=size)
-    settings = {"tool_call_parser": tool_format}
+async def test_a_call_that_is_not_closed_is_whole_in_a_stream_too(bench: Any, size: int) -> None:
+    says(bench, "[look_up(word='tree'", size=size)
+    settings = {"tool_call_parser": "pythonic"}
     choice = (await answer(bench, settings))["choices"][0]
     message, reason = gathered(await streamed(bench, settings))
     for said in (choice["message"], message):
         assert not said["content"]
         (call,) = said["tool_calls"]
-        assert call["function"]["name"] == "look_up"
-        assert json.loads(call["function"]["arguments"]) == {"word": "tree"}
+        assert call["function"] == {"name": "look_up", "arguments": '{"word": "tree"}'}
     assert (choice["finish_reason"], reason) == ("tool_calls", "tool_calls")
 
 
