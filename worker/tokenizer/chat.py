@@ -49,8 +49,6 @@ def _tojson(
 
 
 class _Generation(Extension):
-    """Renders the body of `{% generation %}…{% endgeneration %}` without the tags."""
-
     tags = {"generation"}  # noqa: RUF012  (Jinja's protocol)
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
@@ -184,7 +182,6 @@ class ChatTemplate:
 
 
 def chat_template_of(checkpoint: Checkpoint, now: Callable[[], datetime]) -> ChatTemplate | None:
-    """Build a checkpoint's template; None for a model without chat."""
     if checkpoint.chat_template is None:
         return None
     return ChatTemplate(

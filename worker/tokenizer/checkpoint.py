@@ -344,7 +344,6 @@ def _added_token_ids(path: Path, tokenizer_config: dict[str, Any]) -> dict[str, 
 
 
 def served_name(path: Path) -> str:
-    """Return the file's stem without its encoding, or the directory's name."""
     if path.suffix.lower() != ".gguf":
         return path.resolve().name
     stem, dot, quantisation = path.stem.rpartition(".")

@@ -126,7 +126,6 @@ def from_tokenizer_json(path: Path) -> LibraryTokenizer:
 
 
 def _decoding(path: Path, decoder: _Decoder | None) -> tuple[Spelling, bool]:
-    """Return the spelling of tokens, and whether a text loses its first space."""
     if decoder is not None and decoder.type == "Metaspace":
         prepends = decoder.prepend_scheme != "never" and decoder.add_prefix_space
         return _piece_spelling(decoder.replacement, has_byte_pieces=False), prepends

@@ -41,7 +41,6 @@ class ScoredPiece:
 
     @property
     def is_mark(self) -> bool:
-        """Return if the piece is matched in a text before any joining."""
         return self.kind in (CONTROL, USER_DEFINED) and bool(self.text)
 
     @property
@@ -151,7 +150,6 @@ def _rust_tokenizer(source: str, pieces: Sequence[ScoredPiece], prepends: bool) 
 
 
 def _merges(pieces: Sequence[ScoredPiece]) -> list[tuple[float, str, str]]:
-    """Every pair that makes a piece, best first, with the negative score."""
     scores = {p.text: p.score for p in pieces if p.kind in (NORMAL, UNUSED)}
     merges = [
         (-score, text[:cut], text[cut:])
@@ -163,7 +161,6 @@ def _merges(pieces: Sequence[ScoredPiece]) -> list[tuple[float, str, str]]:
 
 
 def _unused_splits(pieces: Sequence[ScoredPiece]) -> dict[int, tuple[int, ...]]:
-    """Return the ids that replace each unused piece in an encoding: its parts."""
     unused = {p.text for p in pieces if p.kind == UNUSED}
     if not unused:
         return {}
@@ -210,8 +207,6 @@ _MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
 @dataclass(frozen=True, slots=True)
 class SentencePieceFile:
-    """The vocabulary of a file, and its additions around a text."""
-
     pieces: tuple[ScoredPiece, ...]
     bos_id: int | None
     eos_id: int | None
@@ -310,7 +305,6 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Read a number in base 128; return it and the position after it."""
     value = shift = 0
     while position < len(data) and shift < 64:
         byte = data[position]

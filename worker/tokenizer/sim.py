@@ -26,7 +26,6 @@ CHAT_TEMPLATE = (
 
 
 def _word_list() -> tuple[str, ...]:
-    """Return 1,024 distinct pronounceable words: every pair of 32 syllables."""
     onsets = ("b", "d", "f", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z", "sh", "tr", "gl")
     syllables = [onset + vowel for onset in onsets for vowel in ("a", "o")]
     codas = ("", "n")

@@ -60,7 +60,6 @@ class PreTokenization:
     adds_bos: bool = False
 
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
-        """Return the library's form of the rule, with GPT-2's byte alphabet as the last step."""
         steps: list[Any] = []
         if self.splits_digits:
             steps.append(pre_tokenizers.Digits(individual_digits=True))
@@ -263,7 +262,6 @@ def _from_sentencepiece(path: Path, config: dict[str, Any]) -> SentencePieceToke
 def _with_added_tokens(
     path: Path, pieces: tuple[ScoredPiece, ...], config: dict[str, Any]
 ) -> list[ScoredPiece]:
-    """Replace and extend the pieces with `added_tokens_decoder` of the configuration."""
     result = list(pieces)
     added = config.get("added_tokens_decoder")
     entries = added.items() if isinstance(added, dict) else ()

@@ -174,7 +174,6 @@ class Derenderer:
     async def _of_request(
         self, request: ChatRequest | CompletionRequest, arrival: Arrival
     ) -> Prepared:
-        """Errors name the fields of the request that was rendered as its own route does."""
         refuse_unsupported(request)
         if isinstance(request, ChatRequest):
             return await self._generation.chat.prepared(request, arrival)

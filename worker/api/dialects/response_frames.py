@@ -113,7 +113,6 @@ class Response(msgspec.Struct, kw_only=True):
 
 class ResponseFrames(NamedEvents):
     def __init__(self, head: ResponseHead, facts: Json) -> None:
-        """`facts` are the fields of the response that repeat its request."""
         super().__init__(head)
         self._facts = facts
         self._items: list[OutputItem] = []

@@ -319,7 +319,6 @@ def _text(content: str | Parts, place: str, kinds: Mapping[str, str | None] = _O
 
 
 def response_facts(request: ResponsesRequest) -> Json:
-    """Return the fields of a response that repeat its request."""
     whole = (request.max_output_tokens, request.top_logprobs)
     most, likeliest = (None if n is None else int(n) for n in whole)
     return {

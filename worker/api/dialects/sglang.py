@@ -132,7 +132,6 @@ class ForgeAnswer(msgspec.Struct):
 
 
 def is_single(request: SglangRequest) -> bool:
-    """Return True if the answer is one object, not a list."""
     n = 1 if request.sampling_params is None else request.sampling_params.n or 1
     if request.text is not None:
         return isinstance(request.text, str) and n == 1

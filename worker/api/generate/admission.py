@@ -110,7 +110,6 @@ class Admission:
         return prefilled
 
     async def wait_idle(self, timeout_seconds: float) -> bool:
-        """Wait until no sequence is inside; False when that takes longer."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._idle.wait()

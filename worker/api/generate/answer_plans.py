@@ -65,8 +65,6 @@ class AnswerPlan:
 
 
 class AnswerPlans:
-    """Plans the answers of one model."""
-
     def __init__(self, config: ApiConfig, text: ModelText) -> None:
         self._auto = config.enable_auto_tool_choice
         self._tools = config.tool_call_parser

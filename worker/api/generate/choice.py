@@ -30,7 +30,6 @@ class Piece:
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:
-    """Return the pieces of a choice, which follow each other, as one."""
     if len(pieces) == 1:
         return pieces[0]
     return Piece(

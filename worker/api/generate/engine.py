@@ -26,8 +26,6 @@ class OutputStream(Protocol):
 
 
 class Engine(Protocol):
-    """Runs requests and commands, in this process or another."""
-
     @property
     def is_alive(self) -> bool: ...
 

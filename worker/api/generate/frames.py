@@ -109,14 +109,12 @@ class Frames:
     done: bytes = b""
 
     def opening(self, index: int, usage: TokenCounts | None) -> bytes:
-        """The frames before the first text of a choice; may be empty."""
         raise NotImplementedError
 
     def delta(self, delta: Delta) -> bytes:
         raise NotImplementedError
 
     def usage(self, usage: TokenCounts, metrics: Json | None) -> bytes:
-        """The frame after the last choice that carries the usage."""
         raise NotImplementedError
 
     def body(self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None) -> bytes:
@@ -216,7 +214,6 @@ class NamedEvents(Frames):
 
 
 def whole_calls(parts: Sequence[CallDelta]) -> list[ToolCallOut]:
-    """Join the parts into calls, without the broken ones."""
     calls: dict[int, ToolCallOut] = {}
     for part in parts:
         # A broken call may have been sent in part; the whole answer has its text instead.

@@ -27,8 +27,6 @@ Json = dict[str, Any]
 
 # One writer for each choice: text offsets run over all pieces of an answer.
 class LogprobsWriter:
-    """Writes the log probabilities of one choice, piece by piece."""
-
     def prompt(
         self, prompt_ids: Sequence[int], prompt_text: str, entries: Sequence[TokenLogprobs]
     ) -> Iterator[Json]:
@@ -83,7 +81,6 @@ def written(
 
 
 def num_tokens_shown(entries: Sequence[TokenLogprobs]) -> int:
-    """Count the drawn tokens and their rivals."""
     return sum(len(entry.token_ids) for entry in entries)
 
 

@@ -47,7 +47,6 @@ class Prepared:
 
     @property
     def num_sequences(self) -> int:
-        """The number of sequences that run at once."""
         beams = [request.params.beam for request in self.requests]
         return sum(
             1 + len(request.branch_ids) if beam is None else beam.width
@@ -56,7 +55,6 @@ class Prepared:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens that the engine has to prefill."""
         return sum(len(r.prompt_token_ids) + len(r.output_token_ids) for r in self.requests)
 
 

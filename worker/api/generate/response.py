@@ -38,7 +38,6 @@ class PromptRun:
     _raw_logprobs: msgspec.Raw | None = None
 
     def take(self, choice: Choice, output: RequestOutput) -> Piece:
-        """Add an output to a choice. Raises `RequestError` when the engine gave it up."""
         # Chunks of a long prompt bring them in parts.
         self.prompt_logprobs += output.prompt_logprobs
         has_begun = output.token_ids or output.finish_reason is not None
@@ -80,7 +79,6 @@ class PromptRun:
 
 
 def usage_of(runs: Iterable[PromptRun], *, cached: bool) -> TokenCounts:
-    """Count every prompt once, with any number of choices."""
     runs = list(runs)
     return TokenCounts(
         prompt_tokens=sum(len(run.request.prompt_token_ids) for run in runs),
@@ -147,8 +145,6 @@ def _milliseconds(seconds: float | None) -> float | None:
 
 
 class AnswerCollector:
-    """The sink of a response that is not streamed."""
-
     def __init__(self, prepared: Prepared, runs: Sequence[PromptRun]) -> None:
         self._shown = prepared.shown
         self._runs = runs
@@ -159,7 +155,6 @@ class AnswerCollector:
 
     @property
     def num_tokens_shown(self) -> int:
-        """Count the tokens in all log probabilities, and the numbers of embeddings."""
         pieces = (piece for pieces in self._pieces.values() for piece in pieces)
         own = sum(num_tokens_shown(piece.logprobs) for piece in pieces)
         last = (choice.last for run in self._runs for choice in run.choices)
@@ -167,7 +162,6 @@ class AnswerCollector:
         return own + sum(run.num_tokens_shown for run in self._runs)
 
     def answers(self, token_bytes: TokenBytes) -> list[Answer]:
-        """Return every choice in the order of their indices. All have ended."""
         return [
             self._answer(run, choice, token_bytes) for run in self._runs for choice in run.choices
         ]

@@ -78,7 +78,6 @@ def resumption_of(
 
 
 def mark(token_ids: Sequence[int]) -> bytes:
-    """Return the comment after the text of these tokens, the next ones of the answer."""
     return b": resume " + _encode(token_ids) + b"\n\n"
 
 

@@ -169,8 +169,6 @@ class Runner:
 
 
 class EventStream:
-    """An exchange to which events are written, one after the other."""
-
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._lock = asyncio.Lock()  # choices write from tasks of their own
@@ -234,8 +232,6 @@ class _Pending:
 
 
 class StreamWriter:
-    """The sink of a stream."""
-
     def __init__(self, prepared: Prepared, runs: Sequence[PromptRun], events: EventStream) -> None:
         self._frames = prepared.frames
         self._shown = prepared.shown
@@ -255,7 +251,6 @@ class StreamWriter:
         self._echoing = asyncio.Lock()  # the first choice writes the prompt for all
 
     async def __call__(self, run: PromptRun, choice: Choice, piece: Piece) -> None:
-        """Write the piece that one engine step gave one choice, or hold it for later."""
         # Log probabilities of the prompt come before any token.
         if not piece.token_ids and choice.ending is None:
             return  # of the prompt

@@ -92,14 +92,12 @@ class ModelText:
         return ChatPrompt(text, ids, opens_turn)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Encode a text, in a thread if it is long."""
         [ids] = await self.encode_all([text], add_special_tokens=add_special_tokens)
         return ids
 
     async def encode_all(
         self, texts: Sequence[str], *, add_special_tokens: bool
     ) -> list[list[int]]:
-        """Encode several texts, in a thread if they are long together."""
         for text in texts:
             self._check_length(text)
         # The render routes record offsets on the way.

@@ -81,7 +81,6 @@ class Exchange:
     # ---- the request ------------------------------------------------------------------------
 
     def header(self, name: bytes) -> str | None:
-        """Return the first header of a (lower-case) name."""
         for key, value in self._headers:
             if key == name:
                 return value.decode("latin-1")
@@ -210,7 +209,6 @@ class Exchange:
         await self._write({"type": "http.response.body", "body": body})
 
     async def write_event(self, frames: bytes, *, last: bool) -> None:
-        """Send frames of an event stream, with the headers before the first ones."""
         if not self.started:
             await self._write(self._start(HTTPStatus.OK, _EVENT_STREAM))
         self.num_reply_bytes += len(frames)
@@ -277,7 +275,6 @@ def error_body(error: RequestError, form: ErrorForm = OPENAI_ERRORS) -> bytes:
 
 
 def error_frame(error: RequestError, form: ErrorForm = OPENAI_ERRORS) -> bytes:
-    """The last event of a stream that has begun."""
     return form.event + b"data: " + error_body(error, form) + b"\n\n"
 
 

@@ -16,8 +16,6 @@ class Field(str):
 
 
 class FieldError(RequestError):
-    """A 400 whose text is made of `parts`; each `Field` among them can be renamed."""
-
     def __init__(
         self, *parts: str, param: str | None = None, kind: str = "BadRequestError"
     ) -> None:
@@ -26,7 +24,6 @@ class FieldError(RequestError):
 
 
 def refused(path: str, reason: str) -> FieldError:
-    """Return the 400 of the field at `path`, which begins the message."""
     return FieldError(Field(path), f" {reason}", param=path)
 
 
@@ -69,7 +66,6 @@ def fields_named(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def _renamed(path: str, names: Mapping[str, str]) -> str:
-    """Replace the longest known beginning of a path."""
     for name in sorted(names, key=len, reverse=True):
         if re.match(rf"{re.escape(name)}(?!\w)", path):
             path = names[name] + path[len(name) :]

@@ -193,8 +193,6 @@ class RequestChecks:
         return prompts
 
     async def check_ids(self, prompts: Sequence[Sequence[int]], fields: Sequence[str]) -> None:
-        """Refuse ids that are not the model's; `fields` name the prompts."""
-
         def check() -> None:
             for ids, name in zip(prompts, fields, strict=True):
                 check_token_ids(ids, self._limits, name)
@@ -384,7 +382,6 @@ def prompts_of(
 
 
 def prompt_fields(given: Sequence[object], prompt: object) -> list[str]:
-    """Return the field of each prompt that `prompts_of` gave for a `prompt`."""
     if len(given) == 1 and given[0] is prompt:
         return ["prompt"]
     return [f"prompt[{n}]" for n in range(len(given))]

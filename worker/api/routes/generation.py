@@ -76,11 +76,9 @@ class GenerationRoutes:
         }
 
     def handler(self, prepare: Prepare) -> Handler:
-        """Return the handler of a route whose bodies `prepare` takes."""
         return partial(self._generate, prepare)
 
     def head_of(self, kind: str, prepared: Prepared) -> ResponseHead:
-        """Return the head of a response whose id begins with `kind`."""
         name = own_id(prepared.requests[0].request_id)
         model = self._config.served_model_names[0]
         return ResponseHead(f"{kind}_{name}", model, int(time.time()))
@@ -141,7 +139,6 @@ class GenerationRoutes:
 
 
 def answered_by(frames: Frames, prepared: Prepared, *, total_usage: bool = True) -> Prepared:
-    """Replace the frames; `new_frames` gets token counts at the beginning and at the end."""
     shown = replace(prepared.shown, usage=total_usage, continuous_usage=True)
     return replace(prepared, frames=frames, shown=shown)
 

@@ -87,7 +87,6 @@ class PrefillLeg:
     async def post(
         self, session: aiohttp.ClientSession, url: str, headers: Headers, leg: bytes
     ) -> bytes | None:
-        """None, and a line in the log: it failed."""
         try:
             async with (
                 asyncio.timeout(self._timeout_seconds),

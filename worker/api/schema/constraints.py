@@ -87,7 +87,6 @@ def after_reasoning(grammar: str, marks: Mapping[str, int], *, is_certain: bool)
 
 
 def unenforceable(field: str, reason: str) -> RequestError:
-    """Return the 400 for a constraint that cannot be enforced."""
     return quoted(field, f"cannot be enforced: {reason}")
 
 

@@ -178,11 +178,9 @@ def texts_of(
 
 
 def thoughts_of(parts: Parts) -> str:
-    """Return the thinking among the parts of a turn."""
     structs = (part for part in parts if isinstance(part, ContentPart))
     return "".join(part.thinking or "" for part in structs if part.type == _THINKING)
 
 
 def content_of(message: ChatMessage) -> str:
-    """Return the text of a message that has been rendered."""
     return _content(message, "", may_be_missing=True)

@@ -234,7 +234,6 @@ def _without_look_ahead(pattern: str) -> list[str]:
 
 
 def _end_of_group(symbols: list[str]) -> int | None:
-    """Return the place of the parenthesis that closes the first one."""
     depth = 0
     in_class = False
     for place, symbol in enumerate(symbols):
@@ -269,7 +268,6 @@ def _never(body: str) -> str | None:
 
 
 def _other(unit: str) -> str:
-    """Return a class of the characters that a unit does not match."""
     if unit == ".":
         return r"\n"
     inner = unit[1:-1] if unit[0] == "[" else unit
@@ -295,7 +293,6 @@ class _References:
         self._enter(schema, "")
 
     def endless(self) -> str | None:
-        """Return a reference without an answer that ends, if there is one."""
         missing: dict[int, int] = {}  # of each part, how much of what it requires
         choices: list[dict[str, Any]] = []  # the part that each choice is of
         waiting: dict[int, list[int]] = {}  # choices that the end of a part makes
@@ -351,7 +348,6 @@ class _References:
         return node
 
     def _needs(self, schema: dict[str, Any]) -> Iterator[list[object]]:
-        """Return the parts that an answer must have, as the alternative ways to have them."""
         if isinstance(schema.get("$ref"), str):
             yield [self._target(schema["$ref"], self._bases[id(schema)])]
         for part in _list(schema.get("allOf")):

@@ -52,7 +52,6 @@ class KvTransfer(NamedTuple):
 def kv_transfer(
     request: GenerationFields, role: str | None, prompt_sizes: Sequence[int]
 ) -> KvTransfer:
-    """Return the transfer that a request asks of a worker of this `role`. Raises `RequestError`."""
     if request.bootstrap_room is not None:
         return _in_room(request, role, prompt_sizes)
     if request.kv_transfer_params:

@@ -85,7 +85,6 @@ def document_bytes(routes: Iterable[Route], *, has_keys: bool) -> bytes:
 
 
 def _schemas(routes: Sequence[Route]) -> tuple[dict[Any, Json], Json]:
-    """Return the schema of every type in the routes, and the components they refer to."""
     kinds: list[Any] = []
     for route in routes:
         errors = (route.errors.kind, type(route.errors.unauthorized))

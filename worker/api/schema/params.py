@@ -139,7 +139,6 @@ def sampling_of(
 
 
 def _num_logprobs(request: GenerationFields, limits: ModelLimits) -> int | None:
-    """Return how many likeliest tokens to report with each; None: no log probabilities."""
     if isinstance(request, CompletionRequest):
         asked = request.logprobs
         return None if asked is None else check_logprobs("logprobs", asked, limits)
@@ -221,7 +220,6 @@ def sampling_params(
 def _logits_processors(
     arguments: dict[str, Any] | None, context: SamplingContext
 ) -> tuple[tuple[str, str], ...]:
-    """Return the processors that take `vllm_xargs`, with their arguments as JSON."""
     if not arguments:
         return ()
     try:
@@ -296,7 +294,6 @@ def _searching(params: SamplingParams, beam: BeamParams) -> SamplingParams:
 
 
 def check_logprobs(name: str, asked: int, limits: ModelLimits, kind: str = "sample") -> int:
-    """Check a number of likeliest tokens; -1 is the whole vocabulary."""
     _check_count(name, asked)
     most = limits.vocab_size if limits.max_logprobs == -1 else limits.max_logprobs
     wanted = limits.vocab_size if asked == -1 else asked
@@ -419,7 +416,6 @@ def _logit_bias(
 
 
 def _bad_words(words: list[str] | None, context: SamplingContext) -> tuple[tuple[int, ...], ...]:
-    """A word without a token is refused: no logit could be lowered."""
     if not words:
         return ()
     if len(words) > MAX_BAD_WORDS:
@@ -460,7 +456,6 @@ def _prompt_logprobs(asked: int | None, limits: ModelLimits) -> int | None:
 def check_prompt_logprobs_size(
     num_likeliest: int | None, num_tokens: int, name: str, limits: ModelLimits
 ) -> None:
-    """Refuse log probabilities that no memory could hold."""
     if num_likeliest is None:
         return
     # The prompt's own token is shown besides the likeliest.

@@ -75,8 +75,6 @@ def decode(body: bytes, kind: type[Body]) -> Body:
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """The paths of fields to leave out. `all_known`: there are no unknown ones."""
-
     unknown: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
     all_known: bool = field(default=False, compare=False)
@@ -176,7 +174,6 @@ def _hints(kind: type[msgspec.Struct]) -> tuple[tuple[str, tuple[object, ...] | 
 
 
 def _is_near_hint(kind: inspect.Type, seen: frozenset[type[msgspec.Struct]]) -> bool:
-    """Return if a field is a hint, or may hold a struct with one; `seen` have none."""
     if _quiet(kind) is not None:
         return True
     structs, items = _parts(kind)
@@ -190,7 +187,6 @@ def _is_near_hint(kind: inspect.Type, seen: frozenset[type[msgspec.Struct]]) -> 
 
 
 def _quiet(kind: inspect.Type) -> tuple[object, ...] | None:
-    """Return the values of a hint that ask for nothing; None for any other field."""
     while isinstance(kind, inspect.Metadata):
         if kind.extra is not None and _HINT in kind.extra:
             values: tuple[object, ...] = kind.extra[_HINT]
@@ -225,7 +221,6 @@ def _parts(kind: inspect.Type) -> tuple[tuple[inspect.StructType, ...], inspect.
 
 
 def schema_hook(kind: type) -> dict[str, Any]:
-    """The `schema_hook` for `Whole`."""
     if kind is Whole:
         return {"type": "integer", "minimum": -_INT64, "maximum": _INT64 - 1}
     raise NotImplementedError(kind)
@@ -238,7 +233,6 @@ def shown(value: object) -> str:
 
 
 def decode_whole(kind: type, value: Any) -> Whole:
-    """The `dec_hook` for `Whole`."""
     if kind is not Whole:
         raise NotImplementedError(kind)
     # Python's booleans are integers; JSON's are not.
@@ -296,7 +290,6 @@ def refuse_unsupported(request: msgspec.Struct, within: str = "") -> None:
 
 @cache
 def _neutral_values(kind: type[msgspec.Struct]) -> tuple[tuple[str, tuple[object, ...], str], ...]:
-    """Return the fields annotated with `only`, their neutral values, and the fix to name."""
     return tuple(
         (name, meta.extra["only"], meta.extra["fix"])
         for name, annotated in get_type_hints(kind, include_extras=True).items()

@@ -445,7 +445,6 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def fields_shared(source: msgspec.Struct, kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the fields of `source` that a struct of this `kind` has too, without nulls."""
     return {
         name: value
         for name in kind.__struct_fields__

@@ -299,7 +299,6 @@ GUARDED_PATHS = ("/v1", "/v2", "/inference")
 
 
 def is_guarded(route: Route) -> bool:
-    """Return if the route asks for an API key where there are any."""
     return route.guarded or route.path.startswith(GUARDED_PATHS)
 
 
@@ -316,7 +315,6 @@ class Dialect(Protocol):
 
 
 def dialects() -> tuple[Dialect, ...]:
-    """Return the installed dialects; none where their folder was taken away."""
     shelf = load_shelf(_DIALECTS)
     names: tuple[str, ...] = () if shelf is None else shelf.MODULES
     return tuple(cast(Dialect, load_shelf(f"{_DIALECTS}.{name}")) for name in names)

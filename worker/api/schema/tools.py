@@ -36,7 +36,6 @@ class ToolUse:
 
 
 def template_tools(tools: Sequence[Tool] | None) -> list[Json] | None:
-    """Check tools and return them in the form of chat templates; None without any."""
     if not tools:
         return None
     if len(tools) > MAX_TOOLS:
@@ -139,7 +138,6 @@ def _embedded(schema: Json, name: str, definitions: Json) -> Json:
 
 
 def _moved(value: Any, root: str) -> tuple[Any, bool]:
-    """Return a copy whose local references begin at `root`; and if there are any."""
     if isinstance(value, list):
         parts = [_moved(one, root) for one in value]
         return [part for part, _ in parts], any(refers for _, refers in parts)

@@ -75,7 +75,6 @@ REASONING_MARKS = (THINK, END_OF_THINK)
 
 
 def format_of_template(source: str) -> str | None:
-    """Return the format of calls that a chat template shows the model; None if it shows none."""
     return next((name for mark, name in _TELLING if mark in source), None)
 
 
@@ -132,7 +131,6 @@ class AnswerParser:
         return self._writer.num_calls
 
     def feed(self, text: str) -> Said:
-        """Take more text; return the parts that are certain."""
         self._scanner.feed(text)
         next(self._parse)  # it waits for more text until the end
         return self._writer.take()

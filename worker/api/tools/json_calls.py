@@ -30,8 +30,6 @@ def call_object(scanner: Scanner, writer: AnswerWriter, *, is_marked: bool = Tru
 
 
 class _ObjectCall:
-    """The members of one object, which may come in any order."""
-
     def __init__(self, scanner: Scanner, writer: AnswerWriter, is_marked: bool) -> None:
         self.is_complete = False
         self._scanner = scanner
@@ -93,7 +91,6 @@ class _ObjectCall:
 
 
 def _whole_arguments(scanner: Scanner) -> Parse[str]:
-    """Read arguments at once: an object, a JSON text of an object, or nothing."""
     first = yield from scanner.peek()
     if first == '"':
         inner = Scanner()
@@ -174,7 +171,6 @@ def plain_calls(scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
 
 
 def arguments_of(scanner: Scanner, writer: AnswerWriter, name: str) -> Parse[None]:
-    """Read the arguments of a function that is known already."""
     yield from scanner.blanks()
     if (yield from scanner.peek()) == "{":
         writer.begin(name)

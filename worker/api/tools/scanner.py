@@ -59,7 +59,6 @@ class Scanner:
         self._text, self._at = self._text[self._at :], 0
 
     def raw(self) -> str:
-        """Return the text that was read since the mark, and forget the mark."""
         raw = "".join(self._read or ()) + self._text[: self._at]
         self._read = None
         return raw
@@ -74,7 +73,6 @@ class Scanner:
         return True
 
     def peek(self) -> Parse[str]:
-        """Return the next character; empty at the end."""
         while self._at >= len(self._text):
             if not (yield from self._more()):
                 return ""
@@ -107,7 +105,6 @@ class Scanner:
             raise Unfinished if self.ended and literal.startswith(rest) else Malformed
 
     def is_over(self) -> Parse[bool]:
-        """Return if a mark follows, or the model has ended."""
         for mark in self.ends:
             if (yield from self.looking_at(mark)):
                 return True

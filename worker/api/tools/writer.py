@@ -21,8 +21,6 @@ class CallDelta:
 
 @dataclass(slots=True)
 class Said:
-    """The parts of a piece of an answer that are certain."""
-
     content: str = ""
     reasoning: str = ""
     calls: list[CallDelta] = field(default_factory=list)
@@ -115,7 +113,6 @@ class AnswerWriter:
         self.leftover(raw)
 
     def leftover(self, raw: str) -> None:
-        """Add text that no parser could read as content, without control tokens."""
         for token in self.hidden:
             raw = raw.replace(token, "")
         self.content(raw)
