@@ -8,6 +8,7 @@
     --[no-]watch = true           follow changes of the file
     --json                        print JSON
     or --csv                      print CSV: not together with the flag before it
+    <file> FILE                   an argument; [file] may be left out, and [files …] are any number
 
 The reader of the flag reads a value, or the one of the value's name. An interval after the name
 bounds a number: `N` and `PORT` are whole, `[` includes a bound and `(` does not. Words between `|`
@@ -42,7 +43,8 @@ LAST_PORT: Final = 65_535
 # The text begins after two spaces: a single one separates the parts of a flag.
 _ROW: Final = re.compile(
     r"(?P<either>or )?(?:(?P<first>-\w+), )?"
-    r"--(?P<no>\[no-\])?(?P<name>[a-z][-a-z0-9]*)(?:, (?P<short>-\w+))?"
+    r"(?:(?P<place>[<\[])(?P<argument>[a-z]+)(?P<any> …)?[>\]]|"
+    r"--(?P<no>\[no-\])?(?P<name>[a-z][-a-z0-9]*)(?:, (?P<short>-\w+))?)"
     r"(?: (?P<metavar>[^ =]\S*?)(?P<bounds>[\[(][-.\d]*\.\.[-.\d]*[\])])?(?P<many> …)?)?"
     r"(?: = (?P<default>\S+))?(?:  +(?P<text>.*))?"
 )
@@ -55,7 +57,9 @@ _TRUTH: Final = {"true": True, "t": True, "1": True, "false": False, "f": False,
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """A flag. `metavar` None: it takes no value. `default` None: the table has none."""
+    """A flag, or an argument (without spellings). `metavar` None: a flag takes no value, and an
+    argument has none but its name. `default` None: the table has none.
+    """
 
     group: str
     name: str
@@ -67,6 +71,7 @@ class Row:
     has_counterpart: bool
     default: str | None
     text: str
+    nargs: str | None  # of an argument
 
     @property
     def dest(self) -> str:
@@ -84,18 +89,22 @@ def rows(table: str) -> Iterator[Row]:
                 raise ValueError(f"the table of flags cannot be read at {first!r}")
             group = first
             continue
-        name = f"--{found['name']}"
+        argument = found["argument"]
+        name = argument or f"--{found['name']}"
+        spellings = () if argument else (found["first"], name, found["short"])
+        nargs = "*" if found["any"] else "?" if found["place"] == "[" else None
         yield Row(
             group=group,
             name=name,
             is_alternative=found["either"] is not None,
-            spellings=tuple(one for one in (found["first"], name, found["short"]) if one),
+            spellings=tuple(one for one in spellings if one),
             metavar=found["metavar"],
             bounds=found["bounds"],
             takes_many=found["many"] is not None,
             has_counterpart=found["no"] is not None,
             default=found["default"],
             text=" ".join([found["text"] or "", *map(str.strip, more)]).strip(),
+            nargs=nargs,
         )
 
 
@@ -166,7 +175,7 @@ def _settings(row: Row, dialect: Dialect) -> dict[str, Any]:
     default = dialect.defaults.get(dest) if row.default is None else row.default
     # argparse converts defaults that are texts as it does values, and leaves all others alone.
     made: dict[str, Any] = {"dest": dest, "default": default, "help": row.text or None}
-    if row.metavar is None:
+    if row.metavar is None and row.spellings:
         made["default"] = _TRUTH.get(str(default).lower(), None if default == "?" else False)
         if row.has_counterpart:
             made["action"] = argparse.BooleanOptionalAction
@@ -176,6 +185,8 @@ def _settings(row: Row, dialect: Dialect) -> dict[str, Any]:
             made["action"] = "store_true"
     else:
         read = dialect.reader(row)
+        if not row.spellings:
+            made["nargs"] = row.nargs
         if not callable(read):
             made["choices"] = tuple(read)
         else:

@@ -9,13 +9,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-import fleet.run.up_flags  # noqa: E402 (the repository's own, wherever we are started)
+import fleet.command_lines  # noqa: E402 (the repository's own, wherever we are started)
 import picker.cli.flags  # noqa: E402
 import worker.cli.flags  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "configuration.md"
 PARSERS = {
-    "fleet": fleet.run.up_flags.build_parser,
+    "fleet": lambda: fleet.command_lines.parser_of("up"),
     "picker": picker.cli.flags.build_parser,
     "worker": worker.cli.flags.build_parser,
 }

@@ -9,7 +9,7 @@ import mkdocs.commands.build
 import mkdocs.config
 import pytest
 
-import fleet.commands.cli
+import fleet.command_lines
 from picker.config.build import build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
@@ -61,7 +61,7 @@ def test_yaml_examples_are_valid(name: str, text: str) -> None:
 @pytest.mark.parametrize("line", sorted(set(commands())))
 def test_commands_are_taken_by_their_parsers(line: str) -> None:
     words = shlex.split(line, comments=True)[1:]
-    assert fleet.commands.cli.parser_of(words[0]).parse_args(words[1:]) is not None
+    assert fleet.command_lines.parser_of(words[0]).parse_args(words[1:]) is not None
 
 
 def test_there_are_examples_of_every_kind() -> None:

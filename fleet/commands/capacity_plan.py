@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from base.flags import Dialect, Parser, add_flags
 from fleet.bench.slo import METRICS, Bound, read_bounds
+from fleet.command_lines import parser_of
 from fleet.errors import UsageError
 from fleet.picker_views import PickerViews
 from picker.errors import ConfigError
@@ -26,35 +26,6 @@ SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, None: PER_REQUEST_SHARE}
 DECISIONS = 50  # decisions of a running picker, for the lengths of prompts
 SHOWN = 2  # rows on either side of the answer
 _UNSTATED = "give --rate, --input-tokens and --output-tokens, or --bench FILE, or --picker URL"
-
-
-_FLAGS = """
---picker URL                  plan for the load of this picker's pool (its HTTP port)
-or --bench FILE               plan for the load of the last stage of a bench (pointsman bench
-                              --json)
---rate NUMBER[0..]            requests a second
---input-tokens NUMBER[0..]    tokens of a mean prompt
---output-tokens NUMBER[0..]   tokens of a mean answer
---cached-share SHARE[0..1]    cached share of the prompt's tokens, 0 to 1
---slo BOUNDS                  objective in place of the file's, e.g. ttft_p95<1s,itl_p95<50ms or
-                              ttft<1s
---cost-per-replica-hour NUMBER[0..]
-                              price in place of the file's
---json                        print one JSON object
-"""
-
-
-def build_parser() -> Parser:
-    parser = Parser(
-        prog="pointsman plan",
-        description="Show how many replicas a load needs: of each group of workers in FILE, which "
-        "is the file of the picker's --autoscale.",
-        epilog='example: pointsman plan autoscale.yaml --slo "ttft<2s,itl<60ms" '
-        "--rate 4 --input-tokens 3000 --output-tokens 400",
-    )
-    parser.add_argument("file", metavar="FILE", type=Path, help="capacity, objective and groups")
-    add_flags(parser, _FLAGS, Dialect(readers={"FILE": Path}))
-    return parser
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +43,7 @@ class GroupPlan:
 
 def plan_command(argv: Sequence[str], say: Callable[[str], None]) -> int:
     """Print the plan. Status 1 when a group's `maxReplicas` are too few. Raises `FleetError`."""
-    given = build_parser().parse_args(argv)
+    given = parser_of("plan").parse_args(argv)
     groups = _groups(given.file)
     objective = groups[0].scaling.objective
     if given.slo is not None:

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from os import environ
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from base.flags import Parser, add_flags, near
+from base.flags import near
 from fleet.broken_pipe import status_of
+from fleet.command_lines import LINES, parser_of
 from fleet.errors import FleetError, UsageError
 
 if TYPE_CHECKING:
@@ -19,19 +20,6 @@ if TYPE_CHECKING:
 
 _OURS = ("pointsman", "base", "picker", "worker", "fleet")
 _SHELVES = ("picker.planner", "worker.sim", "worker.training")
-
-
-class _Command(NamedTuple):
-    """A row of `_COMMANDS`. `flags_in` is the module of its `build_parser`, which is read without
-    the code that runs the command; without one its flags are in `_FLAGS`, and `add` adds positional
-    arguments. `extra` is what an installation lacks if the command cannot be imported.
-    """
-
-    about: str
-    run: Callable[[list[str]], int]
-    flags_in: str = ""
-    add: Callable[[Parser], None] = lambda _: None
-    extra: str = ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,10 +41,10 @@ def _run(arguments: list[str]) -> int:
             return 0
         if name in ("-V", "--version"):
             name = "version"
-        if name not in _COMMANDS:
-            known = "" if name.startswith("-") else near(name, _COMMANDS)
+        if name not in LINES:
+            known = "" if name.startswith("-") else near(name, LINES)
             raise UsageError(f"there is no command {name}{known} (see pointsman --help)")
-        return _COMMANDS[name].run(arguments[1:])
+        return _COMMANDS[name](arguments[1:])
     except FleetError as error:
         print(f"pointsman: {error}", file=sys.stderr)
         return error.status
@@ -68,7 +56,7 @@ def _run(arguments: list[str]) -> int:
             raise
         from fleet.extras import install_command
 
-        needed = install_command(_COMMANDS[name].extra)
+        needed = install_command(_EXTRAS.get(name, ""))
         text = f"`pointsman {name}` needs {error.name}: {needed}"
         print(f"pointsman: {text}", file=sys.stderr)
         return 1
@@ -78,25 +66,14 @@ def _run(arguments: list[str]) -> int:
 
 def _overview() -> str:
     lines = [_ABOUT, "", "usage: pointsman COMMAND [FLAG …]", ""]
-    lines += [f"  {name:<13}{command.about}" for name, command in _COMMANDS.items()]
+    lines += [f"  {name:<13}{command.about}" for name, command in LINES.items()]
     return "\n".join((*lines, "", "`pointsman COMMAND --help` has the flags of a command."))
-
-
-def parser_of(name: str) -> Parser:
-    command = _COMMANDS[name]
-    if command.flags_in:
-        found: Parser = import_module(command.flags_in).build_parser()
-        return found
-    parser = Parser(prog=f"pointsman {name}", description=f"{command.about.capitalize()}.")
-    command.add(parser)
-    add_flags(parser, _FLAGS.get(name, ""))
-    return parser
 
 
 def _calls(name: str, module: str, function: str, *others: object) -> Callable[[list[str]], int]:
     def run(argv: list[str]) -> int:
         parser_of(name).parse_args(argv)
-        if extra := _COMMANDS[name].extra:
+        if extra := _EXTRAS.get(name):
             _require(name, extra)
         status: int = getattr(import_module(module), function)(argv, *others)
         return status
@@ -116,45 +93,6 @@ def _require(name: str, extra: str) -> None:
     from fleet.extras import require_extra
 
     require_extra(f"pointsman {name}", extra)
-
-
-def _add_chat(parser: Parser) -> None:
-    parser.add_argument("prompt", nargs="?", help="send this and exit; without it: a conversation")
-
-
-def _add_explain(parser: Parser) -> None:
-    wanted = parser.add_mutually_exclusive_group()
-    text = "the request's x-request-id (default: the newest request)"
-    wanted.add_argument("id", nargs="?", help=text)
-    wanted.add_argument("--last", action="store_true", help="the newest request, as without an id")
-
-
-def _add_logs(parser: Parser) -> None:
-    text = "picker, envoy, worker-1 … (default: all)"
-    parser.add_argument("part", nargs="?", metavar="PART", help=text)
-
-
-def _add_completion(parser: Parser) -> None:
-    parser.epilog = (
-        "example: pointsman completion bash > ~/.local/share/bash-completion/completions/pointsman"
-    )
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
-
-
-def _add_models(parser: Parser) -> None:
-    text = "download a model, unless it is here already (default: list the models)"
-    parser.add_argument("action", nargs="?", choices=("fetch",), help=text)
-    text = "as `pointsman models` lists it (default: the model of `pointsman up`)"
-    parser.add_argument("name", nargs="?", metavar="NAME", help=text)
-
-
-def _add_files(parser: Parser) -> None:
-    from pathlib import Path
-
-    text = "a file, or a folder of them, as `pointsman files` lists it (default: list them)"
-    parser.add_argument("names", nargs="*", metavar="NAME", help=text)
-    text = "folder to write to (default: this one)"
-    parser.add_argument("--into", type=Path, default=Path(), metavar="FOLDER", help=text)
 
 
 def _up(argv: list[str]) -> int:
@@ -363,7 +301,7 @@ def _completion(argv: list[str]) -> int:
     arguments = parser_of("completion").parse_args(argv)
     from fleet.commands.completion import script
 
-    print(script(arguments.shell, {name: parser_of(name) for name in _COMMANDS}), end="")
+    print(script(arguments.shell, {name: parser_of(name) for name in LINES}), end="")
     return 0
 
 
@@ -435,115 +373,35 @@ def _progress() -> Iterator[Progress]:
 
 
 _ABOUT = "An Envoy endpoint picker for LLM fleets, and the paged-KV worker behind it."
-_PICKER = """
---picker URL                  the picker's HTTP port; default: of the fleet that runs here, else
-                              http://127.0.0.1:9090
-"""
-_FLAGS = {
-    "chat": """
---url URL                     default: the fleet that runs here, else http://127.0.0.1:8080
---model NAME                  default: the first one served
---system TEXT                 system prompt
---max-tokens N[1..]           of an answer (default: about 1024)
---temperature NUMBER          0: always the likeliest token (default: the model's)
-""",
-    "top": f"""{_PICKER}
---once                        print one snapshot as plain text
-""",
-    "explain": f"""{_PICKER}
---json                        the full record, as JSON
---all                         show every recorded candidate
-""",
-    "logs": """
---lines N[1..] = 20           most lines of each log
---follow                      follow the logs until Ctrl-C
---port PORT                   port of the fleet's Envoy; required if several fleets run
-""",
+# What an installation lacks if the command cannot be imported.
+_EXTRAS = {
+    **dict.fromkeys(("up", "simulate", "fit", "worker"), "sim"),
+    "train-draft": "worker",
 }
-_COMMANDS = {
-    "up": _Command(
-        "run Envoy, a picker and workers on this machine",
-        _up,
-        flags_in="fleet.run.up_flags",
-        extra="sim",
-    ),
-    "restart": _Command(
-        "restart parts of a running fleet without losing requests",
-        _calls("restart", "fleet.run.control", "restart_command", environ, _print_now),
-        flags_in="fleet.run.control",
-    ),
-    "ps": _Command("list the fleets that run here, and their processes", _ps),
-    "logs": _Command("show the logs of a running fleet", _logs, add=_add_logs),
-    "chat": _Command("talk to a fleet in the terminal", _chat, add=_add_chat),
-    "models": _Command(
-        "list the models that are known by name, or fetch one", _models, add=_add_models
-    ),
-    "top": _Command("watch a running picker in the terminal", _top),
-    "explain": _Command("show why a request went to its endpoint", _explain, add=_add_explain),
-    "bench": _Command("measure an endpoint under load", _bench, flags_in="fleet.bench.flags"),
-    "plan": _Command(
-        "show how many replicas a load needs",
-        _calls("plan", "fleet.commands.capacity_plan", "plan_command", print),
-        flags_in="fleet.commands.capacity_plan",
-    ),
-    "simulate": _Command(
-        "run a fleet in virtual time, with any configuration",
-        _simulate,
-        flags_in="fleet.sim.flags",
-        extra="sim",
-    ),
-    "fit": _Command(
-        "fit a simulated worker to a run of bench",
-        _calls("fit", "fleet.sim.fit", "fit_command", print),
-        flags_in="fleet.sim.fit_flags",
-        extra="sim",
-    ),
-    "doctor": _Command(
-        "find the problems of an installation, and their fixes",
-        _calls("doctor", "fleet.doctor.command", "doctor_command", environ, _print_now),
-        flags_in="fleet.doctor.flags",
-    ),
-    "worker": _Command(
-        "serve one model over the OpenAI API", _worker, flags_in="worker.cli.flags", extra="sim"
-    ),
-    "front": _Command(
-        "keep streams whole when their workers die, in front of a gateway",
-        _calls("front", "fleet.proxy.front", "front_command"),
-        flags_in="fleet.proxy.front_flags",
-    ),
-    "sidecar": _Command(
-        "have prompts run by prefill workers, in front of a decode worker",
-        _calls("sidecar", "fleet.proxy.sidecar", "sidecar_command"),
-        flags_in="fleet.proxy.sidecar_flags",
-    ),
-    "picker": _Command("run an endpoint picker for Envoy", _picker, flags_in="picker.cli.flags"),
-    "config": _Command(
-        "write, check or show a picker's configuration",
-        _calls("config", "fleet.commands.config", "config_command", print, _note),
-        flags_in="fleet.commands.config_flags",
-    ),
-    "files": _Command(
-        "write Envoy bootstraps, systemd units, alerts and dashboards to a folder",
-        _files,
-        add=_add_files,
-    ),
-    "replay": _Command(
-        "repeat recorded decisions, also with another configuration",
-        _replay,
-        flags_in="fleet.commands.replay_flags",
-    ),
-    "train-draft": _Command(
-        "train a draft head for a model",
-        _train_draft,
-        flags_in="worker.training.flags",
-        extra="worker",
-    ),
-    "completion": _Command(
-        "print a script that completes commands and flags in a shell",
-        _completion,
-        add=_add_completion,
-    ),
-    "version": _Command("print the version", _version),
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "up": _up,
+    "restart": _calls("restart", "fleet.run.control", "restart_command", environ, _print_now),
+    "ps": _ps,
+    "logs": _logs,
+    "chat": _chat,
+    "models": _models,
+    "top": _top,
+    "explain": _explain,
+    "bench": _bench,
+    "plan": _calls("plan", "fleet.commands.capacity_plan", "plan_command", print),
+    "simulate": _simulate,
+    "fit": _calls("fit", "fleet.sim.fit", "fit_command", print),
+    "doctor": _calls("doctor", "fleet.doctor.command", "doctor_command", environ, _print_now),
+    "worker": _worker,
+    "front": _calls("front", "fleet.proxy.front", "front_command"),
+    "sidecar": _calls("sidecar", "fleet.proxy.sidecar", "sidecar_command"),
+    "picker": _picker,
+    "config": _calls("config", "fleet.commands.config", "config_command", print, _note),
+    "files": _files,
+    "replay": _replay,
+    "train-draft": _train_draft,
+    "completion": _completion,
+    "version": _version,
 }
 
 if __name__ == "__main__":

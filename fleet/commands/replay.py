@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from fleet.commands.replay_flags import build_parser
+from fleet.command_lines import parser_of
 from fleet.commands.top_text import Glyphs, clean
 from picker.config.watch import read_config_file
 from picker.errors import PickerError
@@ -44,7 +44,7 @@ def replay_command(argv: Sequence[str], out: Console, err: Print) -> int:
     """Run `pointsman replay …`; returns the exit status: 0 if all decisions are identical or
     another configuration has decided, 1 if some differ, 2 if a file cannot be used.
     """
-    options = build_parser().parse_args(argv)
+    options = parser_of("replay").parse_args(argv)
     try:
         report = replayed(options.file, options.config, options.limit, options.experimental)
     except PickerError as error:

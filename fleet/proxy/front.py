@@ -30,9 +30,9 @@ import msgspec
 from aiohttp import web
 
 from base.forwarding import Headers, forwarded_headers, json_headers, new_session
+from fleet.command_lines import parser_of
 from fleet.envoy.settings import LOCAL_REPLY_HEADER
 from fleet.proxy.forward import begun, error_answer, pass_on, serve, unavailable
-from fleet.proxy.front_flags import build_parser
 from picker.errors import DROP_REASON_HEADER
 from worker.api.http.exchange import error_frame
 
@@ -75,7 +75,7 @@ class FrontOptions:
 
 def front_command(argv: Sequence[str]) -> int:
     """Serve until SIGTERM or SIGINT. Raises `FleetError` when the port cannot be listened on."""
-    return asyncio.run(_serve(FrontOptions(**vars(build_parser().parse_args(argv)))))
+    return asyncio.run(_serve(FrontOptions(**vars(parser_of("front").parse_args(argv)))))
 
 
 async def _serve(options: FrontOptions) -> int:

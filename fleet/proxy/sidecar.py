@@ -27,8 +27,8 @@ import msgspec
 from aiohttp import web
 
 from base.forwarding import Headers, forwarded_headers, new_session
+from fleet.command_lines import parser_of
 from fleet.proxy.forward import error_answer, pass_on, serve
-from fleet.proxy.sidecar_flags import build_parser
 from worker.api.routes.prefill_leg import (
     PATHS,
     PREFILLER_HEADER,
@@ -57,7 +57,7 @@ class SidecarOptions:
 
 
 def sidecar_command(argv: Sequence[str]) -> int:
-    options = SidecarOptions(**vars(build_parser().parse_args(argv)))
+    options = SidecarOptions(**vars(parser_of("sidecar").parse_args(argv)))
     return asyncio.run(_serve(options))
 
 

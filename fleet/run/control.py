@@ -14,7 +14,7 @@ from enum import Enum
 
 import msgspec
 
-from base.flags import Parser
+from fleet.command_lines import parser_of
 from fleet.errors import FleetError
 from fleet.run.running_picker import the_fleet
 
@@ -143,28 +143,9 @@ def restart_command(
     argv: Sequence[str], environment: Mapping[str, str], say: Callable[[str], None]
 ) -> int:
     """Return 0 once all parts are back, 3 if requests were cut meanwhile. Raises `FleetError`."""
-    arguments = build_parser().parse_args(argv)
+    arguments = parser_of("restart").parse_args(argv)
     fleet = the_fleet(environment, arguments.port)
     parts = tuple(FleetPart) if arguments.part == ALL else (FleetPart(arguments.part),)
     if fleet.control is None:
         raise FleetError("that fleet takes no orders")
     return CUT if give(Order(parts), fleet.control, say) else 0
-
-
-def build_parser() -> Parser:
-    parser = Parser(
-        prog="pointsman restart",
-        description="Restart parts of the fleet that `pointsman up` runs here, without a failed "
-        "request: one after the other, each once its successor serves.",
-    )
-    parser.add_argument(
-        "part",
-        nargs="?",
-        choices=[*(part.value for part in FleetPart), ALL],
-        default=ALL,
-        help="default: %(default)s, in this order",
-    )
-    parser.add_argument(
-        "--port", type=int, help="port of the fleet's Envoy; required if several fleets run"
-    )
-    return parser

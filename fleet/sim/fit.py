@@ -42,8 +42,8 @@ from fleet.bench.flags import LOAD, LOAD_DIALECT, LoadSettings, refuse_unwritabl
 from fleet.bench.load import loads_of, sessions_of
 from fleet.bench.report import write_text
 from fleet.bench.summary import Spread, Summary, summary
+from fleet.command_lines import parser_of
 from fleet.errors import FleetError, UsageError
-from fleet.sim.fit_flags import build_parser
 from fleet.sim.latency import WorkerLimits, WorkerSpeed, settings_of
 from fleet.sim.simulation import Tenant, simulate
 from fleet.sim.virtual_fleet import Simulation
@@ -290,7 +290,7 @@ def nearest(residuals: Callable[[Numbers], Numbers], begun: Numbers, least: Numb
 
 def fit_command(argv: Sequence[str], out: Callable[[str], None]) -> int:
     """Raises `FleetError`, and writes nothing then."""
-    flags = build_parser().parse_args(argv)
+    flags = parser_of("fit").parse_args(argv)
     run = read_run(flags.run)
     refuse_unwritable(flags.out)
     if flags.out.exists() and flags.out.samefile(flags.run):

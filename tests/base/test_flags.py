@@ -103,6 +103,19 @@ def test_help_has_groups_texts_and_every_default() -> None:
     assert "{debug,info} least severe message (default info)" in text
 
 
+def test_arguments_are_required_optional_or_any_number() -> None:
+    table = "<file> FILE  read\n[level] low|high = low  pressure\n[rest …] NAME  others"
+    parse = parser(table=table).parse_args
+    assert vars(parse(["f"])) == {"file": "f", "level": "low", "rest": []}
+    assert vars(parse(["f", "high", "a", "b"])) == {
+        "file": "f",
+        "level": "high",
+        "rest": ["a", "b"],
+    }
+    with pytest.raises(SystemExit):
+        parse([])
+
+
 def test_a_switch_takes_a_truth_where_the_dialect_does() -> None:
     made = parser(Dialect(takes_truth=True), "--secure = ?\n--fast")
     assert vars(made.parse_args([])) == {"secure": None, "fast": False}

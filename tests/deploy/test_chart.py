@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fleet.proxy.sidecar_flags import build_parser
+from fleet.command_lines import parser_of
 from picker.planner.autoscale_file import read_autoscale_file
 from tests.support.kube.crd_rules import CrdRules
 from tests.support.kube.deploy_wiring import loose_ends
@@ -212,7 +212,7 @@ def test_roles_have_values_of_their_own_where_they_need_them() -> None:
         prefill["containers"],
         decode["containers"],
     )
-    networks = build_parser().parse_args(sidecar["args"]).prefiller_networks
+    networks = parser_of("sidecar").parse_args(sidecar["args"]).prefiller_networks
     assert [str(one) for one in networks] == ["100.64.0.0/10", "fd00::/8"]
     assert ("--max-num-batched-tokens=16384" in giver["args"], len(taker["args"])) == (True, 6)
     for pod, worker in ((prefill, giver), (decode, taker)):

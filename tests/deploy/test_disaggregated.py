@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 import worker.cli.flags
-from fleet.proxy.sidecar_flags import build_parser
+from fleet.command_lines import parser_of
 from fleet.run.layout import DISAGGREGATED_CONFIG
 from picker.framework.disaggregation import DECODE_ROLES, PREFILL_ROLES, ROLE_LABEL
 from tests.support.kube.manifests import (
@@ -67,7 +67,7 @@ def test_the_picker_decides_as_that_of_up_does() -> None:
 
 def test_requests_pass_the_sidecar() -> None:
     sidecar = container("decode", "sidecar")
-    taken = build_parser().parse_args(sidecar["args"])
+    taken = parser_of("sidecar").parse_args(sidecar["args"])
     [pool] = of_kind(kustomized(OVERLAY), "InferencePool")
     assert [taken.port] == [port["number"] for port in pool["spec"]["targetPorts"]]
     assert [taken.port] == [port["containerPort"] for port in sidecar["ports"]]
@@ -100,7 +100,7 @@ def test_an_end_leaves_time_for_both_legs() -> None:
     end before the kubelet's patience does, and the sidecar last.
     """
     decode, behind = pod_of(deployment("decode")), container("decode", "worker")
-    sidecar = build_parser().parse_args(container("decode", "sidecar")["args"])
+    sidecar = parser_of("sidecar").parse_args(container("decode", "sidecar")["args"])
     taken = worker.cli.flags.build_parser().parse_args(behind["args"])
     drain = worker.cli.flags.resolve(taken, None, {}).shutdown_timeout_seconds
     waits = {

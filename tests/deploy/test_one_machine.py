@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fleet.commands.cli import parser_of
+from fleet.command_lines import parser_of
 from fleet.envoy.binary import find_envoy
 from picker.config.pool_file import read_pool_file
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.commands.cli import _COMMANDS
+from fleet.command_lines import LINES
 from tests.support.picker.admin_scene import busy_scene, serving
 
 RUN = """
@@ -37,7 +37,7 @@ HEAVY = {
 # All modules, the interpreter's own included (68 with Python 3.11 and an editable install),
 # with a fifth to spare for other versions of Python and of packages.
 OF_LIGHT_FLAGS = 150
-OF_FLAGS = {"picker": 290, "plan": 290, "restart": 240, "simulate": 210, "worker": 300, "ps": 190}
+OF_FLAGS = {"picker": 290, "restart": 240, "simulate": 210, "worker": 300, "ps": 190}
 
 
 def run(path: Path, *argv: str) -> tuple[int, set[str]]:
@@ -64,7 +64,7 @@ def check(modules: set[str], most: int) -> None:
     assert len(modules) <= most, packages.most_common(12)
 
 
-@pytest.mark.parametrize("name", _COMMANDS)
+@pytest.mark.parametrize("name", LINES)
 def test_a_command_that_refuses_a_flag_has_imported_its_flags_alone(
     name: str, tmp_path: Path
 ) -> None:
@@ -96,9 +96,10 @@ def test_flags_that_contradict_each_other_are_refused_before_anything_runs(
 def test_help_imports_nothing_that_only_a_run_needs() -> None:
     code = f"""
 import contextlib, io, sys
-from fleet.commands.cli import _COMMANDS, main
+from fleet.command_lines import LINES
+from fleet.commands.cli import main
 
-for name in _COMMANDS:
+for name in LINES:
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
         main([name, "--help"])

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.commands.cli import main, parser_of, with_default_model
+from fleet.command_lines import parser_of
+from fleet.commands.cli import main, with_default_model
 from fleet.extras import require_extra
 
 
@@ -217,7 +218,7 @@ sys.exit(main(arguments))
 @pytest.mark.parametrize(
     ("shelf", "command"),
     [
-        ("picker.planner", ["plan"]),
+        ("picker.planner", ["plan", "file"]),
         ("worker.sim", ["simulate"]),
         ("worker.training", ["train-draft", "--model", "missing.gguf"]),
     ],

@@ -14,9 +14,9 @@ import pytest
 from aiohttp import web
 
 from base.forwarding import new_session
+from fleet.command_lines import parser_of
 from fleet.proxy.forward import runner_of
 from fleet.proxy.front import Front, FrontOptions, Marks
-from fleet.proxy.front_flags import build_parser
 from fleet.run.process import LONGEST_DELAY_SECONDS
 from tests.support.web_server import Handler, Server, listening
 
@@ -260,7 +260,7 @@ async def test_patience_has_an_end(house: House) -> None:
 
 def test_patience_outlasts_the_pause_between_two_starts() -> None:
     """If all workers of `pointsman up` are killed again and again, one of them returns."""
-    assert build_parser().parse_args([]).patience > LONGEST_DELAY_SECONDS
+    assert parser_of("front").parse_args([]).patience > LONGEST_DELAY_SECONDS
 
 
 def refusing(status: int, text: str, kind: str = "text/plain") -> Handler:

@@ -14,9 +14,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from fleet.command_lines import parser_of
 from fleet.proxy.forward import runner_of
 from fleet.proxy.sidecar import Sidecar, SidecarOptions
-from fleet.proxy.sidecar_flags import build_parser
 from tests.support.web_server import Handler, Server, listening
 from worker.api.routes.prefill_leg import prefill_body
 
@@ -353,7 +353,7 @@ async def test_sglangs_prefill_continues_without_its_client(house: House) -> Non
 
 def test_the_bootstrap_port_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang's own routers read the same variable."""
-    assert build_parser().parse_args([]).bootstrap_port == 8998
+    assert parser_of("sidecar").parse_args([]).bootstrap_port == 8998
     monkeypatch.setenv("SGLANG_BOOTSTRAP_PORT", "9000")
-    assert build_parser().parse_args([]).bootstrap_port == 9000
-    assert build_parser().parse_args(["--bootstrap-port", "1"]).bootstrap_port == 1
+    assert parser_of("sidecar").parse_args([]).bootstrap_port == 9000
+    assert parser_of("sidecar").parse_args(["--bootstrap-port", "1"]).bootstrap_port == 1
