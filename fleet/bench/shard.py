@@ -1,11 +1,11 @@
 """One load-generating process: its part of the load, its start, and its stream of results.
 
-Each process draws all arrivals and lengths from the seed, and makes and sends only the texts of
-every n-th session, at their times since a common beginning: `perf_counter` is the same clock in all
-processes of a machine. So the load does not depend on their number. Pickled values pass through a
-pair of sockets: the `LoadShard`; None, when the process is ready; the time of the beginning; every
-tenth of a second an `Observed` with new results; None after the last. Another byte or the end of
-the connection stops the process early, so none outlives the bench.
+Each process draws all arrivals and lengths from the seed, and makes and sends only every n-th
+session, at its time since a common beginning: so the load does not depend on their number. Pickled
+values pass through a pair of sockets: the `LoadShard`; None, when the process is ready; the time of
+the beginning (`perf_counter`, the same clock in all processes of a machine); every tenth of a
+second an `Observed` with new results; None after the last. Another byte or the end of the
+connection stops the process early, so none outlives the bench.
 """
 
 from __future__ import annotations

@@ -3,14 +3,10 @@
 When a stream is requested with the field `resume`, a worker of this project follows each write with
 a comment that has the ids of the tokens written. The front passes bytes on up to such a comment and
 holds the rest: so the client has the text of exactly the tokens that are known here. The last
-write, which has the finish reason, is passed on together with `[DONE]`. When a stream breaks before
-that, the front drops the held bytes and sends the request again with those tokens: the gateway's
-picker chooses a live worker, which continues after them (`worker.api.generate.resumption`).
-
-A stream is broken when its connection is, when it ends without `[DONE]`, is silent for too long, or
-ends in an error event with the code 503. Any other error is the worker's answer, and so is a
-refusal before the stream begins. A gateway's reply that it found no worker (502, 503 or 504 that is
-not JSON, or that Envoy or the picker has signed) is not.
+write, with the finish reason, is passed on together with `[DONE]`. When a stream breaks before
+that, the front sends the request again with those tokens, and another worker continues after them
+(`worker.api.generate.resumption`). A stream is broken when its connection is, when it ends without
+`[DONE]`, is silent for too long, or ends in an error event with the code 503.
 
 Answers that are not streamed are held whole, and requested again when they break. Everything else
 is passed on as it arrives. The front stores nothing beyond a request, so any number can run.

@@ -1,12 +1,9 @@
 """`pointsman sidecar`: both legs of a disaggregated request, in front of a decode worker.
 
 A request whose header `x-prefiller-host-port` names a prefill worker is sent there and to the
-decode worker, whose answer is streamed to the client.
-
-- `nixlv2`: first to the prefill worker, and then, with its description of the KV, to the decode
-  worker (`worker.api.routes.prefill_leg`).
-- `sglang`: the same body to both at once. It names a room at the prefill worker's bootstrap server,
-  where the decode worker waits for the KV.
+decode worker. With `nixlv2` the prefill worker is first, and the decode worker gets its description
+of the KV (`worker.api.routes.prefill_leg`). With `sglang` both get the same body at once: it names
+a room at the prefill worker's bootstrap server, where the decode worker waits for the KV.
 
 When a client disconnects, the running leg ends; but SGLang's prefill worker is not interrupted,
 because the decode worker may be reading from its room.

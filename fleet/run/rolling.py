@@ -3,12 +3,12 @@
 A new process serves, and every sender of requests has found it healthy, before the old one is taken
 out. The old one is taken out by all senders, and has finished its requests, before it is ended.
 
-- Picker: a new one starts beside the old one, on ports of its own. Envoy gets the addresses of
-  both, and once it finds the new one healthy, only that of the new one. The old one drains, ends.
-- Worker, one after the other: first the picker stops picking it; then it becomes idle, or its time
-  runs out; then Envoy removes it, so that requests without a pick do not reach it either. It ends,
-  starts again at its port, and returns: first to Envoy, which has to find it healthy, then to the
-  picker, which has to read its metrics. With a single worker, the replacement starts first.
+- Picker: a new one starts beside the old one. Envoy gets the addresses of both, and once it finds
+  the new one healthy, only that of the new one.
+- Worker, one after the other: the picker stops picking it; it becomes idle, or its time runs out;
+  Envoy removes it, so that requests without a pick do not reach it either. It starts again at its
+  port, and returns: first to Envoy, then to the picker, which has to read its metrics. With a
+  single worker, the replacement starts first.
 - Envoy: the next one takes the listening socket over from the old one (Envoy's hot restart), so
   that no incoming connection is lost. The old one ends its connections with their next answer.
 """

@@ -3,13 +3,11 @@
 The linear latency model gives all steps that run the same sequences the same length. So steps are
 taken in jumps: to the next end of an answer, to the step that finds no free block, or, if a request
 arrives meanwhile, to the end of the current step. A log has the length of every step; the gaps of
-an answer are a slice of it. A step that runs a part of a prompt is a jump of one.
+an answer are a slice of it.
 
-Admission is that of the scheduler: by arrival, up to the limits of sequences and of tokens in a
-step, with room for the whole prompt, and a prompt waits while another one computes its next block.
-Inexact are: sequences use half a block more than their tokens need, on average; a prompt becomes a
-hit as a whole, after its last chunk; when blocks run out, the last admitted sequence is preempted;
-a request that waits for KV of another worker enters the queue when the KV has arrived.
+Admission is that of the scheduler. Inexact are: sequences use half a block more than their tokens
+need, on average; a prompt becomes a hit as a whole, after its last chunk; when blocks run out, the
+last admitted sequence is preempted; a request that waits for KV enters the queue when it has come.
 """
 
 from __future__ import annotations

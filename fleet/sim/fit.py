@@ -1,32 +1,23 @@
 """`pointsman fit`: the worker of `simulate` whose times are nearest to those of a bench run.
 
-Theory of operation
--------------------
 With the latency model `linear` a step takes `1/R` for each prompt token, `b` if anything decodes
-and `c` for each sequence that does; a request has a fixed overhead `d` besides (proxy, picker,
-tokenizer, network). A first guess comes from the means of the stages, and then the simulator itself
-gives the differences between what it says and what was measured.
+and `c` for each sequence that does; a request has a fixed overhead `d` besides.
 
 **Guess.** A stage of `pointsman bench` has means: of the gap between tokens `g`, of the time to the
-first token, of the time of decoding, and rates. Sequences that decode at a time are, by Little's
-law, `n = rate · (mean E2E − mean TTFT)`, and prompt tokens that are computed during a gap
-`u·rate·g`, for `u` uncached tokens a request. So
+first token, of the time of decoding, and rates. By Little's law `n = rate · (mean E2E − mean TTFT)`
+sequences decode at a time, and `u·rate·g` prompt tokens are computed during a gap, for `u` uncached
+tokens a request. A first token waits for half of the step that runs and for the one behind it, for
+the prompts before it (as in a queue M/D/1 of load v = rate·u/R), and for its own prompt's steps:
 
     g = b + c·n + (1/R)·u·rate·g
-
-is linear in b, c and 1/R. A first token waits for half of the step that runs and for the one that
-is scheduled behind it, for the prompts before it (as in a queue M/D/1 of load v = rate·u/R), and
-then for its own prompt's steps:
-
     TTFT = 1.5·g·min(1, n) + (u/R)·(1 + v / (2·(1 − v))) + (b + c·n)·min(1, n)
 
-where v is taken from the solution before, three times. Both kinds of equations are divided by what
-was measured, so that least squares makes relative errors small. Everything is per worker: rates are
-divided by their number.
+These are linear in b, c and 1/R, with v from the solution before, three times. Both are divided by
+what was measured, so that least squares makes relative errors small. Rates are per worker.
 
-**Refinement.** A run says how its load was made, so `simulate` repeats its arrivals and lengths.
-Levenberg and Marquardt's method changes R, b, c and d until the logarithms of simulated p50 and p95
-of TTFT, ITL and E2E are nearest to those of the measured ones, over all stages.
+**Refinement.** `simulate` repeats the arrivals and lengths of the run. Levenberg and Marquardt's
+method changes R, b, c and d until the logarithms of simulated p50 and p95 of TTFT, ITL and E2E are
+nearest to those of the measured ones, over all stages.
 """
 
 from collections.abc import Callable, Sequence
