@@ -9,10 +9,9 @@ MAX_ASKED_SECONDS: Final = 60.0
 
 
 class Backoff:
-    """Delays that double up to `max_seconds`. Owns the number of failures in a row.
-
-    Each is shortened by up to a half at random, so that clients that lost a server together do not
-    return together.
+    """Delays that double up to `max_seconds`, each shortened by up to a half at random, so that
+    clients that lost a server together do not return together. Owns the number of failures in a
+    row.
     """
 
     def __init__(self, rng: Random, max_seconds: float = MAX_SECONDS) -> None:

@@ -27,9 +27,7 @@ _NO_RENAMES: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Twin:
-    """A deprecated name of a series: `labels` are some of its labels, in order, `renamed` maps them
-    to other names.
-    """
+    """A deprecated name of a series, with some of its labels, which `renamed` maps."""
 
     name: str
     labels: Labels = ()
@@ -146,9 +144,7 @@ Rows: TypeAlias = Callable[[], Iterable[tuple[Labels, float]]]
 
 
 class Computed(_Number):
-    """A gauge whose label sets are computed when they are read: storing those of thousands of
-    endpoints would hold up requests.
-    """
+    """Computed when it is read: storing the numbers of all endpoints would hold up requests."""
 
     __slots__ = ("_rows",)
     kind = "gauge"

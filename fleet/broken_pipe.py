@@ -34,9 +34,7 @@ def _output() -> os.stat_result | None:
 
 
 def _was_replaced(before: os.stat_result) -> bool:
-    """Check for the library that draws tables, which replaces a broken pipe by the null device and
-    ends the program.
-    """
+    """The library that draws tables replaces a broken pipe by the null device, and exits."""
     now = _output()
     return now is not None and not os.path.samestat(before, now)
 

@@ -44,9 +44,7 @@ def which_to_name(url: str, pools: Sequence[PoolAddress]) -> str | None:
 
 
 def refuse_several(url: str, ask: Callable[[str], bytes | None]) -> None:
-    """Raise `SeveralPoolsError` if `url` names none of the pools of its picker. `ask` returns the
-    body at an address, None if there is none.
-    """
+    """Raise `SeveralPoolsError` if `url` names none of the pools that `ask` gets."""
     content = ask(list_of(url))
     problem = which_to_name(url, pools_of(url, content or b""))
     if problem is not None:

@@ -249,8 +249,8 @@ class Client:
         self.in_flight = 0
 
     async def ask(self, body: bytes, outcome: Record) -> None:
-        """Send a request and wait until `outcome` is complete. If the server has closed a
-        persistent connection meanwhile, another one is tried, and this is not a failure.
+        """Return when `outcome` is complete. A persistent connection that the server has closed
+        meanwhile is replaced by another one, and is no failure.
         """
         payload = b"%bcontent-length: %d\r\n\r\n%b" % (self._head, len(body), body)
         self.in_flight += 1

@@ -18,9 +18,7 @@ _ENOUGH = 5  # rounds
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Medians over rounds of a number of A and of B; the geometric mean of B / A, and its 95 %
-    interval, which a single round does not have.
-    """
+    """Medians of A and B; the geometric mean of B / A, and its interval, if it has one."""
 
     first: float
     second: float

@@ -53,9 +53,7 @@ def sessions_of(settings: LoadSettings) -> Sessions:
 
 
 def draws_of(seed: int, stage: int, tenant: int = 0) -> Random:
-    """Create the generator of a stage's arrivals and lengths: one seed gives `bench` and `simulate`
-    the same. The first 32 bits are for texts.
-    """
+    """One seed gives `bench` and `simulate` the same draws; the first 32 bits are for texts."""
     return Random(f"{seed}/{stage}/{tenant}")
 
 

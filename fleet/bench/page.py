@@ -328,9 +328,7 @@ def _distribution(
     limits: Sequence[Json],
     what: str,
 ) -> Json:
-    """Return the share of values up to each time, to the 99.9th percentile. `times` may be a sample
-    of those whose `spreads` are given.
-    """
+    """Return shares up to p99.9. `times` may be a sample of those whose `spreads` are given."""
     curves, knots, rest = list[list[Point]](), list[list[tuple[float, float, str]]](), list[str]()
     medians, tails = [], []
     for values, known in zip(times, spreads, strict=True):

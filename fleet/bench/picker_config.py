@@ -24,9 +24,7 @@ _NEEDS = (
 
 
 class FollowedConfig:
-    """Owns the file that a picker follows; a context manager that restores its content. Raises
-    `FleetError` if there is no picker, or if it follows no local file.
-    """
+    """A context manager that restores the file which a picker follows. Raises `FleetError`."""
 
     def __init__(self, look: Look) -> None:
         self._look = look

@@ -76,9 +76,7 @@ def endpoint_of(base: str, is_chat: bool, headers: Sequence[tuple[str, str]]) ->
 
 @dataclass(frozen=True, slots=True)
 class LoadShard:
-    """The part of a stage that process `number` (from 0) of `processes` sends. `novelty` makes its
-    texts differ from those of any other stage.
-    """
+    """The part of a stage that one process sends. `novelty` makes its texts new."""
 
     number: int
     processes: int
@@ -217,9 +215,7 @@ async def started(shard: LoadShard) -> AsyncIterator[ShardProcess]:
 
 
 async def follow(processes: Sequence[ShardProcess]) -> None:
-    """Follow all processes to their ends; on cancellation they are stopped first, so that their
-    results are complete. Raises `FleetError` when one has died.
-    """
+    """Follow all to their ends; a cancellation stops them first. Raises `FleetError`."""
     following = asyncio.gather(*(one.follow() for one in processes))
     try:
         await asyncio.shield(following)

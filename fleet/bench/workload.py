@@ -46,9 +46,7 @@ class SessionTurn:
 
 @dataclass(frozen=True, slots=True)
 class TurnSession:
-    """Consecutive exchanges, each with all previous ones, behind a system prompt (or none).
-    `at_seconds` is its time in a trace; None if arrivals are drawn.
-    """
+    """`at_seconds` is the time of the session in a trace; None if arrivals are drawn."""
 
     system: str
     exchanges: tuple[SessionTurn, ...]
@@ -60,9 +58,7 @@ class Texts(Protocol):
 
 
 class WordRing:
-    """Texts of a given number of tokens. `tokens_per_word` is the average of the model's tokenizer;
-    `seed` selects another ring, and so other texts.
-    """
+    """Texts of about as many tokens as asked for; `seed` selects another ring of words."""
 
     def __init__(self, seed: int, tokens_per_word: float) -> None:
         rng = Random(seed)
@@ -75,9 +71,7 @@ class WordRing:
         self._mark = rng.getrandbits(32)
 
     def text(self, key: int, num_tokens: int) -> str:
-        """Return a text of about `num_tokens` tokens; of two texts of one key, one begins with the
-        other.
-        """
+        """Return a text; of two texts of one key, one begins with the other."""
         words = max(1, round(num_tokens / self._tokens_per_word))
         mixed = ((key ^ self._mark) * 0x9E3779B97F4A7C15) & (2**64 - 1)
         # Texts differ in their first word; it is a word because each digit is a token.

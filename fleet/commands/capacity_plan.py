@@ -30,9 +30,7 @@ _UNSTATED = "give --rate, --input-tokens and --output-tokens, or --bench FILE, o
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """The need of one group; `rows` are predictions around `replicas`. If `is_enough` is False,
-    even the group's maximum of replicas misses the objective.
-    """
+    """`rows` are predictions around `replicas`, which `is_enough` for the objective or not."""
 
     name: str
     replicas: int
@@ -80,9 +78,7 @@ def _groups(path: Path) -> tuple[ScaledGroup, ...]:
 
 
 def objective_of(text: str) -> LatencyObjective:
-    """Read the objective from bounds as in `pointsman bench --slo`: of several shares, the highest
-    holds for both. Raises `UsageError`.
-    """
+    """Read bounds of `--slo`; of several shares, the highest is for both. Raises `UsageError`."""
     try:
         bounds = read_bounds(text)
     except ValueError as error:
@@ -158,9 +154,7 @@ def load_of_bench(path: Path) -> Load:
 
 
 def load_of_picker(views: PickerViews) -> Load:
-    """Measure the load of a running picker's pool: prompts of its last decisions, answers that
-    workers generate. 0 is unknown. Raises `FleetError`.
-    """
+    """Measure the load of a picker's pool; 0 is unknown. Raises `FleetError`."""
     seen = views.look(0, DECISIONS)
     records = [views.decision(one.request_id) for one in seen.decisions]
     rate, tokens = seen.pool.pool.requests_per_second or 0.0, seen.pool.pool.tokens_per_second

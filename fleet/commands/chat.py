@@ -149,10 +149,8 @@ class _Facts:
 
 def chat(options: ChatOptions, terminal: Terminal, fetch: Fetch | None = None) -> int:
     """Answer one prompt, or talk until `read_line` raises EOFError; returns the exit status.
-
-    With `fetch`, which downloads a model, a user of the default one is first offered a better one.
-    Raises `FleetError` when the server cannot be reached or refuses; in a conversation with a user
-    only at its beginning.
+    `fetch` downloads a model that is offered first. Raises `FleetError` when the server cannot be
+    reached or refuses; in a conversation with a user only at its beginning.
     """
     model = options.model or first_model(options.url)
     talk = _Talk(options, model, terminal)

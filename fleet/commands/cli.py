@@ -23,8 +23,8 @@ _SHELVES = ("picker.planner", "worker.sim", "worker.training")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand; returns the exit status. A `FleetError` is one line on stderr and status 1,
-    or 2 for a wrong command line; output that is not read to its end is status 141.
+    """Return the exit status; an error is one line on stderr and status 1, or 2 for a wrong command
+    line.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     return status_of(lambda: _run(arguments))
@@ -315,9 +315,7 @@ def _train_draft(argv: list[str]) -> int:
 
 
 def with_default_model(argv: list[str], is_training: bool = False) -> list[str]:
-    """Complete the flags of a worker, or of a training: without a model, add the default one,
-    downloaded if need be; resolve names instead of paths, also of a draft model.
-    """
+    """Complete a worker's flags by the default model, and replace names of models by paths."""
     from fleet.run.models import resolve_model, with_found_draft_model
 
     known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)

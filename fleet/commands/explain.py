@@ -29,9 +29,7 @@ class ExplainOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A record as the picker reported it; `pools` are those that know the request, that of the
-    record first, if a picker of several was asked.
-    """
+    """`pools` are those that know the request, that of the record first."""
 
     content: bytes
     pools: tuple[PoolAddress, ...] = ()
@@ -80,9 +78,7 @@ class _Search:
         raise FleetError(_said(answer, "nothing is known of this request, or not any more"))
 
     def _in_any(self, pools: tuple[PoolAddress, ...]) -> _Found:
-        """Find the newest request of that id; errors of a pool matter only if no other pool knows
-        it.
-        """
+        """Find the newest; errors of a pool matter only if no other pool knows the request."""
         found, failed = [], []
         for pool in pools:
             answer = self._get(pool.url + self._path)

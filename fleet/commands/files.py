@@ -26,9 +26,7 @@ def known() -> list[str]:
 
 
 def files_command(names: Sequence[str], into: Path, out: Print) -> int:
-    """Write the files that `names` name or contain; without names list all. Raises `UsageError` for
-    an unknown name, and `FleetError` before anything is written.
-    """
+    """Write the files below `names`; without names list all. Raises `FleetError`."""
     every = known()
     if not names:
         for name in every:

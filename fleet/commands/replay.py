@@ -41,8 +41,8 @@ class Rows(msgspec.Struct, frozen=True):
 
 
 def replay_command(argv: Sequence[str], out: Console, err: Print) -> int:
-    """Run `pointsman replay …`; returns the exit status: 0 if all decisions are identical or
-    another configuration has decided, 1 if some differ, 2 if a file cannot be used.
+    """Return 0 if nothing differs or another configuration decided, 1 if some decisions differ, 2
+    if a file cannot be used.
     """
     options = parser_of("replay").parse_args(argv)
     try:
@@ -80,9 +80,7 @@ def replayed(file: Path, config: Path | None, limit: int, experimental: bool) ->
 
 
 def show(report: Report, out: Console, limit: int) -> None:
-    """Print the report: tables in a terminal, plain lines elsewhere. Clients chose the texts of a
-    recording, so control characters are escaped.
-    """
+    """Print tables in a terminal, else lines. Clients chose the texts, which are escaped."""
     comparison = report.comparison
     for line in _headline(report):
         _print_line(line, out)

@@ -43,8 +43,8 @@ _MAX_KEYS = 64
 
 
 def top(url: str, console: Console, keyboard: TextIO, *, once: bool = False) -> int:
-    """Show the picker until `q` or Ctrl-C. If `console` is not a terminal, or with `once`, print a
-    single picture as plain text. Raises `NoPickerError` and `SeveralPoolsError`.
+    """Show the picker until `q` or Ctrl-C; with `once`, or outside a terminal, print one picture.
+    Raises `NoPickerError` and `SeveralPoolsError`.
     """
     views = PickerViews(url)
     if once or not console.is_terminal:
@@ -153,9 +153,7 @@ def _keys(keyboard: TextIO) -> Iterator[Callable[[float], str]]:
 
 @contextlib.contextmanager
 def _ending_by_signals() -> Iterator[None]:
-    """Let signals end the program like Ctrl-C, so that the terminal is left clean; and Ctrl-C, too,
-    if the parent process ignores it.
-    """
+    """Let signals end the program like Ctrl-C, also Ctrl-C that the parent process ignores."""
 
     def end(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

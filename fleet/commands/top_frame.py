@@ -78,9 +78,7 @@ class Title:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """The choices of the user. `text` filters the names of endpoints and requests; with
-    `is_typing`, keys extend it. `chosen` is the marked request.
-    """
+    """`text` filters the names in both lists; with `is_typing`, keys extend it."""
 
     sort: str = "trouble"
     text: str = ""
@@ -103,9 +101,7 @@ class Wishes:
         ]
 
     def pressed(self, key: str, seen: Seen | None) -> Wishes:
-        """Return the wishes after a key: a character, "up", "down", "enter", "escape" or
-        "backspace".
-        """
+        """A key is a character, "up", "down", "enter", "escape" or "backspace"."""
         if self.is_typing:
             return self._typed(key)
         if key in ("up", "down", "k", "j"):

@@ -275,9 +275,7 @@ def _lease(cluster: ClusterFacts) -> Iterator[JudgeFinding]:
 
 
 def _may_be(pod: Json, holder: str) -> bool:
-    """Check if a Lease's holder can be the picker in this Pod: it has the name of the Pod, or of
-    the host if it does not know its Pod.
-    """
+    """A holder has the name of its Pod, or of the host if it does not know its Pod."""
     if at(pod, "spec", "hostNetwork") or at(pod, "spec", "hostname"):
         return True
     name = str(at(pod, "metadata", "name"))

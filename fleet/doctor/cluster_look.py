@@ -59,9 +59,7 @@ _UNKNOWN = "$("
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """An action of a picker. `name` "" is any object of the kind; `namespace` "" is for kinds
-    without namespaces.
-    """
+    """An action; `name` "" is any object, `namespace` "" is for kinds without namespaces."""
 
     resource: ApiResource
     verb: str
@@ -186,9 +184,7 @@ def is_on(pod: Json, switch: str = _ELECTION) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ServedPools:
-    """The pools of one picker, each with its namespace; `port` is the common one. `namespace` is
-    that of the Lease, and of the EndpointSlices that list replicas.
-    """
+    """`port` is the common one; `namespace` that of the Lease, and of replicas' slices."""
 
     namespace: str
     pools: tuple[PoolFlags, ...]
@@ -252,8 +248,8 @@ def _namespace(pod: Json, container: Json, words: list[str]) -> str:
 
 
 class ClusterLook:
-    """Looks at a pool once. The rights of `user` are checked; None: of the picker's own account, if
-    its Pods are found, else of the account that asks.
+    """Looks at a pool once, for the rights of `user`; None: of the account of the picker's Pods if
+    they are found, else of the account that asks.
     """
 
     def __init__(

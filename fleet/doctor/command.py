@@ -64,9 +64,7 @@ def diagnose(facts: Facts, only: Collection[str] = ()) -> tuple[Diagnosis, ...]:
 
 
 def _complete(options: argparse.Namespace, environment: Mapping[str, str]) -> None:
-    """Fill in the defaults: the fleet that was started last, with its Envoys; without one, a picker
-    at its default address.
-    """
+    """Without a flag, take the fleet that was started last, or a picker at its default address."""
     ways = ("picker", "envoy_config", "envoy_admin", "certificate", "pool")
     if not any(getattr(options, name) for name in ways):
         running = running_fleets(environment)
@@ -103,9 +101,7 @@ async def _picker(url: str | None) -> PickerFacts | None:
 
 
 def _running(envoys: list[EnvoyFacts], asked: Sequence[str]) -> list[EnvoyFacts]:
-    """Select those of a fleet's own Envoys that answer, because the socket of a replaced one may
-    remain. An Envoy that was named, or is the only one, is reported even if it does not answer.
-    """
+    """Leave out a fleet's Envoys that do not answer: the socket of a replaced one may remain."""
     answering = [one for one in envoys if one.problem is None]
     by_itself = all(one.startswith("unix://") for one in asked)
     return answering if answering and by_itself else envoys

@@ -91,9 +91,7 @@ def read_checks(judges: Mapping[str, Judge]) -> Iterator[Check]:
 def row(
     key: str, path: str, is_wrong: Callable[[Any], object]
 ) -> Callable[[ConfigPart | Lane], Iterator[JudgeFinding]]:
-    """Judge the value at a path of a document. Its texts may name `$place` and `$value`, which is
-    the true result of `is_wrong`, or the value itself if that is True.
-    """
+    """Judge the value at a path; texts may name `$place` and `$value`, the result of `is_wrong`."""
     steps = [step for step in path.split(".") if step]
 
     def judge(part: ConfigPart | Lane) -> Iterator[JudgeFinding]:

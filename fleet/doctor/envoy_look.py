@@ -46,9 +46,7 @@ class Manager:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A way of requests through a processor: its settings, the route and its cluster (empty if the
-    document has none), and the processor's cluster.
-    """
+    """A way of requests through a processor; parts that the document lacks are empty."""
 
     manager: Manager
     processor: Json

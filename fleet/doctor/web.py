@@ -34,9 +34,8 @@ class WebPage:
 
 
 class PageClient:
-    """Asks one server, `http://HOST:PORT`, `HOST:PORT` or `unix:///PATH`, each time on a connection
-    of its own. A page has to arrive completely within the timeout. Certificates are not verified
-    here: a check of its own judges them.
+    """Asks `HOST:PORT`, a URL or `unix:///PATH`. A page has to arrive completely within the
+    timeout. Certificates are not verified: a check of its own judges them.
     """
 
     def __init__(self, url: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
@@ -62,9 +61,7 @@ class PageClient:
 
 
 def _place(url: str) -> tuple[Address, str, str, ssl.SSLContext | None]:
-    """Return the address to connect to, the prefix of paths, the Host header, and TLS. Raises
-    `ValueError` for an invalid address.
-    """
+    """Return address, prefix of paths, Host header and TLS. Raises `ValueError`."""
     parts = urlsplit(url)
     if parts.scheme == "unix":
         return PipeAddress(unquote(parts.path)), "", "localhost", None

@@ -107,16 +107,12 @@ def _in_order(value: Any, of_json: bool = False) -> Any:
 
 
 def endpoints_document(endpoints: Sequence[SocketAddress]) -> str:
-    """The content of `BootstrapConfig.endpoints_file`. Replace the file by a rename, which Envoy
-    watches for; it does not notice a write in place.
-    """
+    """The content of `BootstrapConfig.endpoints_file`; Envoy only notices a rename."""
     return _discovered(assignment(POOL, endpoints))
 
 
 def pickers_document(pickers: Sequence[tuple[SocketAddress, SocketAddress]]) -> str:
-    """The content of `BootstrapConfig.pickers_file`: the address of each picker, and that of its
-    health checks. As with `endpoints_document`, Envoy only notices a rename.
-    """
+    """The content of `BootstrapConfig.pickers_file`: addresses of pickers and their health."""
     return _discovered(assignment(PICKER, [one for one, _ in pickers], [two for _, two in pickers]))
 
 

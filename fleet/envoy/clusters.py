@@ -175,9 +175,7 @@ def _from_a_file(path: str) -> Json:
 
 
 def _from_the_picker(discovery: EndpointDiscovery) -> Json:
-    """While the picker does not answer, the last endpoints stay. A picker that returns is found
-    within two seconds; Envoy's default is half a minute.
-    """
+    """The last endpoints stay while no picker answers; Envoy's pause is half a minute."""
     back_off = {"base_interval": "0.25s", "max_interval": "2s"}
     service = {"cluster_name": DISCOVERY, "retry_policy": {"retry_back_off": back_off}}
     source = {
@@ -200,9 +198,7 @@ def _discovered(source: Json, **names: str) -> Json:
 
 
 def discovery_cluster(discovery: EndpointDiscovery) -> Json:
-    """The picker as the source of endpoints. It has no health checks, since there is no other one
-    to ask; pings detect that it hangs.
-    """
+    """It has no health checks, since no other one can be asked; pings detect that it hangs."""
     keepalive = {"interval": "5s", "timeout": "2s"}
     return {
         "name": DISCOVERY,

@@ -135,9 +135,7 @@ def _pool_route(config: BootstrapConfig, name: str) -> Json:
 
 
 def _chosen_route(config: BootstrapConfig, name: str) -> Json:
-    """Route to the pool that the picker has chosen: it clears the route, and this one is found
-    then.
-    """
+    """The picker that chooses a pool clears the route, and this one is found then."""
     route = {**_route(config, name, "/"), "name": f"{name}-by-model"}
     route["match"]["headers"] = [{"name": POOL_METADATA, "string_match": {"exact": name}}]
     return route

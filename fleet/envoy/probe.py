@@ -44,9 +44,8 @@ async def exchange(
     tls: ssl.SSLContext | None = None,
     max_bytes: float = math.inf,
 ) -> tuple[h11.Response, bytes]:
-    """Send a request without a body on a connection of its own; returns the head and the body of
-    the answer. The caller limits the time. Raises `OSError` and `h11.ProtocolError`, the latter
-    also for a body of more than `max_bytes`.
+    """Return head and body of the answer to a request without a body. The caller limits the time.
+    Raises `OSError` and `h11.ProtocolError`, also for more than `max_bytes`.
     """
     if isinstance(address, SocketAddress):
         reader, writer = await asyncio.open_connection(address.host, address.port, ssl=tls)

@@ -45,8 +45,8 @@ async def serve(
     *,
     reads: bool = False,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then call `drains`, and return when all requests have ended or
-    `drain_seconds` are over. Raises `FleetError` when the port cannot be listened on.
+    """Serve until SIGTERM or SIGINT, then until all requests have ended or `drain_seconds` are
+    over. Raises `FleetError`.
     """
     host, port = address
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")

@@ -152,9 +152,7 @@ class Marks:
         self.is_complete = False
 
     def take(self, chunk: bytes) -> bytes:
-        """Return the bytes that can be passed on: all up to the last mark, or to the end, and other
-        comments behind that. Raises `msgspec.MsgspecError` when a mark cannot be read.
-        """
+        """Return what can be passed on: all up to the last mark. Raises `msgspec.MsgspecError`."""
         held = self.held
         held += chunk
         passed, tokens = bytearray(), None
@@ -224,9 +222,7 @@ class _Client:
 
 
 class _Course:
-    """One request, from worker to worker. Owns the number of failures since the last token, and the
-    state that the worker of a stream with marks has sent.
-    """
+    """One request, from worker to worker. Owns its failures since the last token."""
 
     def __init__(
         self, front: Front, url: str, headers: Headers, client: _Client, body: bytes, marked: bool
@@ -338,6 +334,7 @@ class _Course:
     async def _check(self, source: aiohttp.ClientResponse) -> None:
         """Raise unless this is the answer, or its continuation."""
         status, is_workers = source.status, source.content_type == "application/json"
+        # A gateway without a worker writes no JSON, or Envoy or the picker has signed it.
         is_workers = is_workers and not any(name in source.headers for name in _SIGNATURES)
         if status == _OK or not (self._has_begun or (status in _NO_WORKER and not is_workers)):
             return
@@ -380,9 +377,7 @@ class _Course:
             return await source.content.readany()
 
     async def _take_whole(self, source: aiohttp.ClientResponse) -> None:
-        """Pass on an answer that cannot be resumed, once it is complete if it is small enough to
-        hold.
-        """
+        """Pass on an answer that cannot be resumed; a small one when it is complete."""
         most = 0 if source.content_type == _EVENT_STREAM else MAX_HELD_BYTES
         held = bytearray()
         try:

@@ -12,9 +12,7 @@ _PAUSE_SECONDS = 0.5  # while the system has no descriptor for another connectio
 
 
 class Relay:
-    """Forwards connections to `target`, whatever protocol they carry. A new `target` receives the
-    connections that are opened from then on. While `target` refuses connections, so does the relay.
-    """
+    """Forwards new connections to `target`; while that refuses them, so does the relay."""
 
     def __init__(self, address: SocketAddress, target: SocketAddress) -> None:
         """Raises `FleetError` when another server listens there."""

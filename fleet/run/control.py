@@ -51,17 +51,13 @@ _Answer = OrderProgress | OrderOutcome
 
 
 class Control:
-    """Accepts orders, one a connection. `obey` executes one and returns how many requests it cut;
-    it raises `FleetError`.
-    """
+    """`obey` executes an order and returns how many requests it cut; it raises `FleetError`."""
 
     def __init__(self, path: str, obey: Obey) -> None:
         self._path, self._obey = path, obey
 
     async def run(self) -> None:
-        """Accept orders until cancelled; orders in progress then end too, and their clients are
-        notified.
-        """
+        """Accept orders until cancelled; clients with orders in progress are notified."""
         async with asyncio.TaskGroup() as group:
 
             def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -110,9 +106,7 @@ async def _listening(
 
 
 def give(order: Order, path: str, say: Say) -> int:
-    """Have the fleet at `path` execute `order`; returns the number of requests that were cut.
-    Raises `FleetError` when the order fails or is only partly done.
-    """
+    """Return how many requests the order cut. Raises `FleetError`, also if it is partly done."""
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             connection.settimeout(_CONNECT_SECONDS)

@@ -35,9 +35,7 @@ class GpuPlacement:
 
 
 def place(num_workers: int, gpus: Sequence[Gpu], each: int = 1) -> list[GpuPlacement]:
-    """Assign `each` devices to every worker, in turn. Workers on the same devices get equal shares
-    of the memory. Returns nothing if there are fewer than `each` devices.
-    """
+    """Give `each` devices to every worker, in turn, with equal shares of their memory."""
     if len(gpus) < each:
         return []
     places = [[(i * each + rank) % len(gpus) for rank in range(each)] for i in range(num_workers)]
@@ -80,9 +78,7 @@ def choose(wanted: str, gpus: Sequence[Gpu]) -> list[Gpu]:
 
 
 def find(environment: Mapping[str, str], query: Callable[[], str] | None = None) -> list[Gpu]:
-    """Find the GPUs of `nvidia-smi` except those that CUDA_VISIBLE_DEVICES hides, numbered as CUDA
-    does with CUDA_DEVICE_ORDER=PCI_BUS_ID. None on a machine without that program, or if it fails.
-    """
+    """Find the GPUs of `nvidia-smi` that CUDA_VISIBLE_DEVICES does not hide, if it runs."""
     try:
         text = (query or _ask)()
     except (OSError, subprocess.SubprocessError):

@@ -144,9 +144,7 @@ class PickerPlan:
 
 @dataclass(frozen=True, slots=True)
 class EnvoyPlan:
-    """One Envoy, the program `again` that replaces it after a crash, and its bootstrap. `number`
-    counts the Envoys of a fleet from 1, `epoch` the hot restarts between them.
-    """
+    """`again` is for a crash; `number` counts Envoys from 1, `epoch` the hot restarts."""
 
     program: Program
     again: Program
@@ -173,9 +171,7 @@ class FleetPlan:
 
     @property
     def _gpus_each(self) -> int:
-        """The number of GPUs that a worker takes by the user's flags; more than exist if it takes
-        none, or will refuse the flags.
-        """
+        """More GPUs than exist are for a worker that takes none, or will refuse its flags."""
         flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
         flags.add_argument("--device", default="auto")
         flags.add_argument("--tensor-parallel-size", default="1", dest="size")
@@ -261,9 +257,7 @@ class FleetPlan:
         return self.site.folder / "hot"
 
     def worker(self, index: int, port: int, beside: WorkerPlan | None = None) -> WorkerPlan:
-        """Plan the worker of that index, counted from 0. A replacement of `beside`, which still
-        runs, uses other GPUs; raises `FleetError` if there are none.
-        """
+        """A replacement of `beside`, which still runs, uses other GPUs. Raises `FleetError`."""
         options, site = self.options, self.site
         threads = max(1, site.cores // max(1, options.workers))
         name, decodes = worker_name(index), bool(options.prefill) and index >= options.prefill

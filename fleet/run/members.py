@@ -40,9 +40,7 @@ Envoy = Member[EnvoyPlan]
 
 
 class Members:
-    """Owns the fleet's processes: its workers, its picker, its Envoy. Every process ever created is
-    tracked until it has ended, so that `stop` and `kill` reach all of them.
-    """
+    """Owns all processes ever created, until they have ended: `kill` reaches all of them."""
 
     def __init__(self, layout: FleetPlan, guard: Reaper, say: Say) -> None:
         self._guard, self._say = guard, say
@@ -107,9 +105,7 @@ def write_bootstrap(plan: EnvoyPlan) -> None:
 
 
 async def arrive(child: Child, group: asyncio.TaskGroup, limit_seconds: float) -> None:
-    """Start `child` in `group`, and return once it is ready. Raises `FleetError`, after removing it
-    completely, when that takes too long or the process ends first.
-    """
+    """Return once the child is ready. Raises `FleetError`, when it is completely removed."""
     name = child.program.name
     running = group.create_task(_contained(child), name=name)
     try:

@@ -62,9 +62,7 @@ def better_than(path: Path | None) -> CatalogModel | None:
 
 
 def offer(served: str) -> CatalogModel | None:
-    """Return the better model to offer to a user of the default one, once for each cache folder.
-    None if it is already here or does not fit the disk or memory.
-    """
+    """Return a better model to offer, once for each cache folder and if it fits the machine."""
     found = _AVAILABLE.search(_MEMINFO.read_text()) if _MEMINFO.is_file() else None
     has_memory = found is not None and int(found[1]) << 10 >= _WORKERS * BETTER.memory_bytes
     if served != DEFAULT.name or cached_path(BETTER).is_file() or not has_memory:
@@ -79,8 +77,8 @@ def offer(served: str) -> CatalogModel | None:
 
 
 def resolve_model(name: str | None, progress: Progress | None = None) -> Path:
-    """Find the model: None is the default, else a name of the catalogue, a GGUF file, a Hugging
-    Face directory, or a hub id. May download. Raises `FleetError`.
+    """Find, or download, a model by name, file, Hugging Face directory or hub id. Raises
+    `FleetError`.
     """
     listed = catalog_model(name)
     if name is None or listed is not None:

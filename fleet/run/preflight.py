@@ -31,9 +31,7 @@ _OWN = re.compile(
 
 
 def check_options(options: FleetOptions) -> list[devices.Gpu]:
-    """Check the flags of `up`; returns the GPUs to use. Raises `UsageError` for impossible flags,
-    and `FleetError` if the machine is not ready for them.
-    """
+    """Return the GPUs to use. Raises `FleetError`, and `UsageError` for impossible flags."""
     if not 1 <= options.workers <= MAX_WORKERS:
         flags = "--prefill and --decode together are" if options.prefill else "--workers is"
         raise UsageError(
@@ -71,9 +69,7 @@ def check_options(options: FleetOptions) -> list[devices.Gpu]:
 
 
 def read_objectives(path: Path, say: Callable[[str], None], *, clients_may_name: bool) -> str:
-    """Read the documents of a file, which are appended to the fleet's endpoints. Raises
-    `FleetError` when the file cannot be read or any part of it would be skipped.
-    """
+    """Read documents for the file of endpoints. Raises `FleetError` if any would be skipped."""
     from picker.config.pool_file import read_policies  # noqa: PLC0415 (slow, as in _check_config)
 
     try:
@@ -95,9 +91,7 @@ def read_objectives(path: Path, say: Callable[[str], None], *, clients_may_name:
 
 
 def check_programs(layout: FleetPlan) -> None:
-    """Parse the command lines of the picker and of a worker with their own parsers, and look at the
-    model's files. Raises `UsageError` in the words of `pointsman up`.
-    """
+    """Raises `UsageError` for what the parsers of picker and worker would refuse."""
     given = layout.picker().program.argv
     parser = picker_flags.build_parser()
     parser.prog = "pointsman up"

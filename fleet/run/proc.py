@@ -40,9 +40,7 @@ def listener_at(port: int) -> Listener | None:
 
 
 def writers(folder: Path) -> Iterator[tuple[Path, int, int]]:
-    """Find the processes whose standard output is a file in `folder`: that file, process id, and
-    bytes of memory.
-    """
+    """Find processes that write to a file in `folder`: the file, process id, bytes of memory."""
     for process in _PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):  # ended, or of another user
             path = Path(os.readlink(process / "fd" / "1"))

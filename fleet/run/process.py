@@ -46,8 +46,8 @@ _REAPER = (sys.executable, "-I", "-S", reaper.__file__)
 
 
 class Reaper:
-    """Owns the process that ends our children if this one is killed. `turn` is held while a child
-    starts: one at a time, so that the event loop handles signals between two of many starts.
+    """Owns the process that ends our children if this one is killed. With `turn`, children start
+    one at a time, so that signals are handled between two of many.
     """
 
     def __init__(self) -> None:
@@ -62,8 +62,8 @@ class Reaper:
         )
 
     async def start(self, program: Program) -> asyncio.subprocess.Process:
-        """Start a program in a process group of its own. Until the group is adopted it only runs
-        the reaper's script, which ends with this process by itself. Raises `FleetError`.
+        """Until its group is adopted, the program is only the reaper's script, which ends with this
+        process by itself. Raises `FleetError`.
         """
         try:
             with program.log_path.open("ab") as log:
@@ -109,9 +109,8 @@ class Reaper:
 
 
 class Child:
-    """Owns one running program and its restarts. `run` returns after `stop`; it raises `FleetError`
-    when the program ends before it was ready for the first time. `again` is the program to run
-    after a death if it is not the same one.
+    """Owns a program's restarts. `run` raises `FleetError` when the program ends before it was ever
+    ready; `again` is the program to run after a death if it is not the same one.
     """
 
     def __init__(
@@ -222,16 +221,12 @@ class Child:
                 self._process.send_signal(signal.SIGTERM)
 
     async def stop(self, drain_seconds: float, grace_seconds: float = 0.0) -> None:
-        """End the program; `run` returns then. After `drain_seconds` it is asked to hurry, after
-        `grace_seconds` more it is killed.
-        """
+        """After `drain_seconds` the program is asked to hurry, after `grace_seconds` killed."""
         self.retire()
         await self._end(drain_seconds, grace_seconds)
 
     async def renew(self, drain_seconds: float, grace_seconds: float = 0.0) -> None:
-        """End the process as `stop` does, and start the next one at once; returns before that is
-        `serving`.
-        """
+        """End the process as `stop` does; returns before the next one is `serving`."""
         self._no_pause.set()
         if self._process is not None:
             self._renewing = True

@@ -29,9 +29,7 @@ def signal_group(group: int, number: int) -> bool:
 
 
 def read_input() -> tuple[set[int], list[str], list[str]]:
-    """Follow standard input to its end; return the groups that are still alive, and the files and
-    folders that remain.
-    """
+    """Return the groups that live at the end of input, and the files and folders left."""
     groups: set[int] = set()
     files: list[str] = []
     folders: list[str] = []

@@ -44,9 +44,7 @@ _COUNTED = (admin.COMPLETED, admin.FAILED, admin.WITHOUT_PICKER)
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A running fleet. New processes run in `group`; `moved` is called with a picker that takes
-    over.
-    """
+    """New processes run in `group`; `moved` is called with a picker that takes over."""
 
     plan: FleetPlan
     members: Members
@@ -59,9 +57,7 @@ class Scene:
         return self.plan.options.startup_seconds
 
     async def until(self, condition: Callable[[], Awaitable[bool]], complaint: str) -> None:
-        """Wait for a condition, which may raise `NoReplyError` for "not yet". Raises `FleetError`
-        with the complaint when it is not met in time.
-        """
+        """Wait for a condition; `NoReplyError` is "not yet". Raises `FleetError` in the end."""
         try:
             async with asyncio.timeout(self.limit_seconds):
                 await probe.until_true(condition)
@@ -112,9 +108,7 @@ def _shown(address: SocketAddress) -> str:
 
 
 class PickerRestart:
-    """Replaces the picker by one beside it. Owns the ports of the last but one, which are free
-    again.
-    """
+    """Replaces the picker. Owns the ports of the last but one, which are free again."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -157,9 +151,7 @@ class PickerRestart:
             raise
 
     def _ports(self) -> tuple[int, int, int]:
-        """Use the ports of the last but one, so that ports alternate; other ports if those are
-        taken.
-        """
+        """Ports alternate, unless those of the last but one are taken."""
         spare = self._spare
         if spare is not None and all(is_free(_HOST, port) for port in spare):
             return spare
@@ -249,9 +241,7 @@ class WorkerRestart:
         present: SocketAddress | None = None,
         absent: SocketAddress | None = None,
     ) -> None:
-        """Set the pool to these `workers`; wait until Envoy uses the one that must be `present`, or
-        has removed the one that must be `absent`.
-        """
+        """Wait until Envoy uses the worker that is `present`, or has removed the `absent` one."""
         scene = self._scene
         scene.rotation.pool(one.plan.address for one in workers)
         if not self._envoy_has_pool:
@@ -297,9 +287,7 @@ class WorkerRestart:
 
 
 class EnvoyRestart:
-    """Replaces Envoy by one that takes over its port. Owns the address of its predecessor, and the
-    number of requests that were `cut` because they took too long.
-    """
+    """Owns the address of its predecessor, and the number of requests that were `cut`."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -344,8 +332,8 @@ class EnvoyRestart:
             await asyncio.sleep(probe.POLL_SECONDS)
 
     async def _unfinished(self) -> int:
-        """Estimate the requests that the old Envoy still has, as it cannot be asked: those of all
-        workers except the new Envoy's. Idle connections have none.
+        """Estimate what the old Envoy still has, as it cannot be asked: those of all workers except
+        the new Envoy's. Idle connections have none.
         """
         scene = self._scene
         addresses = [one.plan.address for one in scene.members.workers]
@@ -394,9 +382,8 @@ class RollingRestart:
         self._busy: str | None = None
 
     async def obey(self, order: Order, say: Say) -> int:
-        """Restart the parts of `order`; returns the number of requests that were cut. Raises
-        `FleetError` for the first part that fails to return, and while another restart is in
-        progress.
+        """Return how many requests were cut. Raises `FleetError` for the first part that fails to
+        return, and while another restart is in progress.
         """
         if self._busy is not None:
             raise FleetError(f"a restart of {self._busy} is under way; wait until it is done")

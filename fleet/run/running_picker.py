@@ -30,9 +30,7 @@ class RunningFleet(msgspec.Struct, frozen=True):
 
 
 def picker_url(named: str | None, environment: Mapping[str, str]) -> str:
-    """Find the picker's HTTP port: the one that was `named`, else that of the fleet started last on
-    this machine, else the default of `pointsman picker`.
-    """
+    """Find the picker that was `named`, else that of the newest fleet, else the default."""
     if named:
         url = named if "://" in named else f"http://{named}"
         return url.rstrip("/")
@@ -87,9 +85,7 @@ def the_fleet(environment: Mapping[str, str], port: int | None) -> RunningFleet:
 
 @contextlib.contextmanager
 def shown(fleet: RunningFleet, environment: Mapping[str, str]) -> Iterator[None]:
-    """Hold the file of a fleet while the block runs. If the folder cannot be written, commands only
-    lose the default of `--picker`.
-    """
+    """Hold the file of a fleet. Without it, commands only lose the default of `--picker`."""
     path = _folder(environment) / f"fleet-{os.getpid()}.json"
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):

@@ -44,9 +44,7 @@ _HOT_RESTART_BITS = 27  # ten times the value has to fit in 31 bits
 def up(
     options: FleetOptions, gpus: Sequence[Gpu], say: Say, progress: models.Progress | None = None
 ) -> int:
-    """Run a fleet until SIGINT or SIGTERM. `say` gets every line for the user, `progress` the state
-    of a download. Raises `FleetError` when the fleet cannot start; no process remains then.
-    """
+    """Run a fleet until SIGINT or SIGTERM. Raises `FleetError`; no process remains then."""
     is_torch = options.engine == "torch"
     model = None
     if is_torch or options.model is not None:
@@ -72,9 +70,7 @@ def up(
 
 @contextlib.contextmanager
 def _folder(say: Say) -> Iterator[Path]:
-    """Create a private folder for sockets, settings and logs. It remains after unexpected failures;
-    the `FleetError` of a failed start contains the end of a log.
-    """
+    """A private folder for sockets, settings and logs, which remains after unexpected failures."""
     folder = Path(tempfile.mkdtemp(prefix="pointsman-"))
     stays = True
     try:

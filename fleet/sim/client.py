@@ -23,9 +23,7 @@ _TEMPLATE = chr(VOCABULARY[0])
 
 
 class TokenTexts:
-    """Texts of exactly `num_tokens` tokens; as with `WordRing`, of two texts of one key, one begins
-    with the other, and no others share a beginning.
-    """
+    """Texts of exactly `num_tokens` tokens, with the beginnings of a `WordRing`."""
 
     def __init__(self, seed: int) -> None:
         self._text, self._mark = _ring(seed)
@@ -54,9 +52,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class TokenForm:
-    """Makes the prompt of a turn from all messages so far, behind a substitute for the tokens of a
-    chat template.
-    """
+    """Makes prompts of all messages so far, behind as many tokens as a chat template has."""
 
     template_tokens: int = 0
 

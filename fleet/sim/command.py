@@ -39,9 +39,7 @@ Out = Callable[[str], None]
 
 
 def simulate_command(argv: Sequence[str], out: Out, note: Out) -> int:
-    """Returns the exit status. `note` gets a line for each simulation that has ended, if there are
-    several, and for each event that was too late to happen. Raises `FleetError`.
-    """
+    """`note` gets each simulation that ends, and each late event. Raises `FleetError`."""
     settings = read_settings(argv)
     ends: list[float] = []
     with Processes(_simulated, settings.processes or cores()) as processes:
@@ -376,9 +374,7 @@ def _run_of(name: str, argv: Sequence[str]) -> _Run:
 
 
 def _verdict(found: Mapping[str, Sequence[_Row]]) -> Iterator[str]:
-    """Find the greatest distance of each policy to the best of a load: in points of goodput, and by
-    the mean time of a whole answer.
-    """
+    """Find each policy's distance to the best of a load: by goodput, and by mean time."""
     lost = dict[str, list[tuple[float, float, str]]]()
     for scenario, rows in found.items():
         for load in dict.fromkeys(row.load for row in rows):

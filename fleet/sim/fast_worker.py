@@ -62,9 +62,7 @@ class _Sequence:
 
 
 class BlockCache:
-    """Owns the names of full blocks: those that sequences refer to, and the others in the order of
-    their eviction.
-    """
+    """Owns the names of full blocks: referenced ones, and others in order of eviction."""
 
     def __init__(self, publish: Callable[[Sequence[CacheEvent]], None] | None) -> None:
         self._publish = publish
@@ -168,9 +166,7 @@ def _odd(size: int) -> NDArray[np.uint64]:
 
 
 class FastWorker:
-    """The interface of `LivingWorker`, for the latency model `linear` without its terms of context.
-    Owns one queue, one batch and one prefix cache.
-    """
+    """The interface of `LivingWorker`, for the model `linear` without terms of context."""
 
     def __init__(
         self,

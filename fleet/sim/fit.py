@@ -92,9 +92,7 @@ def load_of(settings: dict[str, Any]) -> LoadSettings:
 
 
 def guess(stages: Sequence[_Stage], workers: int) -> WorkerSpeed:
-    """Solve for the numbers from the stages' means. Raises `FleetError` if these do not determine
-    them.
-    """
+    """Solve for the numbers from the stages' means. Raises `FleetError`."""
     rows = [row for one in stages if (row := _means(one, workers)) is not None]
     if len(rows) < 2:
         raise FleetError(
@@ -174,9 +172,7 @@ def require_prompt_time(run: _Run, speed: WorkerSpeed) -> None:
 
 
 class Refinement:
-    """Owns the measured stages, and repeats their load with other workers. Raises `UsageError` for
-    a run whose settings do not produce its stages.
-    """
+    """Repeats the load of measured stages with other workers. Raises `UsageError`."""
 
     def __init__(self, run: _Run, workers: int) -> None:
         self._settings = load_of(run.settings)

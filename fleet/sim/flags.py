@@ -22,9 +22,7 @@ _EVENT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """At `at_seconds` a worker is killed, drained or slowed, by its number from 1; or `number`
-    workers are added.
-    """
+    """`number` is that of a worker, from 1, or how many are added."""
 
     at_seconds: float
     kind: str
@@ -185,9 +183,7 @@ class SimulateSettings(LoadSettings):
 
 
 def read_settings(argv: Sequence[str]) -> SimulateSettings:
-    """Raises `UsageError` for flags that contradict each other; with `--scenario`, whose flags
-    complete the line, only for those that no scenario has.
-    """
+    """Raises `UsageError`; with `--scenario`, only for flags that no scenario has."""
     settings = SimulateSettings(**vars(build_parser().parse_args(argv)))
     if settings.scenario is None:
         settings.check()

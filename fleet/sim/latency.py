@@ -17,9 +17,7 @@ MAX_MODEL_TOKENS = 1 << 20
 
 
 class WorkerSpeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of `pointsman fit`. Errors are relative root mean squares over the stages; see
-    `WorkerSettings` for the times besides those of steps.
-    """
+    """A file of `pointsman fit`. Errors are relative root mean squares over the stages."""
 
     prefill_tokens_per_second: float
     decode_base_seconds: float

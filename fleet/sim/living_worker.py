@@ -41,9 +41,7 @@ class WorkerGoneError(Exception): ...
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A worker's answer; `gaps` are the seconds between two tokens, `exported` is the location of
-    the prompt's KV, if its export was requested.
-    """
+    """`gaps` are seconds between tokens, `exported` is the place of the prompt's KV."""
 
     num_cached: int
     token_ids: Sequence[int]
@@ -114,9 +112,7 @@ class LivingWorker:
         kv_source: KvSource | None = None,
         keeps_kv: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the outputs of a request up to its end. Closing the generator early aborts it.
-        Raises `WorkerGoneError`.
-        """
+        """Yield outputs; closing the generator aborts the request. Raises `WorkerGoneError`."""
         if self.is_dead:
             raise WorkerGoneError
         outputs: asyncio.Queue[RequestOutput | None] = asyncio.Queue()

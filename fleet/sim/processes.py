@@ -25,8 +25,8 @@ class _Worker:
 
 
 class Processes(Generic[J, R]):
-    """Owns up to `count` processes that run `function`; a context manager that ends them. They
-    start with the first jobs that are more than one. Function, jobs and results are pickled.
+    """Owns up to `count` processes, which start with the first jobs that are more than one; a
+    context manager that ends them. Function, jobs and results are pickled.
     """
 
     def __init__(self, function: Callable[[J], R], count: int) -> None:
@@ -42,9 +42,7 @@ class Processes(Generic[J, R]):
         self._stack.close()
 
     def results(self, jobs: Sequence[J], ended: Callable[[J], None]) -> Iterator[R]:
-        """Yield results in the order of the jobs; `ended` is called as each ends. Raises the
-        `FleetError` of the function, and `FleetError` when a process dies.
-        """
+        """Yield results in the order of jobs, of which `ended` gets each. Raises `FleetError`."""
         if min(self._count, len(jobs)) <= 1:
             for job in jobs:
                 result = self._function(job)

@@ -8,9 +8,7 @@ from fleet.errors import UsageError
 
 
 def read_recorded(path: Path) -> tuple[str, list[str]]:
-    """Read its first configuration, and notes for the user. Raises `UsageError` for a file that is
-    not a recording.
-    """
+    """Return the first configuration, and notes. Raises `UsageError`."""
     found = recording(path, "--replay")
     if not found.requests:
         raise UsageError(f"--replay: {path} has no request")

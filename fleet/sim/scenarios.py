@@ -23,9 +23,7 @@ _AWARE = ("default", "precise", "predicted", "cache_aware", "dynamo")
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`requests` draws a trace that is sent at its own times; `tenants` have a priority and a share
-    of the rate each, by objective.
-    """
+    """`tenants` have a priority and a share of the rate each, by objective."""
 
     title: str
     flags: str

@@ -31,9 +31,7 @@ class Tenant:
 
 
 def simulate(simulation: Simulation, tenants: Sequence[Tenant], draws: int) -> list[Stage]:
-    """Run a stage of each tenant. `draws` numbers the stages of one run, whose arrivals differ.
-    Raises `ConfigError`.
-    """
+    """`draws` numbers the stages of a run, whose arrivals differ. Raises `ConfigError`."""
     thresholds = gc.get_threshold()
     gc.set_threshold(*_RARELY)  # most objects of a simulation live to its end
     try:

@@ -58,9 +58,7 @@ T = TypeVar("T", bound="VirtualPicker")
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """Everything that is simulated except the load. `config` None is the built-in one. The first
-    `prefill` workers only run prompts for the others; with 0, every worker does both.
-    """
+    """All but the load. The first `prefill` workers only run prompts for the others."""
 
     workers: int = 4
     worker: WorkerSettings = field(default_factory=WorkerSettings)
@@ -211,10 +209,7 @@ class VirtualFleet:
         headers: Mapping[str, str] = _NO_HEADERS,
         picker: int = 0,
     ) -> ServedPrompt:
-        """Serve one request up to its last token. Raises `RefusedError` when the picker refuses it
-        or no KV cache has room for it, and `WorkerGoneError` when its worker dies, or all endpoints
-        that the picker names are dead.
-        """
+        """Serve one request. Raises `RefusedError`, and `WorkerGoneError` when its worker dies."""
         room = self.simulation.worker.cache.num_blocks * self.simulation.worker.cache.block_size
         if len(prompt) + num_output > room:
             raise RefusedError(Code.BAD_REQUEST, f"longer than the {room} tokens of a KV cache")
@@ -263,9 +258,7 @@ class VirtualFleet:
     async def _prefilled(
         self, decision: RouteDecision, name: str, prompt: Sequence[int]
     ) -> KvSource | None:
-        """Run the prompt at the prefill worker that the picker names, as a sidecar does. None: the
-        picker names none, or that worker dies.
-        """
+        """Run the prompt as a sidecar does, if the picker names a prefill worker that lives."""
         address = dict(decision.set_headers).get(PREFILLER_HEADER)
         if address is None:
             return None
