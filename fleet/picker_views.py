@@ -1,6 +1,5 @@
 """The reports of a running picker's HTTP port, as values."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import quote
@@ -47,30 +46,30 @@ class PickerViews:
 
     def look(self, samples: int, decisions: int) -> Seen:
         """Read all views. Raises `NoPickerError` and `SeveralPoolsError`."""
-        pool = self._ask(f"/endpoints?history={samples}", _decoder(EndpointsView))
+        pool = self._ask(f"/endpoints?history={samples}", EndpointsView)
         history = pool.history
         queues = None if history is None or not history.last else history.queues
         return Seen(
             pool=pool,
-            queues=queues or self._ask("/queues", _decoder(QueuesView)),
-            decisions=self._ask(f"/decisions?limit={decisions}", _decoder(_Decisions)).decisions,
+            queues=queues or self._ask("/queues", QueuesView),
+            decisions=self._ask(f"/decisions?limit={decisions}", _Decisions).decisions,
         )
 
     def config(self) -> ConfigView:
-        return self._ask("/config", _decoder(ConfigView))
+        return self._ask("/config", ConfigView)
 
     def decision(self, request_id: str) -> RecordView:
         """Raises `FleetError`, also when the request is no longer stored."""
-        return self._ask(f"/decisions/{part_of_path(request_id)}", _decoder(RecordView))
+        return self._ask(f"/decisions/{part_of_path(request_id)}", RecordView)
 
-    def _ask(self, path: str, decode: Callable[[bytes], T]) -> T:
+    def _ask(self, path: str, kind: type[T]) -> T:
         answer = self._get(self._url + path)
         if answer.status == 404:
             refuse_several(self._url, self._content)
         if answer.status != 200:
             raise NoPickerError(f"{self._url}{path} answers {answer.status}")
         try:
-            return decode(answer.content)
+            return msgspec.json.decode(answer.content, type=kind)
         except msgspec.MsgspecError as error:
             raise NoPickerError(f"what answers at {self._url} is not this picker") from error
 
@@ -93,7 +92,3 @@ def part_of_path(request_id: str) -> str:
         raise FleetError("a request's id is not empty; --last shows the one that came last")
     content = request_id.encode(errors="surrogateescape")
     return quote(content, safe="").replace(".", "%2E")
-
-
-def _decoder(kind: type[T]) -> Callable[[bytes], T]:
-    return msgspec.json.Decoder(kind).decode

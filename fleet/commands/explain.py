@@ -27,29 +27,21 @@ class ExplainOptions:
     shows_all: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """`pools` are those that know the request, that of the record first."""
-
-    content: bytes
-    pools: tuple[PoolAddress, ...] = ()
-
-
 def _fetch(url: str) -> HttpAnswer:
     return get(url, TIMEOUT_SECONDS)
 
 
 def explain(options: ExplainOptions, console: Console, fetch: Fetch = _fetch) -> int:
     """Print the record. Raises `FleetError` when nothing answers, or the request is not known."""
-    found = _Search(options, fetch).run()
+    content, pools = _Search(options, fetch).run()
     if options.as_json:
-        console.file.write(msgspec.json.format(found.content, indent=2).decode() + "\n")
+        console.file.write(msgspec.json.format(content, indent=2).decode() + "\n")
         return 0
-    record = _decoded(options.url, found.content)
+    record = _decoded(options.url, content)
     glyphs = Glyphs() if console.encoding.lower().startswith("utf") else ASCII
     limit = None if options.shows_all else SHOWN_CANDIDATES
     page = Layout(glyphs, limit=limit)
-    for number, one in enumerate(found.pools):
+    for number, one in enumerate(pools):
         said = "also known to pool" if number else "pool"
         console.print(page.text(f"{said} {one.name} ({one.url})"), soft_wrap=True)
     for part in explained(record, page):
@@ -63,11 +55,14 @@ class _Search:
         wanted = "last" if options.request_id is None else part_of_path(options.request_id)
         self._path = f"/decisions/{wanted}"
 
-    def run(self) -> _Found:
+    def run(self) -> tuple[bytes, tuple[PoolAddress, ...]]:
+        """Return a record, and the pools of several that know the request, that of the record
+        first.
+        """
         url = self._options.url
         answer = self._get(url + self._path)
         if answer.status != 404:
-            return _Found(self._content(answer, url))
+            return self._content(answer, url), ()
         listed = self._get(list_of(url))
         pools = pools_of(url, listed.content) if listed.status == 200 else ()
         if pools and is_of_all(url):
@@ -77,7 +72,7 @@ class _Search:
             raise FleetError(f"{url}: {ambiguity}")
         raise FleetError(_said(answer, "nothing is known of this request, or not any more"))
 
-    def _in_any(self, pools: tuple[PoolAddress, ...]) -> _Found:
+    def _in_any(self, pools: tuple[PoolAddress, ...]) -> tuple[bytes, tuple[PoolAddress, ...]]:
         """Find the newest; errors of a pool matter only if no other pool knows the request."""
         found, failed = [], []
         for pool in pools:
@@ -98,9 +93,9 @@ class _Search:
                 else f"none of the pools {names} knows of request '{wanted[:200]}', or not any more"
             )
         found.sort(key=lambda one: one[0], reverse=True)
-        known = (pool for _, _, pool in found)
+        known = tuple(pool for _, _, pool in found)
         is_last = self._options.request_id is None
-        return _Found(found[0][1], (found[0][2],) if is_last else tuple(known))
+        return found[0][1], known[:1] if is_last else known
 
     def _content(self, answer: HttpAnswer, url: str) -> bytes:
         if answer.status != 200:

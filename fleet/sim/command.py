@@ -17,6 +17,7 @@ from fleet.bench.page import ReportPart, RunFacts
 from fleet.bench.report import lines_of, stages_table
 from fleet.bench.slo import Slo
 from fleet.bench.summary import Stage, Summary, summary
+from fleet.bench.traces import read_recorded
 from fleet.bench.workload import Sessions, traced_sessions
 from fleet.errors import UsageError
 from fleet.policies import POLICIES, policy
@@ -25,7 +26,6 @@ from fleet.sim.fast_worker import is_linear
 from fleet.sim.flags import Event, SimulateSettings, build_parser, read_settings
 from fleet.sim.latency import WorkerLimits, worker_settings
 from fleet.sim.processes import Processes, cores
-from fleet.sim.recorded import read_recorded
 from fleet.sim.scenarios import ELSEWHERE, SCENARIOS
 from fleet.sim.simulation import Tenant, simulate
 from fleet.sim.virtual_fleet import Simulation

@@ -124,15 +124,8 @@ class House:
 
     async def start(self, **options: Any) -> House:
         await self._stack.enter_async_context(self.worker.serving())
-        given = {
-            "host": "",
-            "port": 0,
-            "gateway": f"http://{self.worker.address}",
-            "attempts": 3,
-            "patience": 60.0,
-            "stall_timeout": 60.0,
-            "drain_timeout": 1.0,
-        }
+        flags = ["--gateway", f"http://{self.worker.address}", "--drain-timeout", "1"]
+        given = vars(parser_of("front").parse_args(flags))
         session = await self._stack.enter_async_context(new_session())
         self.front = Front(FrontOptions(**{**given, **options}), session)
         runner = runner_of(self.front.handle, 1.0)

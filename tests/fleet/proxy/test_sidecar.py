@@ -64,16 +64,8 @@ class House:
     async def start(self, **options: Any) -> House:
         await self._stack.enter_async_context(self.prefiller.serving())
         await self._stack.enter_async_context(self.decoder.serving())
-        given = {
-            "host": "",
-            "port": 0,
-            "decoder": f"http://{self.decoder.address}",
-            "kv_connector": "nixlv2",
-            "bootstrap_port": 8998,
-            "prefiller_networks": None,
-            "prefill_timeout": 60.0,
-            "drain_timeout": 1.0,
-        }
+        flags = ["--decoder", f"http://{self.decoder.address}", "--drain-timeout", "1"]
+        given = vars(parser_of("sidecar").parse_args(flags))
         await self._stack.enter_async_context(self.sidecar_stack)
         running = Sidecar.running(SidecarOptions(**{**given, **options}))
         sidecar = await self.sidecar_stack.enter_async_context(running)

@@ -13,9 +13,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from fleet.envoy.proto import Json, address, extension, packed
+from fleet.envoy.settings import DESTINATION_KEY, SocketAddress
 
 ENVOY = Path(sys.executable).with_name("envoy")
 NEEDS_ENVOY = [
@@ -24,7 +26,9 @@ NEEDS_ENVOY = [
 ]
 START_SECONDS = 120.0
 MAX_BODY_BYTES = 8 * 1024 * 1024
-_EXTENSIONS = "type.googleapis.com/envoy.extensions"
+_EXTENSIONS = "envoy.extensions"
+_FILTERS = f"{_EXTENSIONS}.filters.http"
+_OPTIONS = f"{_EXTENSIONS}.upstreams.http.v3.HttpProtocolOptions"
 
 
 @dataclass(frozen=True)
@@ -95,8 +99,8 @@ def _ports(admin: Path, process: subprocess.Popen[bytes]) -> dict[str, int]:
     raise RuntimeError("Envoy did not come up")
 
 
-def _bootstrap(front: Front, listeners: Mapping[str, Asking]) -> dict[str, Any]:
-    address = {"socket_address": {"address": "127.0.0.1", "port_value": 0}}
+def _bootstrap(front: Front, listeners: Mapping[str, Asking]) -> Json:
+    anywhere = address(SocketAddress("127.0.0.1", 0))
     http1 = {"explicit_http_config": {"http_protocol_options": {"enable_trailers": True}}}
     picked = {
         "name": "picked",
@@ -104,30 +108,25 @@ def _bootstrap(front: Front, listeners: Mapping[str, Asking]) -> dict[str, Any]:
         "lb_policy": "CLUSTER_PROVIDED",
         "connect_timeout": "2s",
         "per_connection_buffer_limit_bytes": MAX_BODY_BYTES,
-        "original_dst_lb_config": {
-            "use_http_header": True,
-            "http_header_name": "x-gateway-destination-endpoint",
-        },
-        "typed_extension_protocol_options": _protocol(http1),
+        "original_dst_lb_config": {"use_http_header": True, "http_header_name": DESTINATION_KEY},
+        "typed_extension_protocol_options": {_OPTIONS: packed(_OPTIONS, **http1)},
     }
-    tls = {
-        "name": "tls",
-        "typed_config": {
-            "@type": f"{_EXTENSIONS}.transport_sockets.tls.v3.UpstreamTlsContext",
-            "common_tls_context": {"alpn_protocols": ["h2"]},
-        },
-    }
+    tls = extension(
+        "tls",
+        f"{_EXTENSIONS}.transport_sockets.tls.v3.UpstreamTlsContext",
+        common_tls_context={"alpn_protocols": ["h2"]},
+    )
     pickers = [
         _picker("picker", front.picker_socket),
         {**_picker("tls-picker", front.tls_picker_socket), "transport_socket": tls},
     ]
     return {
-        "admin": {"address": address},
+        "admin": {"address": anywhere},
         "static_resources": {
             "listeners": [
                 {
                     "name": name,
-                    "address": address,
+                    "address": anywhere,
                     "per_connection_buffer_limit_bytes": MAX_BODY_BYTES,
                     "filter_chains": [{"filters": [_connection_manager(asking, front)]}],
                 }
@@ -138,58 +137,44 @@ def _bootstrap(front: Front, listeners: Mapping[str, Asking]) -> dict[str, Any]:
     }
 
 
-def _protocol(options: dict[str, Any]) -> dict[str, Any]:
-    kind = f"{_EXTENSIONS}.upstreams.http.v3.HttpProtocolOptions"
-    return {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {"@type": kind, **options}}
+def _cluster(name: str, to: Json, **settings: Json) -> Json:
+    members = {"cluster_name": name, "endpoints": [{"lb_endpoints": [{"endpoint": to}]}]}
+    made = {"name": name, "type": "STATIC", "connect_timeout": "2s", "load_assignment": members}
+    return made | settings
 
 
-def _overridden() -> dict[str, Any]:
+def _overridden() -> Json:
     """A pool that the picker chooses from by its header; none of its endpoints is there."""
-    policies = "load_balancing_policies"
-    nowhere = {"address": {"socket_address": {"address": "127.0.0.1", "port_value": 1}}}
-    override = {
-        "@type": f"{_EXTENSIONS}.{policies}.override_host.v3.OverrideHost",
-        "override_host_sources": [{"header": "x-gateway-destination-endpoint"}],
-        "fallback_policy": _one_policy(
-            "round_robin", {"@type": f"{_EXTENSIONS}.{policies}.round_robin.v3.RoundRobin"}
-        ),
-    }
-    return {
-        "name": "overridden",
-        "type": "STATIC",
-        "connect_timeout": "2s",
-        "load_balancing_policy": _one_policy("override_host", override),
-        "load_assignment": {
-            "cluster_name": "overridden",
-            "endpoints": [{"lb_endpoints": [{"endpoint": nowhere}]}],
-        },
-    }
+
+    def one_policy(name: str, kind: str, **settings: object) -> Json:
+        where = f"load_balancing_policies.{name}"
+        typed = extension(f"envoy.{where}", f"{_EXTENSIONS}.{where}.v3.{kind}", **settings)
+        return {"policies": [{"typed_extension_config": typed}]}
+
+    policy = one_policy(
+        "override_host",
+        "OverrideHost",
+        override_host_sources=[{"header": DESTINATION_KEY}],
+        fallback_policy=one_policy("round_robin", "RoundRobin"),
+    )
+    nowhere = {"address": address(SocketAddress("127.0.0.1", 1))}
+    return _cluster("overridden", nowhere, load_balancing_policy=policy)
 
 
-def _one_policy(name: str, typed: dict[str, Any]) -> dict[str, Any]:
-    policy = {"name": f"envoy.load_balancing_policies.{name}", "typed_config": typed}
-    return {"policies": [{"typed_extension_config": policy}]}
-
-
-def _picker(name: str, path: Path) -> dict[str, Any]:
-    endpoint = {"endpoint": {"address": {"pipe": {"path": str(path)}}}}
+def _picker(name: str, path: Path) -> Json:
     http2 = {"explicit_http_config": {"http2_protocol_options": {}}}
-    return {
-        "name": name,
-        "type": "STATIC",
-        "connect_timeout": "2s",
-        "typed_extension_protocol_options": _protocol(http2),
-        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [endpoint]}]},
-    }
+    options = {_OPTIONS: packed(_OPTIONS, **http2)}
+    to = {"address": {"pipe": {"path": str(path)}}}
+    return _cluster(name, to, typed_extension_protocol_options=options)
 
 
-def _connection_manager(asking: Asking, front: Front) -> dict[str, Any]:
+def _connection_manager(asking: Asking, front: Front) -> Json:
     cluster = "overridden" if asking.override_host else "picked"
     route = {"match": {"prefix": "/"}, "route": {"cluster": cluster, "timeout": "0s"}}
     limited = {
         **route,
         "match": {"path": "/limited"},
-        "typed_per_filter_config": {"local_ratelimit": _limit(counts=True)},
+        "typed_per_filter_config": {"local_ratelimit": _limit(counts=True)["typed_config"]},
     }
     routes = [limited, route] if asking.answering else [route]
     filters = [_ext_proc(asking)]
@@ -197,64 +182,59 @@ def _connection_manager(asking: Asking, front: Front) -> dict[str, Any]:
         filters = [*_answering(), *filters]
     elif asking.answering == "behind":
         filters = [*filters, *_answering()]
-    router = {
-        "name": "router",
-        "typed_config": {"@type": f"{_EXTENSIONS}.filters.http.router.v3.Router"},
-    }
-    return {
-        "name": "http",
-        "typed_config": {
-            "@type": f"{_EXTENSIONS}.filters.network.http_connection_manager.v3"
-            ".HttpConnectionManager",
-            "stat_prefix": "front",
-            "request_timeout": asking.request_timeout,
-            "http_protocol_options": {"enable_trailers": True},
-            "http2_protocol_options": {"allow_connect": True},
-            "upgrade_configs": [{"upgrade_type": "websocket"}],
-            "route_config": {"virtual_hosts": [{"name": "a", "domains": ["*"], "routes": routes}]},
-            "http_filters": [*filters, router],
-            "access_log": [_access_log(front.access_log)],
-        },
-    }
+    # One line per request: its path and the metadata that the picker sent with it.
+    line = "%REQ(:PATH)% %DYNAMIC_METADATA(envoy.lb)%\n"
+    log = extension(
+        "file",
+        f"{_EXTENSIONS}.access_loggers.file.v3.FileAccessLog",
+        path=str(front.access_log),
+        log_format={"text_format_source": {"inline_string": line}},
+    )
+    return extension(
+        "http",
+        f"{_EXTENSIONS}.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        stat_prefix="front",
+        request_timeout=asking.request_timeout,
+        http_protocol_options={"enable_trailers": True},
+        http2_protocol_options={"allow_connect": True},
+        upgrade_configs=[{"upgrade_type": "websocket"}],
+        route_config={"virtual_hosts": [{"name": "a", "domains": ["*"], "routes": routes}]},
+        http_filters=[*filters, extension("router", f"{_FILTERS}.router.v3.Router")],
+        access_log=[log],
+    )
 
 
-def _answering() -> list[dict[str, Any]]:
-    filters = f"{_EXTENSIONS}.filters.http"
-
-    def asked(name: str) -> dict[str, Any]:
+def _answering() -> list[Json]:
+    def asked(name: str) -> Json:
         return {"name": "x-answer", "string_match": {"exact": name}}
 
     fault = {
-        "@type": f"{filters}.fault.v3.HTTPFault",
         "abort": {"http_status": 401, "percentage": {"numerator": 100}},
         "headers": [asked("fault")],
     }
     denied = {"permissions": [{"any": True}], "principals": [{"header": asked("rbac")}]}
-    rbac = {
-        "@type": f"{filters}.rbac.v3.RBAC",
-        "rules": {"action": "DENY", "policies": {"denied": denied}},
-    }
+    rules = {"action": "DENY", "policies": {"denied": denied}}
     return [
-        {"name": "fault", "typed_config": fault},
-        {"name": "rbac", "typed_config": rbac},
-        {"name": "local_ratelimit", "typed_config": _limit(counts=False)},
+        extension("fault", f"{_FILTERS}.fault.v3.HTTPFault", **fault),
+        extension("rbac", f"{_FILTERS}.rbac.v3.RBAC", rules=rules),
+        _limit(counts=False),
     ]
 
 
-def _limit(*, counts: bool) -> dict[str, Any]:
+def _limit(*, counts: bool) -> Json:
     share = {"default_value": {"numerator": 100 if counts else 0}}
-    return {
-        "@type": f"{_EXTENSIONS}.filters.http.local_ratelimit.v3.LocalRateLimit",
-        "stat_prefix": "limited",
-        "token_bucket": {"max_tokens": 1, "tokens_per_fill": 1, "fill_interval": "86400s"},
-        "filter_enabled": share,
-        "filter_enforced": share,
-    }
+    return extension(
+        "local_ratelimit",
+        f"{_FILTERS}.local_ratelimit.v3.LocalRateLimit",
+        stat_prefix="limited",
+        token_bucket={"max_tokens": 1, "tokens_per_fill": 1, "fill_interval": "86400s"},
+        filter_enabled=share,
+        filter_enforced=share,
+    )
 
 
-def _ext_proc(asking: Asking) -> dict[str, Any]:
+def _ext_proc(asking: Asking) -> Json:
     cluster = "tls-picker" if asking.tls else "picker"
-    namespaces = {"untyped": ["envoy.lb"]}
     modes = {
         "request_header_mode": "SEND",
         "request_body_mode": asking.request_body,
@@ -263,28 +243,13 @@ def _ext_proc(asking: Asking) -> dict[str, Any]:
         "response_body_mode": asking.response_body,
         "response_trailer_mode": "SEND",
     }
-    return {
-        "name": "picker",
-        "typed_config": {
-            "@type": f"{_EXTENSIONS}.filters.http.ext_proc.v3.ExternalProcessor",
-            "grpc_service": {"envoy_grpc": {"cluster_name": cluster}},
-            "message_timeout": "120s",
-            "allow_mode_override": asking.allow_override,
-            "observability_mode": asking.observe,
-            "processing_mode": modes,
-            "metadata_options": {"receiving_namespaces": namespaces},
-        },
-    }
-
-
-def _access_log(path: Path) -> dict[str, Any]:
-    """One line per request: its path and the metadata that the picker sent with it."""
-    line = "%REQ(:PATH)% %DYNAMIC_METADATA(envoy.lb)%\n"
-    return {
-        "name": "file",
-        "typed_config": {
-            "@type": f"{_EXTENSIONS}.access_loggers.file.v3.FileAccessLog",
-            "path": str(path),
-            "log_format": {"text_format_source": {"inline_string": line}},
-        },
-    }
+    return extension(
+        "picker",
+        f"{_FILTERS}.ext_proc.v3.ExternalProcessor",
+        grpc_service={"envoy_grpc": {"cluster_name": cluster}},
+        message_timeout="120s",
+        allow_mode_override=asking.allow_override,
+        observability_mode=asking.observe,
+        processing_mode=modes,
+        metadata_options={"receiving_namespaces": {"untyped": ["envoy.lb"]}},
+    )
