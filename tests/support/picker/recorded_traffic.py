@@ -23,7 +23,7 @@ from picker.recording.recorder import Recorder
 from picker.recording.replay import OtherConfig, Redecided, Replay
 from picker.recording.requests import Digests
 from picker.requestcontrol.director import Director, Exchange
-from picker.requestcontrol.pipeline import EndpointAttempt, EndpointHealth, RequestContext
+from picker.requestcontrol.pipeline import RequestContext
 from picker.scrape.sources import describers
 from picker.types import (
     Candidate,
@@ -99,7 +99,7 @@ class MoodyHealth:
 
     def left(
         self, endpoint: Endpoint, now_seconds: float, is_bodyless: bool = False, /
-    ) -> EndpointAttempt:
+    ) -> Unwatched:
         return Unwatched()
 
 
@@ -111,7 +111,7 @@ class Traffic:
         endpoints: int = 6,
         *,
         prompts: bool = True,
-        health: EndpointHealth | None = None,
+        health: MoodyHealth | None = None,
     ) -> None:
         """`configs` are texts; all but the first are reloads."""
         self.draw, self.now = Random(seed), 1000.0
