@@ -35,8 +35,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from tests.support.worker.poisoned_graphs import PoisonedGraphs
 from worker.executor.graphs import CudaGraphs, DecodeGraphs
 from worker.executor.interface import Ticket
-from worker.executor.kv_cache import write_tokens, zeros
-from worker.executor.kv_saving import BlockSaver, host_memory
+from worker.executor.kv_cache import BlockSaver, host_memory, write_tokens, zeros
 from worker.executor.model_runner import ModelRunner
 from worker.executor.start import choose_backend
 from worker.models.config import ModelConfig

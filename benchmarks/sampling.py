@@ -15,8 +15,7 @@ import torch
 from measuring import Table, command_line, numbers, write_results
 
 from tests.support.model import row_draws
-from worker.ops.cpu.native import open_kernels
-from worker.ops.cpu.sampling import NativeDraws
+from worker.ops.cpu.native import NativeDraws, open_kernels
 from worker.ops.sample import Sampler, draw_rows
 from worker.types import SampleSpec, SamplingParams
 

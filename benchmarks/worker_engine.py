@@ -44,8 +44,9 @@ from safetensors.torch import save_file
 from worker.config import EngineConfig, SchedulerConfig
 from worker.executor.interface import Executor, execute
 from worker.executor.start import build_executor
+from worker.models.checkpoints import GgufCheckpoint, read
 from worker.models.config import from_hf
-from worker.models.loader import GgufCheckpoint, expected_shapes
+from worker.models.loader import expected_shapes
 from worker.types import SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
 PROMPT_TOKENS, PREFILL_TOKENS = 128, 512
@@ -183,7 +184,7 @@ class Transformers:
                 tie_word_embeddings=shape.tied_head,
             )
         ).eval()
-        weights = {name: checkpoint.read(name) for name in checkpoint.shapes()}
+        weights = {name: read(checkpoint, name) for name in checkpoint.shapes()}
         self.model.load_state_dict(weights, strict=False)
 
     def decode(self, size: int, steps: int) -> Turn:

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
+from worker.cli.objects import decoded
 from worker.config import (
     DRAFT_SAMPLE_METHODS,
     MAX_SPECULATIVE_TOKENS,
@@ -75,10 +74,7 @@ def speculative_config(options: argparse.Namespace) -> SpeculativeConfig | None:
     text: str | None = options.speculative_config
     if text is None or text.strip() == "null":
         return None
-    try:
-        given = msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"{FLAG}: not a JSON object: {error}") from error
+    given = decoded(FLAG, text)
     config = parse(given)
     if options.engine == "sim" and config.method not in SIM_METHODS:
         raise ConfigError(

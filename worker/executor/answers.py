@@ -47,13 +47,6 @@ class Verification:
     sums: Sums | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    seq_id: int
-    token_id: int
-    num_top: int
-
-
 class PendingAnswers:
     """The answers of a step from hidden [R, hidden_size], the `sample_rows` of `batch`;
     construction launches all device work. `normed` computes the states that embeddings are pooled
@@ -91,7 +84,7 @@ class PendingAnswers:
             slots = batch.sampled_slots[place : place + len(members)]
             self._drawn.append(self._open[-1].last_draws(slots))
             first, place = last, place + len(members)
-        targets = _targets(batch.scored)
+        targets = ((s, token_id) for s in batch.scored for token_id in s.prompt_targets)
         while wanted := list(islice(targets, tile_rows)):
             logits = logits_of(hidden[first : first + len(wanted)])
             _score(logits, wanted, self._scored, self._failed)
@@ -275,27 +268,21 @@ def run_of(answer: Sequence[int], width: int, num_drafts: int) -> tuple[list[int
     return list(answer[first : end + (state == DrawState.DRAWN)]), state
 
 
-def _targets(scored: Sequence[ScheduledSequence]) -> Iterator[_Target]:
-    for sequence in scored:
-        for token_id in sequence.prompt_targets:
-            yield _Target(sequence.seq_id, token_id, sequence.num_prompt_logprobs)
-
-
 def _score(
     logits: Tensor,
-    targets: list[_Target],
+    targets: list[tuple[ScheduledSequence, int]],
     scored: dict[int, list[TokenLogprobs]],
     failed: dict[int, str],
 ) -> None:
     finite = torch.isfinite(logits.amax(dim=-1)).tolist()
     queries = []
-    for row, (target, good) in enumerate(zip(targets, finite, strict=True)):
+    for row, ((sequence, token_id), good) in enumerate(zip(targets, finite, strict=True)):
         if good:
-            queries.append(LogprobQuery(row, target.token_id, target.num_top))
+            queries.append(LogprobQuery(row, token_id, sequence.num_prompt_logprobs))
         else:
-            failed[target.seq_id] = NOT_NUMBERS
+            failed[sequence.seq_id] = NOT_NUMBERS
     for query, found in zip(queries, token_logprobs(logits, queries), strict=True):
-        scored.setdefault(targets[query.row].seq_id, []).append(found)
+        scored.setdefault(targets[query.row][0].seq_id, []).append(found)
 
 
 @dataclass(frozen=True, slots=True)

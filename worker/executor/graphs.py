@@ -245,7 +245,7 @@ class DecodeGraphs:
         if not is_plain:
             known = AnsweredRows([with_history(sequence) for sequence in sequences], places)
             logits = captured.logits_of(key, sequences)
-            answers = PendingAnswers(known, logits, _unchanged, sampler=sampler)
+            answers = PendingAnswers(known, logits, lambda rows: rows, sampler=sampler)
             answers.store(state)
             return answers
         self._device.spare_fetched()
@@ -258,12 +258,8 @@ class DecodeGraphs:
             return None
         drafts = max([sequence.num_drafts for sequence in sequences])
         keys = self._verifying if drafts else self._decoding
-        place = bisect_left(keys, len(sequences), key=_size)
+        place = bisect_left(keys, len(sequences), key=lambda key: key.size)
         return keys[place] if place < len(keys) and keys[place].width > drafts else None
-
-
-def _size(key: _Key) -> int:
-    return key.size
 
 
 def _decodes(sequence: ScheduledSequence) -> bool:
@@ -273,10 +269,6 @@ def _decodes(sequence: ScheduledSequence) -> bool:
         and not sequence.prompt_targets
         and not sequence.num_pooled
     )
-
-
-def _unchanged(logits: Tensor) -> Tensor:
-    return logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +319,8 @@ class _Buffers:
             self.fields[1, :count] = starts + 1
             return
         drafts = np.array([sequence.num_drafts for sequence in sequences], np.int32)
-        self.tokens[:count] = [_padded(sequence, width) for sequence in sequences]
+        given = [[*sequence.token_ids] or [-1] for sequence in sequences]
+        self.tokens[:count] = [[0] * (width - len(own)) + own for own in given]
         places = np.arange(1 - width, 1, dtype=np.int32) + drafts[:, None]
         # No position comes before a sequence's beginning.
         positions = np.maximum(places + starts[:, None], 0)
@@ -336,11 +329,6 @@ class _Buffers:
         self.slots[:count] = np.where(places < 0, scratch, blocks * size + positions % size)
         self.fields[1, :count] = starts + 1 + drafts
         self.fields[2, :count] = drafts
-
-
-def _padded(sequence: ScheduledSequence, width: int) -> list[int]:
-    tokens = [*sequence.token_ids] or [-1]
-    return [0] * (width - len(tokens)) + tokens
 
 
 def _parts(key: _Key, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from worker.types import Adapter, ModelOutput, SampleSpec, ScheduledSequence, SchedulerOutput
+from worker.types import Adapter, ModelOutput, ScheduledSequence, SchedulerOutput
 
 
 class Ticket(Protocol):
@@ -143,12 +143,8 @@ def with_token(sequence: ScheduledSequence, token_id: int) -> ScheduledSequence:
 
 def with_history(sequence: ScheduledSequence, token_id: int) -> ScheduledSequence:
     """Return the share with the pending token in the history of draws that depend on it."""
-    samples = tuple(_with_past(sample, token_id) for sample in sequence.samples)
-    return replace(sequence, samples=samples)
-
-
-def _with_past(sample: SampleSpec, token_id: int) -> SampleSpec:
-    if not sample.params.needs_history:
-        return sample
-    history: Sequence[int] = [*sample.history, token_id]
-    return replace(sample, history=history)
+    samples = (
+        replace(s, history=[*s.history, token_id]) if s.params.needs_history else s
+        for s in sequence.samples
+    )
+    return replace(sequence, samples=tuple(samples))

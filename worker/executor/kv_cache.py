@@ -1,9 +1,12 @@
-"""Size and memory of the paged KV cache."""
+"""The paged KV cache: its size, and its data on their way from and to the host."""
 
+import mmap
 import re
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +16,7 @@ from worker.config import EngineConfig
 from worker.errors import ConfigError
 from worker.executor.memory import DeviceMemory
 from worker.models.config import ModelConfig
-from worker.types import KvLoad
+from worker.types import KvLoad, KvSave
 
 # The cache of a CPU has this size, or the size of the context, up to a share of the memory.
 _CPU_DEFAULT_BYTES = 1 << 30
@@ -161,7 +164,7 @@ def read_tokens(
     shape = (len(blocks), size, layers, 2, heads, dim)
     if cache.device.type == "cuda":
         rows = _pinned(shape, cache.dtype)
-        for some in pieces(len(blocks), rows[:1].nbytes):
+        for some in _pieces(len(blocks), rows[:1].nbytes):
             rows[some].copy_(gathered(cache, blocks[some]))
     else:
         rows = torch.empty(shape, dtype=cache.dtype)
@@ -183,7 +186,7 @@ def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype)
 
 
-def pieces(num_blocks: int, block_bytes: int) -> Iterator[slice]:
+def _pieces(num_blocks: int, block_bytes: int) -> Iterator[slice]:
     step = max(1, _PIECE_BYTES // block_bytes)
     for begin in range(0, num_blocks, step):
         yield slice(begin, begin + step)
@@ -236,6 +239,85 @@ def _write(cache: Tensor, load: KvLoad, keys_across: bool) -> None:
             else:
                 block[0, :, :rest] = keys
             block[1, :, :rest] = values
+
+
+class BlockSaver:
+    """Carries out `SchedulerOutput.kv_saves`. On a GPU the blocks are gathered on the stream of the
+    steps, and copied to the host on a second stream while the step runs; the next step waits on the
+    device for the copies.
+    """
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        self._saved: torch.cuda.Event | None = None
+
+    def save(self, cache: Tensor, saves: Sequence[KvSave], keys_across: bool) -> None:
+        """Start the saves of a step. Called first in each step, also without `saves`."""
+        if self._saved is not None:
+            torch.cuda.current_stream(cache.device).wait_event(self._saved)
+            self._saved = None
+        for save in saves:
+            if cache.device.type == "cuda":
+                self._begin(cache, save)
+            else:
+                _save_now(cache, save, keys_across)
+
+    def _begin(self, cache: Tensor, save: KvSave) -> None:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(cache.device)  # type: ignore[no-untyped-call]
+        stream = self._stream
+        for some in _pieces(len(save.blocks), save.into[0].nbytes):
+            part = KvSave(save.blocks[some], save.into[some])
+            try:
+                rows = gathered(cache, part.blocks)
+            except torch.OutOfMemoryError:
+                _save_now(cache, part, keys_across=False)
+                continue
+            stream.wait_stream(torch.cuda.current_stream(cache.device))
+            with torch.cuda.stream(stream):
+                for row, into in zip(rows, part.into, strict=True):
+                    host = torch.frombuffer(into, dtype=cache.dtype).view(row.shape)
+                    host.copy_(row, non_blocking=True)
+            rows.record_stream(stream)
+        self._saved = stream.record_event()
+
+
+def _save_now(cache: Tensor, save: KvSave, keys_across: bool) -> None:
+    num_tokens = len(save.blocks) * cache.shape[4]
+    data = read_tokens(cache, save.blocks, num_tokens, keys_across)
+    for number, into in enumerate(save.into):
+        into[:] = data[number * into.nbytes : (number + 1) * into.nbytes]
+
+
+def host_memory(num_bytes: int, device: torch.device) -> memoryview:
+    """Allocate memory that `device` reads fast: pinned for a GPU. Raises `ConfigError`."""
+    available = available_bytes(read_file)
+    if available is not None and num_bytes > available:
+        raise ConfigError(
+            f"--kv-offloading-size: {num_bytes >> 20} MiB are more than the {available >> 20} MiB"
+            " of memory that are available"
+        )
+    try:  # private pages, which are taken only when they are written
+        pages = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, ValueError, OverflowError) as error:
+        raise ConfigError(f"--kv-offloading-size: {num_bytes} bytes: {error}") from error
+    memory = np.frombuffer(pages, np.uint8)
+    if device.type != "cpu":
+        _pin(memory)
+    return memory.data
+
+
+def _pin(memory: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+    """Pin memory by the driver; torch's allocator would round its size up to a power of two."""
+    cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address = memory.ctypes.data
+    failure = cuda.cudaHostRegister(address, memory.nbytes, 0)
+    if failure != cuda.cudaError.success:
+        raise ConfigError(
+            f"--kv-offloading-size: {memory.nbytes >> 20} MiB cannot be pinned ({failure}): lower"
+            " it, or raise the limit of locked memory (ulimit -l)"
+        )
+    weakref.finalize(memory, cuda.cudaHostUnregister, address)
 
 
 Read = Callable[[str], str | None]

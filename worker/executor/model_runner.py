@@ -31,13 +31,18 @@ from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.interface import draft_requests
 from worker.executor.graphs import DecodeGraphs
 from worker.executor.interface import Finished, Ticket, with_history
-from worker.executor.kv_cache import copy_blocks, read_tokens, write_tokens
-from worker.executor.kv_saving import BlockSaver, host_memory
+from worker.executor.kv_cache import (
+    BlockSaver,
+    copy_blocks,
+    host_memory,
+    read_tokens,
+    write_tokens,
+)
 from worker.executor.memory import give_back
 from worker.executor.state import DeviceState
 from worker.executor.step_batch import StepBatch
 from worker.models.llama import LlamaModel
-from worker.ops.cpu.sampling import NativeDraws
+from worker.ops.cpu.native import NativeDraws
 from worker.ops.rejection import STANDARD, Sums
 from worker.ops.sample import TORCH_SAMPLER, Sampler, draw_rows
 from worker.ops.step import StepAdapters
@@ -268,7 +273,9 @@ class OffloadedWeights:
 
     def __init__(self, model: object) -> None:
         self._held: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
-        for storage in _storages(model):
+        dense = (tensor for tensor in _tensors(model) if tensor.layout is torch.strided)
+        storages = (tensor.untyped_storage() for tensor in dense)  # which tensors may share
+        for storage in {storage.data_ptr(): storage for storage in storages}.values():
             held = torch.empty(storage.nbytes(), dtype=torch.uint8).untyped_storage()
             held.copy_(storage)
             storage.resize_(0)
@@ -285,13 +292,6 @@ class OffloadedWeights:
             storage.resize_(held.nbytes())
             storage.copy_(held)
         self._held.clear()
-
-
-def _storages(model: object) -> list[torch.UntypedStorage]:
-    """Return the memory behind all dense tensors of the model; several may share it."""
-    dense = (tensor for tensor in _tensors(model) if tensor.layout is torch.strided)
-    storages = (tensor.untyped_storage() for tensor in dense)
-    return list({storage.data_ptr(): storage for storage in storages}.values())
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -217,9 +217,7 @@ def gather_kv(runner: ModelRunner, message: ReadRanks) -> list[Tensor] | None:
     `DeviceMemoryError` on rank 0 if a rank has no memory for it.
     """
     try:
-        own = torch.frombuffer(
-            runner.read_kv(message.blocks, message.num_tokens), dtype=torch.uint8
-        )
+        own = _bytes(runner.read_kv(message.blocks, message.num_tokens))
     except DeviceMemoryError:
         own = torch.empty(0, dtype=torch.uint8)
     least = torch.tensor(len(own))

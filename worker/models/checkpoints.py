@@ -26,7 +26,7 @@ from torch import Tensor
 from worker.errors import ConfigError, ModelError
 from worker.models import config as model_config
 from worker.models.config import GEMMA, ModelConfig
-from worker.models.gguf import GgufFile, TensorInfo
+from worker.models.gguf import GgufFile
 from worker.models.names import (
     ROUTER,
     from_mixtral,
@@ -132,9 +132,6 @@ class GgufCheckpoint:
         if name in self._stored:
             return self._stored[name].stored
         return ggml_name(name, self.config)
-
-    def read(self, name: str) -> Tensor:
-        return read(self, name)
 
     def read_into(
         self, name: str, destination: Tensor, first_row: int = 0, first_column: int = 0
@@ -290,7 +287,9 @@ class SafetensorsCheckpoint:
             blocks = as_blocks(grouped) if self._quantization == "none" else None
             if blocks is not None:
                 return blocks
-            tensor = _narrowest(grouped.decode())
+            tensor = grouped.decode()
+            narrow = tensor.bfloat16()
+            tensor = narrow if torch.equal(narrow.float(), tensor) else tensor
         # A quantised router would change which experts a token takes.
         is_exact = self._quantization == "none" or f".{ROUTER}." in name
         if not is_exact and tensor.shape[1] % _BLOCK_ELEMENTS == 0:
@@ -323,11 +322,6 @@ class SafetensorsCheckpoint:
             tensor = view[rows] if columns is None else view[rows, columns]
         order = row_order(name, self.config, len(tensor))
         return tensor if order is None else tensor[order]
-
-
-def _narrowest(weight: Tensor) -> Tensor:
-    narrow = weight.bfloat16()
-    return narrow if torch.equal(narrow.float(), weight) else weight
 
 
 def _shard_names(path: Path) -> list[str]:
@@ -379,39 +373,20 @@ def read_part(file: GgufFile, name: str, start: int, stop: int, parts: int) -> F
     decode = _DECODERS.get(info.type.name)
     if decode is not None:
         return decode(raw).reshape(-1)
+    row = info.shape[-1] // info.type.block_elements * info.type.block_bytes
+    # The package decodes 16 rows at a time; fewer and longer rows take it fewer turns.
+    row *= next(n for n in (64, 16, 4, 1) if len(raw) // row % n == 0)
     try:
-        decoded = _decode_with_gguf(raw.reshape(-1, _row_bytes(len(raw), info)), info.type.name)
+        gguf = import_module("gguf")
+        kind = getattr(gguf.GGMLQuantizationType, info.type.name)
+        decoded = gguf.quants.dequantize(raw.reshape(-1, row), kind)
     except (NotImplementedError, AttributeError, ImportError) as error:
         raise ModelError(f"{file.path}: tensor {name}: cannot decode {info.type.name}") from error
     return np.ascontiguousarray(decoded, np.float32).reshape(-1)
 
 
-def _row_bytes(num_bytes: int, info: TensorInfo) -> int:
-    """Bytes to decode as one row: the package decodes 16 rows at a time; fewer turns are faster."""
-    row = info.shape[-1] // info.type.block_elements * info.type.block_bytes
-    rows = num_bytes // row
-    return row * next(n for n in (64, 16, 4, 1) if rows % n == 0)
-
-
-def _decode_with_gguf(rows: _Bytes, type_name: str) -> Any:
-    gguf = import_module("gguf")
-    return gguf.quants.dequantize(rows, getattr(gguf.GGMLQuantizationType, type_name))
-
-
 def _half(columns: _Bytes) -> Float32Array:
     return np.ascontiguousarray(columns).view("<f2").astype(np.float32)
-
-
-def _f32(raw: _Bytes) -> Float32Array:
-    return raw.view("<f4").astype(np.float32)
-
-
-def _f16(raw: _Bytes) -> Float32Array:
-    return raw.view("<f2").astype(np.float32)
-
-
-def _bf16(raw: _Bytes) -> Float32Array:
-    return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
 
 
 def _nibbles(packed: _Bytes) -> Float32Array:
@@ -489,9 +464,9 @@ def _q6_k(raw: _Bytes) -> Float32Array:
 
 
 _DECODERS: dict[str, Callable[[_Bytes], Float32Array]] = {
-    "F32": _f32,
-    "F16": _f16,
-    "BF16": _bf16,
+    "F32": lambda raw: raw.view("<f4").astype(np.float32),
+    "F16": lambda raw: raw.view("<f2").astype(np.float32),
+    "BF16": lambda raw: (raw.view("<u2").astype(np.uint32) << 16).view(np.float32),
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q8_0": _q8_0,

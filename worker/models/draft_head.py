@@ -32,10 +32,9 @@ from worker.models.llama import (
     native_layers,
     run_layers,
 )
-from worker.ops.backends import Backend
+from worker.ops.backends import Backend, rms_norm
 from worker.ops.cpu.native import NativeLayers
 from worker.ops.linear import Linear, make_linear, make_rounded_linear
-from worker.ops.norm import rms_norm
 from worker.ops.rope import RopeTable
 
 FORMAT = "pointsman-draft-head"

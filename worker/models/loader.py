@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker.errors import ConfigError, ModelError
-from worker.models.checkpoints import GgufCheckpoint, WeightFile, open_checkpoint, read
+from worker.models.checkpoints import WeightFile, open_checkpoint, read
 from worker.models.config import GEMMA, ModelConfig
 from worker.models.llama import LayerWeights, LlamaModel, layer_shape, native_layers
 from worker.models.names import ROUTER
@@ -28,8 +28,6 @@ from worker.ops.linear import DenseLinear, Linear, can_pack, make_linear
 from worker.ops.parallel import WHOLE, RowParallelLinear, Shard, VocabParallelLinear
 from worker.ops.quantized import QuantizedLinear, choose_product, pack
 from worker.ops.rope import RopeTable, make_rope_table
-
-__all__ = ["GgufCheckpoint", "WeightFile", "load_model"]
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker.ops.experts import Experts, mix_experts
-from worker.ops.norm import rms_norm
 from worker.ops.paged_attention import paged_attention, write_kv
 from worker.ops.rope import RopeTable, apply_rope_
 from worker.ops.sample import DeviceDraw, DeviceMask, draw_columns, mask_rows
@@ -101,6 +100,13 @@ class Backend(Protocol):
     @property
     def draw(self) -> DeviceDraw:
         """Draws tokens on devices other than the CPU."""
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Compute x [T, H] / rms(x) · weight [H], row by row, in float32; return x's dtype."""
+    if weight.dtype is not x.dtype:
+        return functional.rms_norm(x.float(), weight.shape, weight.float(), eps).to(x.dtype)
+    return functional.rms_norm(x, weight.shape, weight, eps)
 
 
 class TorchBackend:

@@ -12,7 +12,7 @@ from worker.config import SchedulerConfig
 from worker.executor.interface import Executor
 from worker.executor.model_runner import ModelRunner
 from worker.executor.start import build_executor
-from worker.models.loader import GgufCheckpoint
+from worker.models.checkpoints import GgufCheckpoint, read
 
 TINY = {
     "architectures": ["LlamaForCausalLM"],
@@ -89,7 +89,7 @@ def transformers_model(model_path: Path) -> Any:
 
     with no_init_weights():
         model = LlamaForCausalLM(config)
-    weights = {name: checkpoint.read(name) for name in checkpoint.shapes()}
+    weights = {name: read(checkpoint, name) for name in checkpoint.shapes()}
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert (missing, unexpected) == (["lm_head.weight"], [])
     model.tie_weights()

@@ -15,8 +15,7 @@ from tests.depth import by_depth, examples
 from tests.support.model import reference_ops as reference
 from tests.support.model import row_draws
 from worker.ops import sample
-from worker.ops.cpu.native import open_kernels
-from worker.ops.cpu.sampling import NativeDraws
+from worker.ops.cpu.native import NativeDraws, open_kernels
 from worker.ops.noise import Purpose, Stream, gumbel_noise, philox
 from worker.ops.sample import DrawState, Sampler, choose, draw_rows, draw_table
 from worker.types import SampleSpec, SamplingParams

@@ -64,21 +64,10 @@ class DraftNetwork(Protocol):
     of position p - 1, so it has no row 0.
     """
 
-    @property
-    def config(self) -> ModelConfig:
-        """The shape of its layers, and so of its cache."""
-
-    @property
-    def reads_states(self) -> bool:
-        """True if rows need features."""
-
-    @property
-    def max_positions(self) -> int:
-        """The exclusive upper bound of row positions."""
-
-    @property
-    def draft_vocab(self) -> Tensor | None:
-        """The target's ids [Vd] int64 of the columns of `logits`; None: all of them."""
+    config: ModelConfig  # the shape of its layers, and so of its cache
+    reads_states: bool
+    max_positions: int  # the exclusive upper bound of row positions
+    draft_vocab: Tensor | None  # the target's ids [Vd] of the columns of `logits`; None: all
 
     def run(self, features: Tensor | None, step: StepTensors, kv_cache: Tensor) -> Tensor:
         """Return hidden states [T, hidden] of all rows. `features` [T, hidden_size]: the target's

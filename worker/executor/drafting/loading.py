@@ -1,7 +1,6 @@
 """Chooses the configured drafter of the device, and loads its network from disk."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,33 +10,20 @@ from worker.config import SpeculativeConfig
 from worker.errors import ConfigError, ModelError
 from worker.executor.drafting.draft_cache import bytes_per_token
 from worker.executor.drafting.interface import DraftNetwork
-from worker.models.config import ModelConfig
 from worker.models.draft_head import HEAD_FILE, DraftHead, load_draft_head, shipped_head
 from worker.models.llama import LlamaModel, StepTensors
 from worker.models.loader import load_model
 
 
-@dataclass(frozen=True, slots=True)
 class ModelNetwork:
     """A draft model with the target's vocabulary; implements `DraftNetwork`."""
 
-    model: LlamaModel
+    reads_states = False
+    draft_vocab: Tensor | None = None
 
-    @property
-    def config(self) -> ModelConfig:
-        return self.model.config
-
-    @property
-    def reads_states(self) -> bool:
-        return False
-
-    @property
-    def max_positions(self) -> int:
-        return len(self.model.rope.cos)
-
-    @property
-    def draft_vocab(self) -> Tensor | None:
-        return None
+    def __init__(self, model: LlamaModel) -> None:
+        self.model = model
+        self.config, self.max_positions = model.config, len(model.rope.cos)
 
     def run(self, features: Tensor | None, step: StepTensors, kv_cache: Tensor) -> Tensor:
         return self.model.states(step, kv_cache)
@@ -46,7 +32,6 @@ class ModelNetwork:
         return self.model.logits(hidden)
 
 
-@dataclass(frozen=True, slots=True)
 class HeadNetwork:
     """A trained head; implements `DraftNetwork`.
 
@@ -55,23 +40,12 @@ class HeadNetwork:
     the block; rotary embedding sees only differences of positions.
     """
 
-    head: DraftHead
+    reads_states = True
 
-    @property
-    def config(self) -> ModelConfig:
-        return self.head.config
-
-    @property
-    def reads_states(self) -> bool:
-        return True
-
-    @property
-    def max_positions(self) -> int:
-        return len(self.head.rope.cos)
-
-    @property
-    def draft_vocab(self) -> Tensor | None:
-        return self.head.draft_vocab
+    def __init__(self, head: DraftHead) -> None:
+        self.head = head
+        self.config, self.max_positions = head.config, len(head.rope.cos)
+        self.draft_vocab: Tensor | None = head.draft_vocab
 
     def run(self, features: Tensor | None, step: StepTensors, kv_cache: Tensor) -> Tensor:
         if features is None:

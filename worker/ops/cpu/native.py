@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from worker.errors import ConfigError
+from worker.ops.noise import Stream
 from worker.ops.rope import RopeTable
 from worker.ops.step import StepTensors
 
@@ -216,7 +217,7 @@ class CpuKernels:
         return _Matrix(self.library.pointsman_format(code), rows, cols, 0, data, None)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Compute x [T, H] / rms(x) · weight [H], float32. Twin: `norm.rms_norm`."""
+        """Compute x [T, H] / rms(x) · weight [H], float32. Twin: `backends.rms_norm`."""
         x = x.contiguous()
         y = torch.empty_like(x)
         self.library.pointsman_norm(
@@ -374,3 +375,30 @@ class NativeLayers:
             x.data_ptr(),
         )
         return x
+
+
+class NativeDraws:
+    """Implements `DrawKernel` with the threads of `kernels`, a row at a time."""
+
+    def __init__(self, kernels: CpuKernels) -> None:
+        self._kernels = kernels
+
+    def __call__(
+        self,
+        logits: Tensor,
+        adjusted: Tensor | None,
+        draws: npt.NDArray[np.void],
+        stream: Stream,
+    ) -> Tensor:
+        """Draw by a table of `DRAWS`; tensors are contiguous and on the CPU."""
+        ids = stream.token_ids
+        self._kernels.library.pointsman_sample(
+            self._kernels.engine,
+            *(draws.ctypes.data, len(draws)),
+            logits.data_ptr(),
+            None if adjusted is None else adjusted.data_ptr(),
+            logits.shape[1],
+            None if ids is None else ids.data_ptr(),
+            *(int(stream.purpose), stream.offset),
+        )
+        return torch.from_numpy(np.stack((draws["token"], draws["state"])))

@@ -126,18 +126,15 @@ def run(
         step.first_position,
         size,
         step.block_tables.stride(0),
-        queries.stride(0),
-        queries.stride(1),
-        cache.stride(0),
-        cache.stride(1),
-        cache.stride(2),
+        *queries.stride()[:2],
+        *cache.stride()[:3],
     )
     constants = {
         "sharing": sharing,
         "head_dim": shape.head_dim,
         "padded_dim": triton.next_power_of_2(shape.head_dim),
         "block_size": shape.block_size,
-        "product": _product_type(queries),
+        "product": product_type(queries),
         "window": window or 0,
         "softcap": shape.softcap * math.log2(math.e),
     }
@@ -204,12 +201,12 @@ def _float32_tile(queries: Tensor) -> int:
     return int(min(64, max(16, _FLOAT32_TILE_NUMBERS // width)))
 
 
-def _product_type(queries: Tensor) -> Any:
-    """Return the type of products, whose sums are in float32: the type of the queries on a GPU. The
+def product_type(x: Tensor) -> Any:
+    """Return the type of products, whose sums are in float32: that of the inputs on a GPU. The
     interpreter's products of bfloat16 are wrong, so there it is float32.
     """
-    wide = queries.device.type != "cuda" or queries.dtype is torch.float32
-    return tl.float32 if wide else tl.bfloat16 if queries.dtype is torch.bfloat16 else tl.float16
+    wide = x.device.type != "cuda" or x.dtype is torch.float32
+    return tl.float32 if wide else tl.bfloat16 if x.dtype is torch.bfloat16 else tl.float16
 
 
 @triton.jit

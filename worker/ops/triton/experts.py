@@ -14,7 +14,6 @@ depend neither on the rows that share its tile nor on their number.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -22,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from worker.ops.experts import Experts
+from worker.ops.triton.attention import product_type
 
 _TILE_ROWS = 64
 _TILE_COLUMNS = 128
@@ -124,14 +124,6 @@ def multiply(x: Tensor, weights: Tensor, tiles: Tiles, per_row: int, out: Tensor
         tile_inner=_FLOAT32_TILE if is_wide else _TILE_INNER,
         product=product_type(x),
     )
-
-
-def product_type(x: Tensor) -> Any:
-    """Return the type of products, as in attention: the interpreter's products of bfloat16 are
-    wrong.
-    """
-    wide = x.device.type != "cuda" or x.dtype is torch.float32
-    return tl.float32 if wide else tl.bfloat16 if x.dtype is torch.bfloat16 else tl.float16
 
 
 @triton.jit

@@ -22,7 +22,7 @@ _TILE = 1024
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """Write x [T, H] / rms(x) · weight [H] to `out` [T, H]. Twin: `worker.ops.norm.rms_norm`."""
+    """Write x [T, H] / rms(x) · weight [H] to `out`. Twin: `worker.ops.backends.rms_norm`."""
     rows, width = x.shape
     if rows:
         tile = triton.next_power_of_2(width)
@@ -74,9 +74,7 @@ def rotate_and_write(
         scales,
         0.0 if norms is None else norms.eps,
         qkv.stride(0),
-        cache.stride(0),
-        cache.stride(1),
-        cache.stride(2),
+        *cache.stride()[:3],
         sharing=heads // kv_heads,
         padded_sharing=triton.next_power_of_2(heads // kv_heads),
         half=head_dim // 2,

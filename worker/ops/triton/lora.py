@@ -25,6 +25,7 @@ from torch import Tensor
 from worker.ops.lora import AdapterFactors, Factors, Owners, Product
 from worker.ops.step import StepAdapters, sent
 from worker.ops.triton import experts
+from worker.ops.triton.attention import product_type
 
 _TILE_INNER = 32
 
@@ -148,7 +149,7 @@ def add_up(
             tile_rows=experts.tile_rows(small.dtype),
             tile_columns=columns,
             tile_inner=_TILE_INNER,
-            product=experts.product_type(small),
+            product=product_type(small),
         )
         first += size
 

@@ -11,14 +11,13 @@ weight.
 # Triton's decorators have no types.
 # mypy: disallow-untyped-decorators=False
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from worker.ops.quantized import PAIRED_COLUMNS, Encoding, PackedWeight
+from worker.ops.triton.attention import product_type
 
 # Rows and outputs of a tile: for few rows, for many, and for float32, which needs many registers.
 _FEW = (16, 32)
@@ -56,17 +55,9 @@ def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
         tile_rows=tile_rows,
         tile_columns=tile_columns,
         tile_inner=PAIRED_COLUMNS if is_wide else PAIRED_COLUMNS // 2,
-        product=_product_type(x),
+        product=product_type(x),
     )
     return out
-
-
-def _product_type(x: Tensor) -> Any:
-    """Return the type of products, as in attention: the interpreter's products of bfloat16 are
-    wrong.
-    """
-    wide = x.device.type != "cuda" or x.dtype is torch.float32
-    return tl.float32 if wide else tl.bfloat16 if x.dtype is torch.bfloat16 else tl.float16
 
 
 @triton.jit(do_not_specialize=("rows",))

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.ops import norm, rope
+from worker.ops import backends, rope
 from worker.ops.paged_attention import write_kv
 from worker.ops.step import StepTensors
 from worker.ops.triton import fused
@@ -34,7 +34,7 @@ def test_norm(rows: int, width: int, dtype: torch.dtype) -> None:
     x, weight = draw(rows, width + 3, seed=1, dtype=dtype), draw(width, seed=2, dtype=dtype)
     out = torch.full_like(x, torch.nan)
     fused.rms_norm(x[:, :width], weight, EPS, out[:, :width])
-    assert_close(out[:, :width], norm.rms_norm(x[:, :width], weight, EPS))
+    assert_close(out[:, :width], backends.rms_norm(x[:, :width], weight, EPS))
     assert out[:, width:].isnan().all()
 
 
@@ -76,8 +76,8 @@ def expected(
     heads = every.shape[1] - 2 * kv_heads
     queries, keys = every[:, :heads], every[:, heads:-kv_heads]
     if norms is not None:
-        queries.copy_(norm.rms_norm(queries, norms.query, norms.eps))
-        keys.copy_(norm.rms_norm(keys, norms.key, norms.eps))
+        queries.copy_(backends.rms_norm(queries, norms.query, norms.eps))
+        keys.copy_(backends.rms_norm(keys, norms.key, norms.eps))
     if table is not None:
         rope.apply_rope_(every[:, :-kv_heads], table.rows(step.positions))
     write_kv(cache, every[:, heads:].flatten(1), step.slots)
