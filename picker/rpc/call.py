@@ -163,7 +163,8 @@ class Call(Http2Stream, eq=False, kw_only=True):
         self._messages = None
         self.unsent.clear()
         self._receiver = None  # which refers to this
-        _wake(self.room)
+        if self.room is not None:
+            _wake(self.room)
         if self.timer is not None:
             self.timer.cancel()
 
@@ -177,7 +178,10 @@ class Call(Http2Stream, eq=False, kw_only=True):
             except RpcError as failure:
                 self._fail(failure)
             else:
-                self._hand_on(messages)
+                if self._messages is None and self._receiver is not None and len(messages) == 1:
+                    self._receiver.message(messages[0])  # the usual case, without another call
+                else:
+                    self._hand_on(messages)
                 if self.splitter.lacks_room:
                     self._catch_up()
         if self._unacknowledged >= ACKNOWLEDGE_BYTES:

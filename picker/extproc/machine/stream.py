@@ -195,7 +195,8 @@ class StreamMachine:
 
     def _route(self) -> list[Action]:
         self.state = State.ROUTING
-        return [Route(self._request.complete(), self._request.waits_for_replies)]
+        is_timed = self._request.mode is not BodyMode.DUPLEX
+        return [Route(self._request.complete(), is_timed)]
 
     def _defer_body(self, event: RequestBody) -> list[Action]:
         try:
