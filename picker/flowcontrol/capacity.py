@@ -1,14 +1,9 @@
 """The caps of the queue, and the waiting requests to evict for an arriving one.
 
-An arriving request that would exceed a cap is rejected, unless it is fairer to evict one that
-waits:
-
-- for a total cap, a lower band gives way to a higher one, the lowest first;
-- within a band whose flows share (`SharesCapacity`), the flow that holds the most for its weight
-  gives way to an arriving request whose flow would hold less, that request counted.
-
-The one evicted is the one that would be dispatched last. So a tenant that floods a queue uses the
-room that others leave, and cannot lock them out.
+An arriving request above a total cap displaces requests of lower bands, the lowest first; else, in
+a band whose flows share (`SharesCapacity`), those of the flow that holds the most for its weight,
+if its own flow would hold less. The last to be dispatched goes first. So a tenant that floods a
+queue uses the room that others leave, and cannot lock them out.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

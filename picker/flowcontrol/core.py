@@ -1,13 +1,10 @@
 """The decisions of flow control: which requests are dispatched, wait, are rejected or evicted.
 
-Everything here is synchronous, with the time as an argument; `shell.controller` delivers the events
-and waits. `run_pass` dispatches from the highest band down, while the pool's saturation is below
-the band's ceiling, the head of the flow that the fairness policy names. A band that is held back
+Everything here is synchronous, with the time as an argument. `run_pass` dispatches from the highest
+band down, while the saturation of the pool is below the band's ceiling. A band that is held back
 with waiting requests also holds back those below it; so does a band whose last slots are reserved
-for other flows (`KeepsHeadroom`).
-
-`is_open` is called before a request is parsed, and promises that the next one is dispatched at
-once; the verdict is cached for that request, so `is_open` and `arrive` agree.
+(`KeepsHeadroom`). `is_open` is called before a request is parsed, and promises that the next one is
+dispatched at once; the verdict is cached for that request, so `is_open` and `arrive` agree.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,9 +1,8 @@
 """The pool's saturation, estimated between two passes over all endpoints.
 
-A scan of a pool of 64 endpoints or more would be most of the cost of a request. There it is
-computed at two points, now and with further requests, a sixteenth of the number of endpoints, and
-interpolated until as many requests have been admitted or have ended. So the error is at most the
-weight of a sixteenth of a request per endpoint, for at most 50 ms.
+In a pool of 64 endpoints or more it is computed at two points, now and with further requests, a
+sixteenth of the number of endpoints, and interpolated until as many have been admitted or have
+ended. So the error is at most the weight of a sixteenth of a request per endpoint, for 50 ms.
 """
 
 import math

@@ -1,12 +1,9 @@
 """The waiting requests: priority bands, their flows, and the caps on both.
 
-A band is an integer priority; higher bands go first. Each tenant (fairness id) has a flow in it, a
-heap of its requests by the rank that the ordering policy gave each on arrival. The fairness policy
-names the flow whose first request goes next.
-
-A request waits in the band of its priority, else in the nearest lower one, so an unknown priority
-promotes no request; without a lower band one is created. Bands that are not configured are removed
-when no objective names them and their flows have been idle for the memory of a flow.
+Each tenant (fairness id) has a flow in a band, a heap of its requests by the rank that the ordering
+policy gave each on arrival; the fairness policy names the flow whose first request goes next. A
+request waits in the band of its priority, else in the nearest lower one, so an unknown priority
+promotes no request; without a lower band one is created, and removed when it has been idle.
 """
 
 from bisect import bisect_left

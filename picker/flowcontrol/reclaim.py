@@ -1,8 +1,7 @@
 """Evicts in-flight requests to make room for waiting ones of higher priority.
 
-Each in-flight request accounts for `credit = saturation / in-flight requests`. No more are evicted
-until the last ones are over (or ten seconds have passed) and the saturation has had time to show
-the effect; else the same room would be reclaimed twice.
+No more are evicted until the last ones are over (or ten seconds have passed) and the saturation has
+had time to show the effect; else the same room would be reclaimed twice.
 """
 
 import math

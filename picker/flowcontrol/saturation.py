@@ -1,13 +1,9 @@
 """The saturation of the pool by stage, including admitted requests that are not sent yet.
 
-    prefill    endpoints whose role can prefill
-    decode     endpoints whose role can decode, and those without a role
-    effective  the greater of the two; of a pool without either, the detector's value
-               for all of it; 1.0 without endpoints
-
-An admitted request has no endpoint until it is scheduled. It is counted at the least loaded
-endpoint of each stage, its likely destination; else one free slot would admit every request that
-arrives before the first has taken it.
+An endpoint without a role decodes. The effective saturation is the greatest of the stages; of a
+pool without either, the detector's value for all of it; 1.0 without endpoints. An admitted request
+is counted at the least loaded endpoint of each stage, its likely destination; else one free slot
+would admit every request that arrives before the first has taken it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,13 +1,11 @@
 """One HTTP/2 connection of gRPC calls: asyncio's bytes to HTTP/2 to calls, and back.
 
 Output accumulates in the engine; the transport gets all of it once per turn of the event loop. The
-output of a call waits in the call's own buffer for the peer's window and for the socket, and takes
-turns with that of other calls.
+output of a call waits in its own buffer for the peer's window and for the socket, and takes turns.
 
-A connection ends in order when it drains (the server stops, the peer sends GOAWAY, no call arrived
-for long) and its last call is over; or at once if it breaks. Calls that cross our GOAWAY are
-served: the answer to a PING behind it shows that the peer has read it, and only then the end of the
-last call ends the connection.
+A connection ends in order when it drains and its last call is over, or at once if it breaks. Calls
+that cross our GOAWAY are served: the answer to a PING behind it shows that the peer has read it,
+and only then the end of the last call ends the connection.
 """
 
 from __future__ import annotations

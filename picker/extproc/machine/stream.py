@@ -1,31 +1,25 @@
 """The state machine of one ext_proc stream: events in, actions out, no I/O.
 
-One stream is one HTTP request: headers, body and perhaps trailers, first of the request, then of
-the response. In full duplex the proxy forwards nothing that the picker has not sent back. In
-buffered mode it holds the request itself: it shows the body as one message, and the decision is
-the answer to that. `_TRANSITIONS` is the whole protocol: a pair (state, event) that is not in it is
-an error, of the peer (`RemoteProtocolError`) or of our own shell (`LocalProtocolError`).
+One stream is one HTTP request. In full duplex the proxy forwards nothing that the picker has not
+sent back. In buffered mode it holds the request itself: it shows the body as one message, and the
+decision is the answer to that. `_TRANSITIONS` is the whole protocol: a pair (state, event) that is
+not in it is an error, of the peer (`RemoteProtocolError`) or of our own shell
+(`LocalProtocolError`).
 
 A request is routed as soon as it is complete; one that opens a tunnel (CONNECT, an upgrade) is
-complete with its headers, because its client sends nothing until it has the response. `Route` asks
-the shell for a decision, and `routed()` or `dropped()` brings it. Replies leave in the order
-headers, body, trailers. Response messages are answered at once and pass unchanged, or as the
-decision's tap replaces them (see `response_phase`).
+complete with its headers, because its client sends nothing until it has the response. Replies leave
+in the order headers, body, trailers. Messages of the response are answered at once.
 
 A response may start before the decision: a proxy that gives up on a request (a client too slow,
 say) shows its own error reply, and an error from us would hide it from the client. A response that
-is none of ours is not waited for: the stream ends with the answer to the request. Envoy loses
-pieces of a full-duplex response then (measured), so that one passes unwatched instead.
-
-After a refusal, and after the end of the body, messages that the proxy had already sent are
-ignored: proxies have been seen to repeat the last body message. A kind of message that is newer
-than this picker is ignored if the proxy continues without an answer.
+is none of ours is not waited for. Envoy loses pieces of a full-duplex response then (measured), so
+that one passes unwatched instead. After a refusal, and after the end of the body, messages are
+ignored: proxies have been seen to repeat the last body message.
 
 Whatever ends the request emits exactly one `Finish`, always before the replies of its batch, so
 that a shell whose writes fail has already released the resources of the request.
 
-Source: Endpoint Picker Protocol v1.0.0; Envoy `external_processor.proto` and
-`processing_mode.proto`, FULL_DUPLEX_STREAMED and BUFFERED.
+Source: Endpoint Picker Protocol v1.0.0, and Envoy's `external_processor.proto`.
 """
 
 import logging

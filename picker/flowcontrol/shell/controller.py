@@ -1,8 +1,7 @@
 """The gate of flow control: `core` decides, this module waits.
 
-A pass over the queues follows each event that can make room, and simultaneous events share one
-pass. A pool of hundreds of endpoints changes thousands of times a second; there, changes accumulate
-for some milliseconds.
+A pass over the queues follows each event that can make room, and simultaneous events share one. A
+pool of hundreds of endpoints changes thousands of times a second; there, changes accumulate.
 """
 
 import asyncio

@@ -1,12 +1,9 @@
 """The protocol state of one HTTP/2 connection, for speed: bytes in, calls of methods out.
 
-A stream is one object, which the listener creates and whose methods the engine calls, from its
-HEADERS until both halves are closed or one end resets it. A number without an object below the
-highest one seen is a closed stream.
-
-A breach of the rules of the connection raises `Http2Error`, with the GOAWAY queued; one of a single
-stream resets that stream. PRIORITY, unknown frames and unknown settings are ignored; server push is
-not supported. Source: RFC 9113.
+A stream is one object, which the listener creates, from its HEADERS until both halves are closed or
+one end resets it. A number without an object below the highest one seen is a closed stream. A
+breach of the rules of the connection raises `Http2Error`, with the GOAWAY queued; one of a single
+stream resets that stream. Server push is not supported. Source: RFC 9113.
 """
 
 from collections.abc import Callable, Iterator, Mapping
