@@ -36,8 +36,6 @@ from picker.plugins._shared.load_signals import least_first, unknown_among_known
 from picker.types import Candidate, Candidates, EndpointMetrics, InferenceRequest
 
 CORE_METRICS = "core-metrics-extractor"
-
-
 _CORE: Mapping[str, Callable[[EndpointMetrics], float | None]] = MappingProxyType(
     {
         "WaitingQueueSize": lambda metrics: metrics.waiting_requests,

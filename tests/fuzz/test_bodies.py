@@ -9,33 +9,19 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from picker.contrib.grpc_parsers.vertexai import VertexAIParser
-from picker.contrib.grpc_parsers.vllm import VllmGrpcParser
 from picker.errors import RefusedError
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Parser, ReadsResponses
-from picker.plugins.parsers.anthropic_parser import AnthropicParser
-from picker.plugins.parsers.openai_parser import OpenAIParser
-from picker.plugins.parsers.passthrough_parser import PassthroughParser
-from picker.plugins.parsers.sglanghttp_parser import SglangHttpParser
-from picker.plugins.parsers.vllmhttp_parser import VllmHttpParser
 from picker.plugins.producers.token_producer import TokenProducer
 from picker.requestcontrol.headers import path_of
 from picker.requestcontrol.pipeline import ParserTable
 from picker.tokenization.prompt_stream import MAX_MEDIA_TOKENS
 from picker.tokenization.render import prompts_of, question_of
 from picker.types import Api, InferenceRequest, ParsedBody
+from tests.support.picker.plugin_scenes import configured, types_of
 
 MIB = 2**20
-PARSERS: list[Parser] = [
-    OpenAIParser(),
-    AnthropicParser(),
-    VllmHttpParser(),
-    SglangHttpParser(),
-    VllmGrpcParser(),
-    VertexAIParser(),
-    PassthroughParser(),
-]
+PARSERS: list[Parser] = [configured(name) for name in types_of(Parser)]
 TABLE = ParserTable(PARSERS)
 PATHS = [
     "/v1/chat/completions",

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
 import yaml
@@ -15,9 +14,9 @@ from picker.config.findings import Severity
 from picker.config.load import load_config
 from picker.errors import ConfigError
 from picker.metrics.picker_metrics import PickerMetrics
+from tests.support.picker.configured_requests import GOLDEN
 
-FOLDER = Path(__file__).parents[1] / "golden" / "config"
-GOLDENS = [path.read_text() for path in sorted(FOLDER.glob("*.in.yaml"))]
+GOLDENS = [path.read_text() for path in GOLDEN.values()]
 WORDS = sorted({word for text in GOLDENS for word in text.replace(",", " ").split()})
 REGISTRY = builtin_plugins()
 OPTIONS = BuildOptions(allow_experimental=True)

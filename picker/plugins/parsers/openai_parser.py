@@ -84,6 +84,4 @@ _API_BY_SUFFIX = (
     ("/pooling", Api.POOLING),
     ("/images/generations", Api.IMAGES),
 )
-
-
 PLUGIN = PluginType("openai-parser", OpenAIParser)

@@ -17,9 +17,7 @@ from picker.config.catalog import builtin_plugins
 from picker.config.schema import PLUGIN_TYPES
 from picker.errors import ConfigError
 from tests.support.picker.assembly_meaning import meaning
-from tests.support.picker.configured_requests import GOLDEN
-
-CASES = sorted(path.name.removesuffix(".in.yaml") for path in GOLDEN.glob("*.in.yaml"))
+from tests.support.picker.configured_requests import GOLDEN, golden, golden_output
 
 
 def outcome(path: Path) -> dict[str, Any]:
@@ -30,17 +28,17 @@ def outcome(path: Path) -> dict[str, Any]:
         return {"errors": str(error).splitlines()}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", GOLDEN)
 def test_a_configuration_has_the_meaning_of_its_golden_file(case: str) -> None:
-    found = outcome(GOLDEN / f"{case}.in.yaml")
-    twin = GOLDEN / f"{case}.out.yaml"
+    found = outcome(GOLDEN[case])
+    twin = golden_output(case)
     if os.environ.get("POINTSMAN_UPDATE_GOLDEN"):
         twin.write_text(yaml.safe_dump(found, sort_keys=False, width=100, allow_unicode=True))
     assert found == yaml.safe_load(twin.read_text())
 
 
 def test_the_cases_have_every_plugin_type() -> None:
-    text = "".join((GOLDEN / f"{case}.in.yaml").read_text() for case in CASES)
+    text = "".join(map(golden, GOLDEN))
     written = set(re.findall(r"type: ([a-z0-9-]+)", text))
     assert builtin_plugins().names - written == set()
     assert builtin_plugins().names & set(PLUGIN_TYPES) == set()
@@ -48,4 +46,4 @@ def test_the_cases_have_every_plugin_type() -> None:
 
 def test_there_are_golden_cases() -> None:
     """A moved folder must not pass silently."""
-    assert len(CASES) > 30
+    assert len(GOLDEN) > 30

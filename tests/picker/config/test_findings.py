@@ -11,7 +11,7 @@ import yaml
 from picker.config.build import BuildOptions, check_config
 from picker.config.catalog import builtin_plugins
 from picker.config.findings import Finding, Severity
-from tests.support.picker.configured_requests import GOLDEN
+from tests.support.picker.configured_requests import GOLDEN, golden
 
 CASES = (
     "any_order_of_plugins",
@@ -59,10 +59,10 @@ def mistyped(document: Any) -> Iterator[tuple[str, Any]]:
             yield f"{plugin['type']}.{field.encode_name}", changed
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if case in GOLDEN])
 @pytest.mark.parametrize("change", [misspelt, mistyped])
 def test_one_error_is_one_finding(case: str, change: Any) -> None:
-    document = yaml.safe_load((GOLDEN / f"{case}.in.yaml").read_text())
+    document = yaml.safe_load(golden(case))
     before = {one.message for one in findings(document)}
     for name, changed in change(document):
         found = findings(changed)

@@ -10,15 +10,11 @@ from picker.config.findings import InvalidConfigError, Severity
 from picker.config.load import LoadedConfig
 from picker.config.show import aligned, effective_lines, parameters_in_force
 from tests.support.picker.assembly_meaning import meaning
-from tests.support.picker.configured_requests import GOLDEN
+from tests.support.picker.configured_requests import GOLDEN, golden_output
 
 # The output names default plugins, which need the defaults that these turn off.
 WITHOUT_DEFAULTS = ("inject_defaults_off", "pools_of_other_clusters")
-GOOD = sorted(
-    path.name.removesuffix(".in.yaml")
-    for path in GOLDEN.glob("*.in.yaml")
-    if "errors" not in (path.parent / path.name.replace(".in.", ".out.")).read_text()[:7]
-)
+GOOD = [case for case in GOLDEN if "errors" not in golden_output(case).read_text()[:7]]
 OPTIONS = BuildOptions(allow_experimental=True)
 SMALL = b"""\
 apiVersion: llm-d.ai/v1alpha1
@@ -49,7 +45,7 @@ def essence(assembly: Assembly) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", [case for case in GOOD if case not in WITHOUT_DEFAULTS])
 def test_the_output_has_the_same_meaning(case: str) -> None:
-    loaded, before = assembled((GOLDEN / f"{case}.in.yaml").read_bytes())
+    loaded, before = assembled(GOLDEN[case].read_bytes())
     text = aligned(effective_lines(loaded, before), with_origin=True)
     _, after = assembled(text.encode())
     assert essence(after) == essence(before)
@@ -101,7 +97,7 @@ def _reader_of(plugin: str) -> str:
 
 
 def test_a_check_reports_all_findings_in_the_order_of_the_file() -> None:
-    content = (GOLDEN / "bad_many_things.in.yaml").read_bytes()
+    content = GOLDEN["bad_many_things"].read_bytes()
     findings = check_config(content, "c.yaml", builtin_plugins(), OPTIONS)
     positions = [(one.line, one.column) for one in findings]
     assert len(findings) >= 15

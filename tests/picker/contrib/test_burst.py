@@ -18,8 +18,6 @@ from tests.depth import examples
 from tests.support.picker.plugin_scenes import candidate, configured, request_for
 
 NAME = "burst-prefix-cache-producer"
-
-
 BLOCK = 64 * 4  # bytes
 
 

@@ -1,9 +1,18 @@
 """mm-embeddings-cache-producer: an endpoint has encoded the items that it was sent."""
 
+import pytest
+
 from picker.contrib.mm_embeddings import MmEmbeddingsCacheParameters, MmEmbeddingsCacheProducer
 from picker.framework.attributes import Attributes, EncoderMatch, encoder_matches_key
 from picker.types import Candidate, InferenceRequest, MultiModalFeature
-from tests.support.picker.plugin_scenes import candidate, configured, decided, request_for
+from tests.support.picker.plugin_scenes import (
+    candidate,
+    configured,
+    decided,
+    found_by,
+    request_for,
+    scores,
+)
 
 NAME = "mm-embeddings-cache-producer"
 
@@ -99,3 +108,17 @@ def test_hashes_may_have_lone_surrogates() -> None:
     assert found.matched == {"default/a": 1.0}
     missed = _found(producer, other, POOL)
     assert missed.matched == {}
+
+
+@pytest.mark.parametrize(
+    ("match", "expected"),
+    [
+        (None, [0.0, 0.0, 0.0]),
+        (EncoderMatch(4.0, {"default/a": 1.0, "default/c": 4.0}), [0.25, 0.0, 1.0]),
+        (EncoderMatch(0.0, {}), [0.0, 0.0, 0.0]),
+    ],
+)
+def test_mm_embeddings_cache(match: EncoderMatch | None, expected: list[float]) -> None:
+    attributes = Attributes() if match is None else found_by((encoder_matches_key("theirs"), match))
+    parameters = {"producerName": "theirs"}
+    assert scores("mm-embeddings-cache-scorer", POOL, attributes, parameters) == expected

@@ -1,5 +1,6 @@
 """Pools of other clusters: their addresses, their load, and their scores."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,23 @@ from picker.config.load import load_config
 from picker.config.pool_file import pool_contents
 from picker.framework.attributes import Attributes
 from picker.metrics.picker_metrics import PickerMetrics
+from picker.plugins.session_affinity import SessionAffinityFilter
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
+from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.scrape.sources import ExtractError, Extraction, Scrape
 from picker.telemetry.pool_metrics import PoolCollector
 from picker.types import Candidate, Endpoint, EndpointMetrics
-from tests.support.picker.plugin_scenes import configured, request_for
+from tests.support.picker.plugin_scenes import (
+    candidate,
+    configured,
+    found_by,
+    placed,
+    request_for,
+    scores,
+)
 
 QUEUE = "llm-d.ai/multicluster-queue-size/multicluster-metrics-extractor"
-
-
 USAGE = "llm-d.ai/multicluster-kv-cache-utilization/multicluster-metrics-extractor"
 
 
@@ -99,8 +107,6 @@ dataLayer:
     extractors: [{{pluginRef: multicluster-metrics-extractor}}]
   discovery: {{pluginRef: multicluster-file-discovery}}
 """
-
-
 POOLS = """\
 endpoints:
 - name: east
@@ -140,3 +146,49 @@ def test_only_the_names_of_pools_stay_unresolved() -> None:
     """A proxy cannot route to the name of a worker."""
     assert not configured("file-discovery", {"path": "f"}).routes_to_names
     assert configured("multicluster-file-discovery", {"path": "f"}).routes_to_names
+
+
+def pool_with(known: Mapping[str, float]) -> Candidate:
+    return placed(metrics=EndpointMetrics(99), attributes=known)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "values", "expected"),
+    [
+        ("multicluster-queue-scorer", QUEUE, [2, 6, 10], [1.0, 0.5, 0.0]),
+        ("multicluster-queue-scorer", QUEUE, [2, None, 10], [1.0, 0.0, 0.0]),
+        ("multicluster-queue-scorer", QUEUE, [None], [0.0]),
+        (
+            "multicluster-kv-cache-utilization-scorer",
+            USAGE,
+            [0.0, 0.75, 1.5, -1.0, None],
+            [1.0, 0.25, 0.0, 1.0, 0.0],
+        ),
+    ],
+)
+def test_pools_are_scored_by_the_reports_of_their_pickers(
+    name: str, key: str, values: list[float | None], expected: list[float]
+) -> None:
+    pools = [pool_with({} if one is None else {key: one}) for one in values]
+    assert scores(name, pools) == expected
+
+
+def test_a_pool_that_lacks_one_of_two_numbers_has_the_mean_of_the_others() -> None:
+    known = [{QUEUE: 2, USAGE: 0.75}, {QUEUE: 6, USAGE: 0.25}, {QUEUE: 2}, {USAGE: 0.25}, {}]
+    pools = [pool_with(one) for one in known]
+    queue = scores("multicluster-queue-scorer", pools)
+    assert queue == pytest.approx([1.0, 0.0, 1.0, 2 / 3, 0.0])
+    cache = scores("multicluster-kv-cache-utilization-scorer", pools)
+    assert cache == pytest.approx([0.25, 0.75, 1 - 1.25 / 3, 0.75, 0.0])
+
+
+def test_prefixes_of_pools_have_a_producer_of_their_own() -> None:
+    key = match_info_key("multicluster-approx-prefix-cache-producer")
+    attributes = found_by((key, PrefixCacheMatchInfo(10, 64, {"default/a": 5})))
+    assert scores(
+        "multicluster-prefix-cache-scorer", [candidate("a"), candidate("b")], attributes
+    ) == [0.5, 0.0]
+
+
+def test_sessions_stay_in_their_clusters() -> None:
+    assert type(configured("multicluster-session-affinity-filter")) is SessionAffinityFilter

@@ -16,6 +16,7 @@ from picker.framework.flow import QueuedRequest, SharesByProgram
 from picker.types import DEFAULT_FAIRNESS_ID, Api, InferenceRequest, ParsedBody, Usage
 from tests.depth import examples
 from tests.support.picker.band_queue import Queue
+from tests.support.picker.configured_requests import routing
 
 HALF_LIFE = 60.0
 
@@ -224,3 +225,28 @@ def test_the_number_of_programs_is_limited() -> None:
     assert len(shares) == MAX_PROGRAMS
     assert "p0" in shares
     assert not {"p1", "p2"} & shares.keys()
+
+
+PROGRAMS = """
+featureGates: [flowControl]
+plugins: [{type: program-aware-fairness}]
+flowControl: {defaultPriorityBand: {fairnessPolicyRef: program-aware-fairness}}
+"""
+
+
+def test_the_service_of_programs_is_reported() -> None:
+    house = routing(PROGRAMS)
+    names = ("attained_service_tokens", "avg_wait_time_milliseconds", "jains_fairness_index")
+    tokens, waits, index = (f"llm_d_epp_program_aware_{name}" for name in names)
+    assert house.samples(tokens) == house.samples(waits) == house.samples(index) == {}
+    settings = house.assembly.flow_control
+    band = settings.default_band.fairness.for_band(0)
+    for sequence, (program, used) in enumerate((("a", 300), ("b", 100))):
+        house.metrics.labels.of("m", "m", program)
+        request = InferenceRequest("r", {}, ParsedBody(Api.RAW), "m", "m", fairness_id=program)
+        item = QueuedRequest(request, sequence, 1.0)
+        band.dispatched(item, 1.5)
+        band.completed(item, Usage(used), 2.0)
+    assert house.samples(tokens) == {("a",): 300, ("b",): 100}
+    assert house.samples(waits) == {("a",): 500, ("b",): 500}
+    assert house.samples(index) == {(): 400**2 / (2 * (300**2 + 100**2))}

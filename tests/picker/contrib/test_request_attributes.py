@@ -3,6 +3,7 @@
 import logging
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,10 @@ import pytest
 from picker.contrib.request_attributes import ExpressionError, UsageExpression
 from picker.framework.interfaces import ResponseProgressHook
 from picker.types import ResponseProgress, Usage
+from tests.support.picker.ext_proc_stream import completion, response_pieces
+from tests.support.picker.metrics_pages import page, pods
 from tests.support.picker.plugin_scenes import configured, flight
+from tests.support.picker.whole_picker import HEAD, whole_picker
 
 make = partial(configured, "request-attribute-reporter")
 
@@ -150,3 +154,34 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "cel", blocked)
     with pytest.raises(ValueError, match=r"pip install '\.\[cel\]'"):
         UsageExpression("1", int, where="here")
+
+
+ANSWER = b'{"usage":{"prompt_tokens":7,"completion_tokens":10}}'
+
+
+async def test_a_cost_is_reported_with_the_last_piece(tmp_path: Path) -> None:
+    """H41: no other piece has it, whether the response has one piece or several."""
+    config = (
+        HEAD
+        + """
+plugins:
+- {type: queue-scorer}
+- type: request-attribute-reporter
+  parameters:
+    attributes:
+    - {key: {name: x-gateway-inference-request-cost}, expression: usage.completion_tokens}
+"""
+    )
+    headers = {"envoy.lb": {"x-gateway-inference-request-cost": 10}}
+    async with whole_picker(tmp_path, pods(page()), config) as picker:
+        for pieces in ([ANSWER], [ANSWER, b""]):
+            async with picker.stream() as stream:
+                await stream.ask(completion())
+                await stream.response_headers()
+                expected = []
+                for piece in pieces:
+                    is_last = piece is pieces[-1]
+                    await stream.response_body(piece, ends=is_last)
+                    metadata = headers if is_last else None
+                    expected += response_pieces(piece, ends=is_last, metadata=metadata)
+                assert await stream.read_response() == expected

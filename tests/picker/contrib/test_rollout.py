@@ -1,7 +1,6 @@
 """disaggregatedset-rollout-screener: one revision per request, by weight or by header."""
 
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from random import Random
 from typing import Any
@@ -12,11 +11,10 @@ from msgspec.structs import replace
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight, ResponseHeadHook, Screener
 from picker.types import Candidate, ResponseHead, SchedulingResult
-from tests.support.picker.plugin_scenes import configured, placed, request_for
+from tests.support.picker.plugin_scenes import configured, placed, request_for, scores
 
 make = partial(configured, "disaggregatedset-rollout-screener")
 
-Make = Callable[..., Any]
 NAME, REVISION, ROLE, SLICE = (
     f"disaggregatedset.x-k8s.io/{word}" for word in ("name", "revision", "role", "slice")
 )
@@ -185,3 +183,20 @@ def test_responses_report_the_labels_of_their_endpoint() -> None:
     assert reported(revision="a", slice="7") == {"x-disagg-revision": "a", "x-disagg-slice": "7"}
     assert reported(revision="a") == {"x-disagg-revision": "a"}
     assert reported() == {}
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"x-slice": "a"}, [1.0, 0.0, 0.0, 0.0]),
+        ({"x-slice": ""}, [0.0, 0.0, 0.0, 1.0]),
+        ({"x-slice": "A"}, [0.0] * 4),
+        ({"x-other": "a"}, [0.0] * 4),
+    ],
+)
+def test_header_label_affinity(headers: dict[str, str], expected: list[float]) -> None:
+    labels: list[dict[str, str]] = [{"slice": "a"}, {"slice": "b"}, {"other": "a"}, {"slice": ""}]
+    candidates = [placed(labels=each) for each in labels]
+    parameters = {"headerName": "X-Slice", "labelKey": "slice"}
+    said = scores("header-label-affinity-scorer", candidates, None, parameters, headers)
+    assert said == expected

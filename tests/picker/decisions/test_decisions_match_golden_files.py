@@ -54,7 +54,7 @@ plugins: [{type: queue-scorer}, {type: active-request-scorer}]
 """
 
 
-RECORDED = ("built in", "published_pd_disaggregation", "header_profile_handler", "bursts")
+RECORDED = ("built in", "published_pd_disaggregation", "header_profile_handler")
 
 
 def config(name: str) -> str:

@@ -13,11 +13,7 @@ from picker.metrics.picker_metrics import PickerMetrics
 from picker.types import Endpoint, EndpointMetrics, FinishCause, RawRequest
 from tests.support.picker.configured_requests import GOLDEN, golden, routing
 
-CASES = sorted(
-    path.name.removesuffix(".in.yaml")
-    for path in GOLDEN.glob("*.in.yaml")
-    if not path.name.startswith("bad_")
-)
+CASES = [case for case in GOLDEN if not case.startswith("bad_")]
 BODY = b"""{"model": "m", "messages": [{"role": "user", "content": [
     {"type": "text", "text": "Tell me a story about a pointsman and a train. Make it a long one."},
     {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}]}"""

@@ -8,15 +8,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from statistics import fmean
 from typing import Any
 
 import pytest
 
-from fleet.policies import POLICIES
-from fleet.sim.living_worker import WorkerSettings
-from fleet.sim.virtual_fleet import ServedPrompt, Simulation, VirtualFleet
-from fleet.sim.virtual_time import run_in_virtual_time
 from picker.cli.options import KubernetesFlags
 from tests.fakes.kube_api.kubelet import Kubelet
 from tests.fakes.kube_api.server import KubeApi, running_kube_api
@@ -49,7 +44,6 @@ from tests.support.picker.whole_picker import (
     write_endpoints,
 )
 from tests.support.waiting import until
-from worker.config import CacheConfig, SchedulerConfig, SimConfig
 
 QUEUES = HEAD + "plugins: [{type: queue-scorer}, {type: max-score-picker}]"
 
@@ -395,43 +389,6 @@ async def test_an_outage_of_the_api_server_does_not_stop_requests(tmp_path: Path
         await scene.serves("127.0.0.11:8000", "127.0.0.12:8000")
         await scene.api.come_back(forget_changes=True)
         await scene.serves("127.0.0.12:8080", "127.0.0.14:8080")
-
-
-NUM_REQUESTS = 500
-RATE = 38.0  # two thirds of what four workers can do
-LEARNED = """\
-apiVersion: llm-d.ai/v1alpha1
-kind: EndpointPickerConfig
-plugins: [{type: metrics-data-source}, {type: core-metrics-extractor}, {type: latency-scorer}]
-"""
-WORKER = WorkerSettings(
-    SimConfig(prefill_tokens_per_second=2_400, decode_base_seconds=0.004),
-    SchedulerConfig(max_num_batched_tokens=128, max_num_seqs=64, max_model_len=2048),
-    CacheConfig(2048, 16),
-)
-
-
-async def _answers(config: str | None, seed: int) -> Sequence[ServedPrompt]:
-    rng, tasks = Random(seed), list[asyncio.Task[ServedPrompt]]()
-    settings = Simulation(worker=WORKER, config=config, seed=seed)
-    async with VirtualFleet(settings) as fleet, asyncio.TaskGroup() as group:
-        for _ in range(NUM_REQUESTS):
-            length = int(rng.choice((30,) * 6 + (900,)) * rng.uniform(0.5, 1.5))
-            prompt = rng.choices(range(256, 1280), k=length)
-            tasks.append(group.create_task(fleet.ask(prompt, rng.randint(2, 6))))
-            await asyncio.sleep(rng.expovariate(RATE))
-    return [task.result() for task in tasks]
-
-
-@pytest.mark.parametrize("seed", [3, 4])
-def test_mixed_lengths_wait_less_where_latencies_are_predicted(seed: int) -> None:
-    settled = NUM_REQUESTS // 3
-    usual, headroom, costs = (
-        run_in_virtual_time(_answers(config, seed))[settled:]
-        for config in (None, LEARNED, POLICIES["predicted"])
-    )
-    assert fmean(one.seconds for one in headroom) < fmean(one.seconds for one in usual)
-    assert fmean(one.seconds for one in costs) < fmean(one.seconds for one in usual)
 
 
 OBJECTIVE = "x-llm-d-inference-objective"

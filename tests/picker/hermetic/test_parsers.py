@@ -25,8 +25,6 @@ plugins:
 - {type: anthropic-parser}
 - {type: vllmhttp-parser}
 - {type: sglanghttp-parser}
-- {type: vllmgrpc-parser}
-- {type: vertexai-parser}
 - {type: passthrough-parser}
 requestHandler:
   parsers:
@@ -34,8 +32,6 @@ requestHandler:
   - {pluginRef: anthropic-parser}
   - {pluginRef: sglanghttp-parser}
   - {pluginRef: vllmhttp-parser}
-  - {pluginRef: vllmgrpc-parser}
-  - {pluginRef: vertexai-parser}
   - {pluginRef: passthrough-parser}
 """
 )

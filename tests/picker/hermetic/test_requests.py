@@ -7,16 +7,15 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from struct import pack
 from typing import Any
 
 import pytest
 
 from picker.cli.options import ExplainFlags
+from tests.support.picker.configured_requests import GOLDEN, golden
 from tests.support.picker.ext_proc_stream import (
     DESTINATION,
     REQUEST_ID,
-    RESPONSE_TRAILERS,
     GatewayStream,
     body_of,
     completion,
@@ -26,7 +25,7 @@ from tests.support.picker.ext_proc_stream import (
     response_pieces,
 )
 from tests.support.picker.metrics_pages import Pod, page, pods
-from tests.support.picker.whole_picker import FOUR_SCORERS, HEAD, WholePicker, whole_picker
+from tests.support.picker.whole_picker import HEAD, WholePicker, whole_picker
 from tests.support.waiting import until
 
 
@@ -116,8 +115,6 @@ plugins:
 - {type: token-load-scorer}
 - {type: prefix-cache-scorer}
 - {type: session-affinity-scorer}
-- type: request-attribute-reporter
-  parameters: {attributes: [{key: {name: cost}, expression: usage.completion_tokens}]}
 """
 )
 Step = Callable[[GatewayStream], Awaitable[object]]
@@ -170,87 +167,6 @@ async def test_a_cancelled_stream_releases_its_state(
             return await picker.outcomes() == {cause: 1} and await picker.is_idle()
 
         await until(is_over)
-
-
-GENERATE = "/vllm.grpc.engine.VllmEngine/Generate"
-EMBED = "/vllm.grpc.engine.VllmEngine/Embed"
-GRPC = {"content-type": "application/grpc"}
-CONFIG = FOUR_SCORERS.replace("openai-parser", "vllmgrpc-parser")
-
-
-def field(number: int, value: int | bytes) -> bytes:
-    """Encode a field: a number of seven bits, or up to 16,383 bytes."""
-    if isinstance(value, int):
-        return bytes([number << 3, value])
-    size = len(value)
-    return bytes([number << 3 | 2, size & 0x7F | 0x80, size >> 7]) + value
-
-
-def frame(message: bytes) -> bytes:
-    return pack(">BI", 0, len(message)) + message
-
-
-TEXT = frame(field(1, b"id") + field(3, b"test prompt"))
-STREAMED_FRAME = frame(field(1, b"id") + field(3, b"test prompt") + field(5, 1))
-TOKENS = frame(field(2, field(1, b"text") + field(2, bytes([1, 2, 3]))))
-CHUNK = frame(field(1, field(1, bytes([9])) + field(2, 7) + field(3, 1)))
-COMPLETE = frame(field(2, field(1, bytes([9, 9])) + field(3, 7) + field(4, 10)))
-
-
-@pytest.mark.parametrize("body", [TEXT, STREAMED_FRAME, TOKENS], ids=["H20", "H22", "tokenized"])
-async def test_a_generate_request_goes_to_the_idlest(tmp_path: Path, body: bytes) -> None:
-    three = pods(page(3, 0.2), page(0, 0.1), page(10, 0.2))
-    name = "inference-objective-with-priority-4"
-    async with whole_picker(tmp_path, three, CONFIG, objectives={name: 4}) as picker:
-        headers = GRPC | {"x-llm-d-inference-objective": name}
-        said = await picker.ask(body, headers, path=GENERATE)
-        assert said == directed(three[1].host_port, body)
-        labels = {"model_name": "", "target_model_name": "", "priority": "4"}
-        assert await picker.requests(**labels) == 1
-
-
-async def test_a_response_frame_in_two_pieces_is_counted(tmp_path: Path) -> None:
-    """H28: trailers follow, and no piece is marked as the last."""
-    async with whole_picker(tmp_path, pods(page()), CONFIG) as picker, picker.stream() as stream:
-        await stream.ask(TEXT, GRPC, path=GENERATE)
-        assert await stream.response_headers(GRPC) == response_head()
-        for piece in (COMPLETE[:4], COMPLETE[4:]):
-            await stream.response_body(piece)
-            assert await stream.read(1) == response_pieces(piece, ends=False)
-        await stream.response_trailers()
-        assert await stream.read(1) == [RESPONSE_TRAILERS]
-        assert await tokens_of(picker) == (7, 10)
-        assert await picker.outcomes() == {"completed": 1}
-        assert await picker.is_idle()
-
-
-VERTEX = "/google.cloud.aiplatform.v1beta1.PredictionService"
-
-
-@pytest.mark.parametrize(
-    ("method", "members"),
-    [
-        ("ChatCompletions", b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'),
-        ("RawPredict", b'{"model":"m","input":"hi"}'),
-        ("StreamRawPredict", b'{"model":"m","input":"hi","stream":true}'),
-    ],
-)
-async def test_vertex_ai_carries_json_in_frames(
-    tmp_path: Path, method: str, members: bytes
-) -> None:
-    one = pods(page(model="m"))
-    config = FOUR_SCORERS.replace("openai-parser", "vertexai-parser")
-    body = frame(field(1, b"endpoints/e") + field(2, field(2, members)))
-    usage = b'{"model":"n","usage":{"prompt_tokens":7,"completion_tokens":10}}'
-    answer = frame(field(2, usage[:20])) + frame(field(2, usage[20:]))
-    async with whole_picker(tmp_path, one, config) as picker, picker.stream() as stream:
-        headers = GRPC | {"x-llm-d-model-name-rewrite": "n"}
-        said = await stream.ask(body, headers, path=f"{VERTEX}/{method}")
-        assert said == directed(one[0].host_port, body)
-        pieces = [answer[at : at + 5] for at in range(0, len(answer), 5)]
-        assert await stream.respond(pieces, GRPC) == answer
-        assert await picker.requests(model_name="m") == 1
-        assert await tokens_of(picker) == (7, 10)
 
 
 NAMED_ANSWER = json.dumps({"id": "cmpl-1", "model": "my-model", "usage": USAGE}).encode()
@@ -432,34 +348,6 @@ async def _is(counts: Callable[[], Awaitable[list[int]]], expected: list[int]) -
     return await counts() == expected
 
 
-async def test_a_cost_is_reported_with_the_last_piece(tmp_path: Path) -> None:
-    """H41: no other piece has it, whether the response has one piece or several."""
-    config = (
-        HEAD
-        + """
-plugins:
-- {type: queue-scorer}
-- type: request-attribute-reporter
-  parameters:
-    attributes:
-    - {key: {name: x-gateway-inference-request-cost}, expression: usage.completion_tokens}
-"""
-    )
-    headers = {"envoy.lb": {"x-gateway-inference-request-cost": 10}}
-    async with whole_picker(tmp_path, pods(page()), config) as picker:
-        for pieces in ([ANSWER], [ANSWER, b""]):
-            async with picker.stream() as stream:
-                await stream.ask(completion())
-                await stream.response_headers()
-                expected = []
-                for piece in pieces:
-                    is_last = piece is pieces[-1]
-                    await stream.response_body(piece, ends=is_last)
-                    metadata = headers if is_last else None
-                    expected += response_pieces(piece, ends=is_last, metadata=metadata)
-                assert await stream.read_response() == expected
-
-
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 Spans = list[dict[str, Any]]
 
@@ -511,7 +399,6 @@ async def test_a_request_and_its_decision_are_spans(tmp_path: Path, collected: S
     assert attributes["gen_ai.request.model"] == {"stringValue": "my-model"}
 
 
-GOLDEN = Path(__file__).parents[2] / "golden/config"
 PUBLISHED = (
     "published_flow_control",
     "published_optimized_baseline",
@@ -522,16 +409,16 @@ PUBLISHED = (
     "published_wide_ep_lws",
     "published_wide_ep_lws_dp_aware",
 )
-SMOKE = sorted(path.name.removesuffix(".in.yaml") for path in GOLDEN.glob("smoke_*.in.yaml"))
+SMOKE = [name for name in GOLDEN if name.startswith("smoke_")]
 WAITING = {"published_flow_control"}
 AT_ONE_PORT = {"published_wide_ep_lws_dp_aware"}  # the rank is named in a header
 READS_NOTHING = {"published_payload_agnostic"}
 ALL_ROLES = [{"llm-d.ai/role": role} for role in ("encode", "prefill", "decode", "both")]
 
 
-@pytest.mark.parametrize("name", [name for name in (*PUBLISHED, *SMOKE) if name not in WAITING])
+@pytest.mark.parametrize("name", sorted({*PUBLISHED, *SMOKE} & GOLDEN.keys() - WAITING))
 async def test_a_known_configuration_serves(tmp_path: Path, name: str) -> None:
-    text = (GOLDEN / f"{name}.in.yaml").read_text()
+    text = golden(name)
     four = pods(*[page()] * 4, labels=ALL_ROLES)
     async with whole_picker(tmp_path, four, text) as picker, picker.stream() as stream:
         body = completion(prompt="a long story " * 100)

@@ -48,8 +48,8 @@ def test_core_metrics_are_known_by_name(attribute: str, number: float | None) ->
 def test_findings_of_extractors_count_when_they_are_numbers(
     value: object, number: float | None
 ) -> None:
-    candidate = Candidate(ENDPOINT, attributes={"Util/dcgm-extractor": value})
-    assert attribute_number(candidate, "Util", "dcgm-extractor") == number
+    candidate = Candidate(ENDPOINT, attributes={"Util/my-extractor": value})
+    assert attribute_number(candidate, "Util", "my-extractor") == number
     assert attribute_number(candidate, "Util", "core-metrics-extractor") is None
 
 
@@ -57,7 +57,7 @@ def test_a_name_that_looks_like_a_key_needs_its_producer() -> None:
     assert check_attribute("Util", "") == "core-metrics-extractor"
     assert check_attribute("llm-d.ai/queue", "mine") == "mine"
     with pytest.raises(ValueError, match="slash"):
-        check_attribute("Util/dcgm-extractor", "")
+        check_attribute("Util/my-extractor", "")
     with pytest.raises(ValueError, match="missing"):
         check_attribute("", "mine")
 

@@ -184,11 +184,8 @@ def test_attribute_sources_are_declared(source: dict[str, str], key: DataKey[Any
     assert by_id(sources=[source]).consumes == (key,)
 
 
-@pytest.mark.parametrize(
-    "type_name", ["session-affinity-filter", "multicluster-session-affinity-filter"]
-)
-def test_the_filter_passes_the_endpoint_of_the_session_or_all(type_name: str) -> None:
-    narrow = configured(type_name)
+def test_the_filter_passes_the_endpoint_of_the_session_or_all() -> None:
+    narrow = configured("session-affinity-filter")
     token = request(x_session_token=base64.b64encode(b"default/b").decode())
     for asked, shown, passed in ((token, [A, B], [B]), (token, [A, C], [A, C]), (token, [], [])):
         assert list(narrow.filter(asked, shown, Attributes(), Random(1))) == passed

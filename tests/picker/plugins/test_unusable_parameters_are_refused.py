@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from picker.config.catalog import builtin_plugins
+from tests.support.picker.plugin_scenes import configured
 
 LOWER = {"type": "linear_lower_is_better"}
 HUGE = 10**400  # no float holds it
@@ -45,19 +45,6 @@ def _session(**config: Any) -> dict[str, Any]:
     return {"strategy": "session_id", "sessionIdConfig": config}
 
 
-def _screen(**change: Any) -> dict[str, Any]:
-    return {"scope": {"labelSelector": "a=b"}, "revisionGating": {"mode": "disabled"}, **change}
-
-
-def _header_selectors(*changes: Mapping[str, str]) -> dict[str, Any]:
-    selector = {"name": "r", "headerName": "x-r", "labelKey": "r", "mode": "strict"}
-    return _screen(headerSelectors=[{**selector, **change} for change in changes])
-
-
-def _report(expression: str, **attribute: Any) -> dict[str, Any]:
-    return {"attributes": [{"key": {"name": "cost"}, "expression": expression, **attribute}]}
-
-
 # By plugin type: parameters, and what the message says.
 REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "active-request-scorer": [
@@ -75,15 +62,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"maxPrefixTokensToMatch": -1}, "maxPrefixTokensToMatch"),
         ({"maxPrefixBlocksToMatch": -1}, "maxPrefixBlocksToMatch"),
     ],
-    "burst-prefix-cache-producer": [
-        ({"windowDurationMs": 0}, "windowDurationMs"),
-        ({"windowDurationMs": 10_001}, "windowDurationMs"),
-        ({"maxPerReplica": 0}, "maxPerReplica"),
-        ({"maxBatchSize": -2}, "maxBatchSize"),
-        ({"blockSizeTokens": 0}, "blockSizeTokens"),
-        ({"maxPrefixTokensToMatch": -1}, "maxPrefixTokensToMatch"),
-        ({"minColocateBlocks": -1}, "minColocateBlocks"),
-    ],
     "by-label": [
         ({"label": "", "validValues": ["a"]}, "label"),
         ({"label": "k"}, "validValues"),
@@ -98,7 +76,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"maxConcurrency": HUGE, "headroom": 0.5}, "must"),
         ({"maxTokenConcurrency": HUGE, "headroom": 0.5}, "must"),
     ],
-    "context-length-aware": [({"label": ""}, "label")],
     "core-metrics-extractor": [
         ({"defaultEngine": "x"}, "unknown defaultEngine 'x', allowed: vllm"),
         ({"engineConfigs": [{"name": "default"}]}, "cannot be called 'default'"),
@@ -137,20 +114,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"profiles": {"decoder": "x"}}, "decoder"),
         ({"stages": {}}, "stages"),
     ],
-    "disaggregatedset-rollout-screener": [
-        (_screen(scope={"labelSelector": " "}), "scope.labelSelector"),
-        (_screen(scope={"labelSelector": "a in"}), "scope.labelSelector"),
-        (_screen(scope={}), "labelSelector"),
-        (_screen(revisionGating={"mode": "max"}), "mode"),
-        (_screen(revisionGating={"mode": "sum"}), "revisionGating.requireRoles.values"),
-        (
-            _screen(revisionGating={"mode": "max-role", "requireRoles": {"values": [""]}}),
-            "revisionGating.requireRoles.values",
-        ),
-        (_header_selectors({}, {"headerName": ""}), r"headerSelectors\[1\].headerName"),
-        (_header_selectors({"labelKey": " "}), r"headerSelectors\[0\].labelKey"),
-        (_header_selectors({"mode": "loose"}), "mode"),
-    ],
     "endpoint-attribute-filter": [
         (_compared(attribute=""), "attribute"),
         (_compared(attribute="a/b"), "attribute"),
@@ -169,12 +132,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         (_normalized({"fixedRange": {"min": 0, "max": 1}, "adaptiveRange": {}}), "not both"),
         (_normalized({"fixedRange": {"min": 0}}), "max"),
     ],
-    "header-label-affinity-scorer": [
-        ({"headerName": "x"}, "labelKey"),
-        ({"labelKey": "x"}, "headerName"),
-        ({"headerName": " ", "labelKey": "x"}, "headerName"),
-        ({"headerName": "x", "labelKey": ""}, "labelKey"),
-    ],
     "inflight-load-producer": [
         ({"outputRatio": -1.0}, "outputRatio"),
         ({"outputRatio": nan}, "outputRatio"),
@@ -183,16 +140,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "label-selector-filter": [
         ({"matchLabels": {"not ok": "x"}}, "matchLabels"),
         ({"matchLabel": {}}, "matchLabel"),
-    ],
-    "latency-scorer": [
-        ({name: -0.1}, name)
-        for name in (
-            "ttftWeight",
-            "tpotWeight",
-            "compositeKVWeight",
-            "compositeQueueWeight",
-            "compositePrefixWeight",
-        )
     ],
     "metrics-data-source": [
         ({"scheme": "ftp"}, "scheme must be http or https"),
@@ -204,13 +151,8 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"interval": "0"}, "interval must be more than nothing"),
         ({"clientCertPath": "c"}, "go together"),
     ],
-    "mm-embeddings-cache-producer": [({"cacheSizeInMBPerServer": 1}, "cacheSizeInMBPerServer")],
     "models-data-source": [({"port": 1}, "port")],
-    "multicluster-metrics-extractor": [
-        ({name: ""}, name) for name in ("queueSizeMetric", "kvCacheUtilizationMetric")
-    ],
     "no-hit-lru-scorer": [({"lruSize": 0}, "lruSize")],
-    "p2p-source-producer": [({"minCachedTokenDelta": 0}, "minCachedTokenDelta")],
     "pd-profile-handler": [
         ({"primaryPort": -1}, "primaryPort"),
         ({"primaryPort": 65536}, "primaryPort"),
@@ -236,10 +178,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"speculativeTTL": "soon"}, "duration"),
     ],
     "precise-prefix-cache-scorer": [({"speculativeTTL": "soon"}, "duration")],
-    "predicted-latency-producer": [
-        ({"sloBufferFactor": 0.0}, "sloBufferFactor"),
-        ({"predictionServerURL": "localhost"}, "URL"),
-    ],
     "prefix-based-pd-decider": [({name: -1}, name) for name in ("nonCachedTokens", "promptTokens")],
     "prefix-cache-scorer": [
         ({"matchLengthWeight": 1.5}, "matchLengthWeight"),
@@ -272,25 +210,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"power": 0}, "power"),
         ({"k": -1}, "k"),
     ],
-    "program-aware-fairness": [
-        ({"strategy": "fifo"}, "strategy"),
-        ({"evictionTtlSeconds": 0}, "evictionTtlSeconds"),
-        ({"evictionSweepSeconds": -1}, "evictionSweepSeconds"),
-        ({"lasHalfLifeSeconds": 0}, "lasHalfLifeSeconds"),
-        ({"lasHalfLifeSeconds": nan}, "lasHalfLifeSeconds"),
-        ({"lasWeightService": -0.1}, "lasWeightService"),
-        ({"lasWeightHeadWait": nan}, "lasWeightHeadWait"),
-    ],
-    "request-attribute-reporter": [
-        ({}, "attributes"),
-        ({"attributes": []}, "attributes"),
-        ({"attributes": _report("1")["attributes"] * 2}, "attributes"),
-        (_report("1", key={"name": ""}), r"attributes\[0\].key.name"),
-        (_report("usage."), r"attributes\[0\].expression"),
-        (_report("1", condition="1"), r"attributes\[0\].condition"),
-        ({"attributes": [{"key": {"name": "x"}}]}, "expression"),
-        ({"attributes": [{"expression": "1"}]}, "key"),
-    ],
     "session-affinity-filter": [
         ({"encodedEndpointHeaderConfig": {"header": " "}}, "encodedEndpointHeaderConfig.header"),
         ({"strategy": "cookie"}, "strategy"),
@@ -306,9 +225,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "session-id-producer": [
         (parameters, "headerName and cookieName")
         for parameters in ({}, {"headerName": "a", "cookieName": "b"}, {"headerName": " "})
-    ],
-    "slo-headroom-tier-filter": [
-        ({"epsilonExploreNeg": epsilon}, "epsilonExploreNeg") for epsilon in (-0.01, 1.01, nan)
     ],
     "soft-reflective-ceiling-policy": [({"threshold": 1}, "threshold")],
     "static-usage-limit-policy": [({"threshold": threshold}, "threshold") for threshold in (0, -1)],
@@ -355,6 +271,5 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
 def test_invalid_parameters_are_refused(
     type_name: str, parameters: dict[str, Any], named: str
 ) -> None:
-    plugin = builtin_plugins().get(type_name)
     with pytest.raises((ValueError, msgspec.ValidationError), match=named):
-        plugin.make("mine", msgspec.convert(parameters, plugin.parameters))
+        configured(type_name, parameters)

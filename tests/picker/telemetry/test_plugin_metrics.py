@@ -2,18 +2,16 @@
 
 import json
 
-from picker.framework.flow import JudgesStaleness, QueuedRequest
+import pytest
+
+from picker.framework.flow import JudgesStaleness
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.telemetry.plugin_metrics import MAX_ROWS
 from picker.types import (
-    Api,
     Endpoint,
     FinishCause,
-    InferenceRequest,
-    ParsedBody,
-    Usage,
 )
-from tests.support.picker.configured_requests import PROMPT, golden, routing
+from tests.support.picker.configured_requests import GOLDEN, PROMPT, golden, routing
 
 REQUESTS, TOKENS = "llm_d_epp_inflight_requests", "llm_d_epp_inflight_tokens"
 ONE = [Endpoint("a", "10.0.0.1", 8000, "ns")]
@@ -77,31 +75,6 @@ async def test_tenants_at_too_many_endpoints_at_once_fall_together() -> None:
     assert sum(rows.values()) == len(exchanges)
 
 
-PROGRAMS = """
-featureGates: [flowControl]
-plugins: [{type: program-aware-fairness}]
-flowControl: {defaultPriorityBand: {fairnessPolicyRef: program-aware-fairness}}
-"""
-
-
-def test_the_service_of_programs_is_reported() -> None:
-    house = routing(PROGRAMS)
-    names = ("attained_service_tokens", "avg_wait_time_milliseconds", "jains_fairness_index")
-    tokens, waits, index = (f"llm_d_epp_program_aware_{name}" for name in names)
-    assert house.samples(tokens) == house.samples(waits) == house.samples(index) == {}
-    settings = house.assembly.flow_control
-    band = settings.default_band.fairness.for_band(0)
-    for sequence, (program, used) in enumerate((("a", 300), ("b", 100))):
-        house.metrics.labels.of("m", "m", program)
-        request = InferenceRequest("r", {}, ParsedBody(Api.RAW), "m", "m", fairness_id=program)
-        item = QueuedRequest(request, sequence, 1.0)
-        band.dispatched(item, 1.5)
-        band.completed(item, Usage(used), 2.0)
-    assert house.samples(tokens) == {("a",): 300, ("b",): 100}
-    assert house.samples(waits) == {("a",): 500, ("b",): 500}
-    assert house.samples(index) == {(): 400**2 / (2 * (300**2 + 100**2))}
-
-
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x" * 900}]}
 ANSWER = json.dumps({"usage": {"prompt_tokens": 3, "total_tokens": 5}}).encode()
 
@@ -120,11 +93,13 @@ def timed(metrics: PickerMetrics) -> set[tuple[str, ...]]:
     return {labels for labels, (counts, _) in numbers if sum(counts)}
 
 
-async def test_every_extension_point_is_timed() -> None:
+@pytest.mark.parametrize("case", [name for name in GOLDEN if name.startswith("every_way_")])
+async def test_every_extension_point_is_timed(case: str) -> None:
     named = {"x_session": "s", "x_llm_d_inference_fairness_id": "f"}
-    points = {labels[0] for labels in timed(await served("every_way_to_look_at_requests", **named))}
+    points = {labels[0] for labels in timed(await served(case, **named))}
+    assert ("Screener" in points) is case.endswith("_of_the_shelf")
     assert points >= {
-        *("RequestProcessor", "Screener", "DataProducer", "Admitter", "ProfilePicker", "Scorer"),
+        *("RequestProcessor", "DataProducer", "Admitter", "ProfilePicker", "Scorer"),
         *("Picker", "ProcessProfilesResults", "PreRequest", "ResponseReceived"),
         *("ResponseStreaming", "ResponseComplete"),
     }

@@ -32,12 +32,22 @@ from picker.types import (
 )
 
 HEAD = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
-GOLDEN = Path(__file__).parents[2] / "golden" / "config"
+_TESTS = Path(__file__).parents[2]
+# By name; those that name types of a shelf are beside the tests of the shelf.
+GOLDEN = {
+    path.name.removesuffix(".in.yaml"): path
+    for folder in (_TESTS / "golden" / "config", *_TESTS.glob("picker/*/golden"))
+    for path in sorted(folder.glob("*.in.yaml"))
+}
 PROMPT = {"model": "m", "prompt": "tell me a story " * 100}
 
 
 def golden(name: str) -> str:
-    return (GOLDEN / f"{name}.in.yaml").read_text()
+    return GOLDEN[name].read_text()
+
+
+def golden_output(name: str) -> Path:
+    return GOLDEN[name].with_name(f"{name}.out.yaml")
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Candidates, requests and plugins for the tests of plugins, each by one call."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from random import Random
 from typing import Any
@@ -9,7 +10,7 @@ import msgspec
 
 from picker.config.catalog import builtin_plugins
 from picker.decisions.steps import BoundPlugin, PluginSteps
-from picker.framework.attributes import PEER_ENDPOINT_KEY, Attributes
+from picker.framework.attributes import PEER_ENDPOINT_KEY, Attributes, DataKey
 from picker.framework.disaggregation import DECODE_ROLES, ENCODE_ROLES, PREFILL_ROLES, ROLE_LABEL
 from picker.framework.flow import QueuedRequest
 from picker.framework.interfaces import Flight
@@ -72,6 +73,37 @@ def configured(
     plugin = _TYPES.get(type_name)
     decoded = msgspec.convert(parameters or {}, plugin.parameters)
     return plugin.make(name or type_name, decoded, services)
+
+
+def required_texts(type_name: str) -> dict[str, str]:
+    """Some text for each parameter that the type requires."""
+    fields = msgspec.structs.fields(_TYPES.get(type_name).parameters)
+    return {one.encode_name: "pool" for one in fields if one.required}
+
+
+def types_of(contract: type) -> list[str]:
+    """List the types with this contract that need no more parameters than some texts."""
+    found = []
+    for row in _TYPES:
+        with suppress(ValueError, msgspec.ValidationError):
+            if isinstance(configured(row.name, required_texts(row.name)), contract):
+                found.append(row.name)
+    return found
+
+
+def found_by(*pairs: tuple[DataKey[Any], Any]) -> Attributes:
+    return Attributes(pairs)
+
+
+def scores(
+    name: str,
+    candidates: Candidates,
+    attributes: Attributes | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> list[float]:
+    scorer, request = configured(name, parameters), request_for(model="a", headers=headers or {})
+    return list(scorer.score(request, candidates, attributes or Attributes()))
 
 
 def queued(

@@ -39,6 +39,11 @@ def test_a_raw_prediction_is_a_request_of_the_responses_api(method: str) -> None
     assert (parsed.api, parsed.can_rewrite) == (Api.RESPONSES, False)
 
 
+def test_the_methods_are_claimed() -> None:
+    methods = ("ChatCompletions", "StreamRawPredict", "RawPredict")
+    assert VertexAIParser.claims == tuple(f"PredictionService/{method}" for method in methods)
+
+
 def test_other_methods_are_not_read() -> None:
     parsed = VertexAIParser().parse(f"{SERVICE}/Explain", {}, b"anything")
     assert parsed == ParsedBody(Api.RAW, can_rewrite=False, skip_response=True)

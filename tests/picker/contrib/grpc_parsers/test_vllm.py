@@ -45,6 +45,11 @@ TOKENIZED = message((1, "original"), (2, PACKED))
 PROMPT = pack("<3I", 1, 300, 2**32 - 1)
 
 
+def test_the_methods_are_claimed() -> None:
+    methods = ("Generate", "Embed")
+    assert VllmGrpcParser.claims == tuple(f"vllm.grpc.engine.VllmEngine/{one}" for one in methods)
+
+
 def test_a_text_request_is_read() -> None:
     data = message((1, "id"), (3, "hello"), (4, message((8, 100), (1, 2))), (5, 1), (99, "new"))
     assert parse(GENERATE, data) == ParsedBody(

@@ -1,6 +1,6 @@
 """Scores by predicted headroom and by predicted cost."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -15,8 +15,6 @@ from picker.contrib.latency.scorers import (
 from picker.framework.attributes import Attributes, LatencyPrediction, latency_predictions_key
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from tests.support.picker.plugin_scenes import candidate, request_for
-
-Score = Callable[..., list[float]]
 
 
 def _scorer(**parameters: Any) -> LatencyScorer:

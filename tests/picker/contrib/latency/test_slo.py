@@ -1,7 +1,9 @@
 """Types that act on latency objectives: admission and tiers."""
 
 from functools import partial
+from math import inf
 from random import Random
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -9,7 +11,15 @@ from msgspec.structs import replace
 from picker.contrib.latency.slo import LatencySloAdmitter, LatencySloAdmitterParameters
 from picker.errors import RefusedError
 from picker.framework.attributes import Attributes, LatencyPrediction, latency_predictions_key
-from tests.support.picker.plugin_scenes import candidate, configured, passed, placed, request_for
+from picker.framework.flow import Rank
+from tests.support.picker.plugin_scenes import (
+    candidate,
+    configured,
+    passed,
+    placed,
+    queued,
+    request_for,
+)
 
 make = partial(configured, "slo-headroom-tier-filter")
 
@@ -27,11 +37,7 @@ def _found(*valid: bool) -> Attributes:
 
 
 ADMITTER = LatencySloAdmitter(LatencySloAdmitterParameters())
-
-
 SHEDDABLE = replace(request_for(priority=-1), headers=OBJECTIVE)
-
-
 BUSY = candidate("0", running_requests=3, kv_cache_usage=0.5)
 
 
@@ -118,3 +124,21 @@ def test_without_findings_all_pass() -> None:
     assert passed(mine, candidates, predicted({"a": (1, 1)})) == ["a", "b"]
     assert passed(mine, candidates, predicted({"a": (1, 1)}, "mine")) == ["a"]
     assert mine.consumes == (latency_predictions_key("mine"),)
+
+
+TTFT = "x-llm-d-slo-ttft-ms"
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        ({"headers": {TTFT: "250"}, "received_at_seconds": 2.0}, (2.25, 2.0)),
+        ({"headers": {"x-slo-ttft-ms": "100"}, "received_at_seconds": 2.0}, (2.1, 2.0)),
+        ({"at": 9.0, "received_at_seconds": 2.0}, (inf, 2.0)),
+        *(({"headers": {TTFT: text}}, (inf, 0.0)) for text in ("soon", "", "-1", "0", "nan")),
+    ],
+)
+def test_the_request_whose_first_token_is_due_soonest_goes_first(
+    item: dict[str, Any], expected: Rank
+) -> None:
+    assert configured("slo-deadline-ordering-policy").rank(queued(**item)) == expected

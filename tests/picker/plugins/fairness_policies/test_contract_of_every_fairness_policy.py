@@ -8,14 +8,9 @@ from picker.framework.flow import FairnessPolicy
 from picker.types import Usage
 from tests.depth import examples
 from tests.support.picker.band_queue import Queue
-from tests.support.picker.plugin_scenes import configured
+from tests.support.picker.plugin_scenes import configured, types_of
 
-POLICIES: list[str] = [
-    "deficit-round-robin-fairness-policy",
-    "global-strict-fairness-policy",
-    "program-aware-fairness",
-    "round-robin-fairness-policy",
-]
+POLICIES = types_of(FairnessPolicy)
 FLOWS = st.sampled_from("abcde")
 STEPS = st.lists(
     st.one_of(
@@ -30,19 +25,13 @@ STEPS = st.lists(
 )
 
 
-def _policy(plugin: str) -> FairnessPolicy:
-    policy = configured(plugin)
-    assert isinstance(policy, FairnessPolicy)
-    return policy
-
-
 @pytest.mark.parametrize("plugin", POLICIES)
 @examples(40)
 @given(steps=STEPS)
 def test_a_waiting_flow_is_selected_whenever_one_waits(
     plugin: str, steps: list[tuple[str, str, int]]
 ) -> None:
-    band = Queue(_policy(plugin).for_band(0))
+    band = Queue(configured(plugin).for_band(0))
     for step, flow, value in steps:
         if step == "push":
             band.push(flow, value)
@@ -67,7 +56,7 @@ def test_a_waiting_flow_is_selected_whenever_one_waits(
 
 @pytest.mark.parametrize("plugin", POLICIES)
 def test_bands_are_independent(plugin: str) -> None:
-    policy = _policy(plugin)
+    policy = configured(plugin)
     one, other = Queue(policy.for_band(1)), Queue(policy.for_band(0))
     one.push("a")
     assert other.dispatch() is None
@@ -76,7 +65,7 @@ def test_bands_are_independent(plugin: str) -> None:
 
 @pytest.mark.parametrize("plugin", POLICIES)
 def test_a_request_may_complete_in_a_new_band(plugin: str) -> None:
-    before, after = (Queue(_policy(plugin).for_band(0)) for _ in range(2))
+    before, after = (Queue(configured(plugin).for_band(0)) for _ in range(2))
     before.push("a", 100)
     item = before.dispatch()
     after.fairness.completed(item, Usage(10, 10), 5.0)
@@ -86,7 +75,7 @@ def test_a_request_may_complete_in_a_new_band(plugin: str) -> None:
 
 @pytest.mark.parametrize("plugin", POLICIES)
 def test_requests_may_be_dispatched_without_waiting(plugin: str) -> None:
-    band = Queue(_policy(plugin).for_band(0))
+    band = Queue(configured(plugin).for_band(0))
     item = band.push("a", 50)
     band.cancel("a")
     band.fairness.dispatched(item, 1.0)

@@ -18,16 +18,16 @@ from picker.framework.attributes import (
     inflight_load_key,
     latency_predictions_key,
 )
+from picker.framework.interfaces import Filter
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import Api, Candidate, Endpoint, EndpointMetrics, InferenceRequest, ParsedBody
 from tests.depth import examples
-from tests.support.picker.plugin_scenes import configured
+from tests.support.picker.plugin_scenes import configured, required_texts, types_of
 
 FILTERS: list[tuple[str, dict[str, Any]]] = [
+    *((name, required_texts(name)) for name in types_of(Filter)),
     ("by-label", {"label": "llm-d.ai/role", "validValues": ["decode"]}),
     ("by-label-selector", {"matchLabels": {"llm-d.ai/role": "decode"}}),
-    ("decode-filter", {}),
-    ("encode-filter", {}),
     (
         "endpoint-attribute-filter",
         {
@@ -35,17 +35,13 @@ FILTERS: list[tuple[str, dict[str, Any]]] = [
             "algorithm": {"type": "threshold", "threshold": {"operator": "LessThan", "value": 3}},
         },
     ),
-    ("header-based-testing-filter", {}),
     (
         "label-selector-filter",
         {"matchExpressions": [{"key": "llm-d.ai/role", "operator": "NotIn", "values": ["both"]}]},
     ),
-    ("multicluster-session-affinity-filter", {}),
-    ("prefill-filter", {}),
     ("prefix-cache-affinity-filter", {"explorationProbability": 0.3}),
     ("prefix-cache-affinity-filter", {"ttftSource": "latencyPredictor"}),
     ("session-affinity-filter", {"strategy": "session_id"}),
-    ("slo-headroom-tier-filter", {"epsilonExploreNeg": 0.5}),
     ("topology-affinity-filter", {"minAffinity": "zone"}),
     (
         "utilization-filter",

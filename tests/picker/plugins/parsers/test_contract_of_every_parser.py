@@ -2,9 +2,9 @@
 
 import pytest
 
-from picker.config.catalog import builtin_plugins
 from picker.framework.interfaces import Parser, ReadsResponses
 from picker.types import Api, ParsedBody
+from tests.support.picker.plugin_scenes import configured, types_of
 
 CLAIMS = {
     "anthropic-parser": ("messages", "messages/count_tokens"),
@@ -22,34 +22,22 @@ CLAIMS = {
     ),
     "passthrough-parser": (),
     "sglanghttp-parser": ("generate",),
-    "vertexai-parser": (
-        "PredictionService/ChatCompletions",
-        "PredictionService/StreamRawPredict",
-        "PredictionService/RawPredict",
-    ),
-    "vllmgrpc-parser": (
-        "vllm.grpc.engine.VllmEngine/Generate",
-        "vllm.grpc.engine.VllmEngine/Embed",
-    ),
     "vllmhttp-parser": ("inference/v1/generate",),
 }
 
 
-def _parser(name: str) -> Parser:
-    plugin = builtin_plugins().get(name)
-    made = plugin.make("mine", plugin.parameters())
-    assert isinstance(made, Parser)
-    return made
-
-
 @pytest.mark.parametrize("name", CLAIMS)
-def test_every_parser_claims_its_paths_and_reads_responses(name: str) -> None:
-    parser = _parser(name)
-    assert parser.claims == CLAIMS[name]
+def test_a_parser_claims_its_paths(name: str) -> None:
+    assert configured(name).claims == CLAIMS[name]
+
+
+@pytest.mark.parametrize("name", types_of(Parser))
+def test_every_parser_but_the_fallback_reads_responses(name: str) -> None:
+    parser = configured(name)
     assert isinstance(parser, ReadsResponses) is bool(parser.claims)
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff\x00", b'{"model":"m"}'])
 def test_the_fallback_accepts_any_bytes(body: bytes) -> None:
     expected = ParsedBody(Api.RAW, can_rewrite=False)
-    assert _parser("passthrough-parser").parse("/x", {}, body) == expected
+    assert configured("passthrough-parser").parse("/x", {}, body) == expected

@@ -1,6 +1,6 @@
 """token-producer: the tokens of prompts, estimated or from a server."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from struct import pack
 from typing import Any
 
@@ -13,7 +13,6 @@ from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.types import Api, InferenceRequest, MultiModalFeature, ParsedBody
 from tests.support.picker.plugin_scenes import configured, request_for
 
-RequestFor = Callable[..., InferenceRequest]
 HELLO = pack("<3I", 1819043176, 1870078063, 6581362)
 IMAGE = {"type": "image_url", "image_url": {"url": "http://x/i.png"}}
 

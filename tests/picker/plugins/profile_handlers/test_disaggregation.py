@@ -1,6 +1,5 @@
 """Disaggregated requests: the stages that run, their order and their endpoints."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,12 +18,7 @@ from tests.support.picker.plugin_scenes import (
     schedule,
 )
 
-Make = Callable[..., Any]
-
-
 PROFILES = ("decode", "prefill", "encode")
-
-
 ALL_ROLES = ("decode", "prefill", "encode")
 
 

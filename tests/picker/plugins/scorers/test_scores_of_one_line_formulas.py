@@ -11,24 +11,21 @@ from msgspec.structs import replace
 from picker.framework.attributes import (
     PEER_ENDPOINT_KEY,
     Attributes,
-    EncoderMatch,
     EndpointLoad,
     InFlightLoad,
     Topology,
-    encoder_matches_key,
     inflight_load_key,
 )
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import (
     Api,
     Candidate,
-    Candidates,
     Endpoint,
     EndpointMetrics,
     InferenceRequest,
     ParsedBody,
 )
-from tests.support.picker.plugin_scenes import configured
+from tests.support.picker.plugin_scenes import configured, found_by, scores
 
 REQUEST = InferenceRequest("r", {}, ParsedBody(Api.RAW, "a"), "a", "a")
 APPROX = match_info_key("approx-prefix-cache-producer")
@@ -47,25 +44,6 @@ def c(
 
 def unknown(name: str = "u", inflight: int = 0) -> Candidate:
     return replace(c(name, inflight), metrics=None)
-
-
-def found(*pairs: tuple[Any, Any]) -> Attributes:
-    attributes = Attributes()
-    for key, value in pairs:
-        attributes[key] = value
-    return attributes
-
-
-def scores(
-    name: str,
-    candidates: Candidates,
-    attributes: Attributes | None = None,
-    parameters: Mapping[str, Any] | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> list[float]:
-    scorer = configured(name, parameters)
-    request = replace(REQUEST, headers=headers or {})
-    return list(scorer.score(request, candidates, attributes or Attributes()))
 
 
 WAITING = [c(waiting_requests=n) for n in (10, 5, 0)]
@@ -185,7 +163,7 @@ def test_lora_affinity(active: str, waiting: str, limit: int | None, expected: f
 
 def _load(*counts: int) -> Attributes:
     loads = {f"default/{name}": EndpointLoad(n) for name, n in zip("abc", counts, strict=False)}
-    return found((inflight_load_key(), InFlightLoad(loads, {})))
+    return found_by((inflight_load_key(), InFlightLoad(loads, {})))
 
 
 @pytest.mark.parametrize(
@@ -233,7 +211,7 @@ def test_active_requests(
 def test_token_load(
     candidates: list[Candidate], load: InFlightLoad | None, expected: list[float]
 ) -> None:
-    attributes = found() if load is None else found((inflight_load_key(), load))
+    attributes = found_by() if load is None else found_by((inflight_load_key(), load))
     said = scores("token-load-scorer", candidates, attributes, {"queueThresholdTokens": 1000})
     assert said == pytest.approx(expected)
 
@@ -256,42 +234,10 @@ def test_prefix_cache(
     info = PrefixCacheMatchInfo(total, block, {"default/a": match} if match else {})
     parameters = {"matchLengthWeight": weight, "matchLengthScaleTokens": scale}
     candidates = [c("a"), c("b")]
-    said = scores("prefix-cache-scorer", candidates, found((APPROX, info)), parameters)
+    said = scores("prefix-cache-scorer", candidates, found_by((APPROX, info)), parameters)
     assert said == [pytest.approx(expected), 0.0]
     other = {**parameters, "prefixMatchInfoProducerName": "other"}
-    assert scores("prefix-cache-scorer", candidates, found((APPROX, info)), other) == [0.0, 0.0]
-
-
-@pytest.mark.parametrize(
-    ("match", "expected"),
-    [
-        (None, [0.0, 0.0, 0.0]),
-        (EncoderMatch(4.0, {"default/a": 1.0, "default/c": 4.0}), [0.25, 0.0, 1.0]),
-        (EncoderMatch(0.0, {}), [0.0, 0.0, 0.0]),
-    ],
-)
-def test_mm_embeddings_cache(match: EncoderMatch | None, expected: list[float]) -> None:
-    attributes = found() if match is None else found((encoder_matches_key("theirs"), match))
-    candidates = [c(name) for name in "abc"]
-    parameters = {"producerName": "theirs"}
-    assert scores("mm-embeddings-cache-scorer", candidates, attributes, parameters) == expected
-
-
-@pytest.mark.parametrize(
-    ("headers", "expected"),
-    [
-        ({"x-slice": "a"}, [1.0, 0.0, 0.0, 0.0]),
-        ({"x-slice": ""}, [0.0, 0.0, 0.0, 1.0]),
-        ({"x-slice": "A"}, [0.0] * 4),
-        ({"x-other": "a"}, [0.0] * 4),
-    ],
-)
-def test_header_label_affinity(headers: dict[str, str], expected: list[float]) -> None:
-    labels: list[dict[str, str]] = [{"slice": "a"}, {"slice": "b"}, {"other": "a"}, {"slice": ""}]
-    candidates = [c(labels=each) for each in labels]
-    parameters = {"headerName": "X-Slice", "labelKey": "slice"}
-    said = scores("header-label-affinity-scorer", candidates, None, parameters, headers)
-    assert said == expected
+    assert scores("prefix-cache-scorer", candidates, found_by((APPROX, info)), other) == [0.0, 0.0]
 
 
 TOPOLOGY = "Topology/topology-extractor"
@@ -303,7 +249,7 @@ PLACES = [
     Topology("h2", "r2", "z2", "g2"),
     Topology(),
 ]
-PEER = found((PEER_ENDPOINT_KEY, c("peer", known={TOPOLOGY: PLACES[0]})))
+PEER = found_by((PEER_ENDPOINT_KEY, c("peer", known={TOPOLOGY: PLACES[0]})))
 
 
 @pytest.mark.parametrize(
@@ -341,11 +287,11 @@ LOWER, HIGHER = "linear_lower_is_better", "linear_higher_is_better"
 def test_endpoint_attribute(
     kind: str, normalization: dict[str, Any], values: list[float | None], expected: list[float]
 ) -> None:
-    key = "Util/dcgm-extractor"
+    key = "Util/my-extractor"
     candidates = [c(known={} if value is None else {key: value}) for value in values]
     parameters = {
         "attributeKey": "Util",
-        "producer": "dcgm-extractor",
+        "producer": "my-extractor",
         "algorithm": {"type": kind, "normalization": normalization},
     }
     said = scores("endpoint-attribute-scorer", candidates, None, parameters)
@@ -357,46 +303,6 @@ def test_endpoint_attribute_knows_the_core_metrics() -> None:
     candidates = [c(waiting_requests=4), c(), unknown(), c(waiting_requests=None)]
     said = scores("endpoint-attribute-scorer", candidates, None, parameters)
     assert said == [0.0, 1.0, 0.0, 0.5]
-
-
-QUEUE = "llm-d.ai/multicluster-queue-size/multicluster-metrics-extractor"
-KV = "llm-d.ai/multicluster-kv-cache-utilization/multicluster-metrics-extractor"
-
-
-@pytest.mark.parametrize(
-    ("name", "key", "values", "expected"),
-    [
-        ("multicluster-queue-scorer", QUEUE, [2, 6, 10], [1.0, 0.5, 0.0]),
-        ("multicluster-queue-scorer", QUEUE, [2, None, 10], [1.0, 0.0, 0.0]),
-        ("multicluster-queue-scorer", QUEUE, [None], [0.0]),
-        (
-            "multicluster-kv-cache-utilization-scorer",
-            KV,
-            [0.0, 0.75, 1.5, -1.0, None],
-            [1.0, 0.25, 0.0, 1.0, 0.0],
-        ),
-    ],
-)
-def test_pools_are_scored_by_the_reports_of_their_pickers(
-    name: str, key: str, values: list[float | None], expected: list[float]
-) -> None:
-    pools = [c(waiting_requests=99, known={} if one is None else {key: one}) for one in values]
-    assert scores(name, pools) == expected
-
-
-def test_a_pool_that_lacks_one_of_two_numbers_has_the_mean_of_the_others() -> None:
-    known = [{QUEUE: 2, KV: 0.75}, {QUEUE: 6, KV: 0.25}, {QUEUE: 2}, {KV: 0.25}, {}]
-    pools = [c(known=one) for one in known]
-    queue = scores("multicluster-queue-scorer", pools)
-    assert queue == pytest.approx([1.0, 0.0, 1.0, 2 / 3, 0.0])
-    cache = scores("multicluster-kv-cache-utilization-scorer", pools)
-    assert cache == pytest.approx([0.25, 0.75, 1 - 1.25 / 3, 0.75, 0.0])
-
-
-def test_prefixes_of_pools_have_a_producer_of_their_own() -> None:
-    key = match_info_key("multicluster-approx-prefix-cache-producer")
-    attributes = found((key, PrefixCacheMatchInfo(10, 64, {"default/a": 5})))
-    assert scores("multicluster-prefix-cache-scorer", [c("a"), c("b")], attributes) == [0.5, 0.0]
 
 
 def test_the_precise_scorer_scores_its_own_matches() -> None:
