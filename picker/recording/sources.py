@@ -26,7 +26,7 @@ from picker.framework.interfaces import (
     RequestProcessor,
     Screener,
 )
-from picker.plugins.producers.session_id_producer import SessionIdProducerParameters
+from picker.plugins.producers.identities import SessionIdProducerParameters
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.recording.values import OWN_NOTES
 from picker.requestcontrol.plugin_log import PluginLog

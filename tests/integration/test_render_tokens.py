@@ -11,8 +11,7 @@ from picker.app.json_client import JsonClient
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import AsyncDataProducer, Parser
 from picker.framework.services import HttpError, Services
-from picker.plugins.parsers.anthropic_parser import AnthropicParser
-from picker.plugins.parsers.openai_parser import OpenAIParser
+from picker.plugins.parsers.http_parsers import AnthropicParser, OpenAIParser
 from picker.types import InferenceRequest
 from tests.support.picker.plugin_scenes import configured
 from tests.support.worker.sim_worker import SimWorker, sim_worker

@@ -29,7 +29,7 @@ NO_LIMITS = {
     *("recording.comparison._MAX_TOTALS_SHOWN", "xds.server.MAX_LINES"),
     *("xds.server._MAX_SHOWN", "xds.server._MAX_TEXT"),
     # values that are computed anew when they are not remembered
-    *("extproc.wire.MAX_REMEMBERED", "plugins.parsers.openai_parser.MAX_REMEMBERED"),
+    *("extproc.wire.MAX_REMEMBERED", "plugins.parsers.http_parsers.MAX_REMEMBERED"),
     *("recording.requests.MAX_REMEMBERED", "recording.requests.MAX_REMEMBERED_LENGTH"),
     *("requestcontrol.pipeline.MAX_CACHED_PATHS", "rpc.http2.headers.MAX_REMEMBERED"),
     *("peers.inbox._MAX_MISSING", "scrape.exposition.MAX_REMEMBERED_BYTES"),

@@ -21,7 +21,7 @@ from picker.errors import RefusedError
 from picker.framework.interfaces import ResponseReader
 from picker.framework.registry import PluginType
 from picker.plugins.parsers._usage import USAGE, JsonUsage, SseUsage, openai_usage
-from picker.plugins.parsers.openai_parser import OpenAIParser
+from picker.plugins.parsers.http_parsers import OpenAIParser
 from picker.types import Api, ParsedBody, Usage
 
 _OPENAI_PATHS = {

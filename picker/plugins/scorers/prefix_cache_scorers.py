@@ -15,9 +15,26 @@ precise-prefix-cache-scorer: a precise-prefix-cache-producer that scores what it
 as prefix-cache-scorer with `matchLengthWeight` 0. Deprecated: configure the producer, and a
 prefix-cache-scorer with its name as `prefixMatchInfoProducerName`. The parameters are the
 producer's.
+
+no-hit-lru-scorer: spread prompts that no endpoint has cached, least recently used first.
+
+A decision is cold when no candidate has a block of the prompt. Of n candidates,
+
+    score = 0.5                      each, when the decision is not cold
+            1 − rank / (n − 1)       when it is; 1.0 for n = 1
+
+The first ranks are endpoints that got no cold request yet, in the order of the candidates; then the
+others, least recently used first. Before a cold request leaves, the endpoints that the primary
+profile and the profile `prefill` picked become the most recently used.
+
+The order of at most `lruSize` (1024) endpoints is remembered; those that leave or restart are
+forgotten. (In the reference, a used endpoint's rank counts used endpoints that are not candidates;
+here it does not.)
 """
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import (
@@ -27,12 +44,13 @@ from picker.framework.registry import (
     Share,
     Stability,
 )
+from picker.plugins._shared.stages import prompt_readers
 from picker.plugins.producers.precise_prefix_cache_producer import (
     PrecisePrefixCacheParameters,
     PrecisePrefixCacheProducer,
 )
 from picker.prefix.match import match_info_key
-from picker.types import Candidates, InferenceRequest
+from picker.types import Candidate, Candidates, InferenceRequest, SchedulingResult
 
 
 class PrefixCacheParameters(Parameters, frozen=True):
@@ -81,7 +99,75 @@ class PrecisePrefixCacheScorer(PrecisePrefixCacheProducer):
         return self._scorer.score(request, candidates, attributes)
 
 
+WARM = 0.5
+
+
+class NoHitLruParameters(Parameters, frozen=True):
+    lru_size: PositiveInt = 1024
+    prefix_match_info_producer_name: str = "approx-prefix-cache-producer"
+    prefix_plugin_type: str = ""
+    prefix_plugin_name: str = ""
+
+    @property
+    def without_effect(self) -> Mapping[str, str]:
+        older = "prefixMatchInfoProducerName says whose matches count"
+        return {"prefixPluginType": older, "prefixPluginName": older}
+
+
+class NoHitLruScorer:
+    def __init__(self, parameters: NoHitLruParameters) -> None:
+        self._size = parameters.lru_size
+        self._key = match_info_key(parameters.prefix_match_info_producer_name)
+        self._used: OrderedDict[str, None] = OrderedDict()
+        self.consumes = (self._key,)
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The keys of the endpoints that got cold requests, least recently used first."""
+        return tuple(self._used)
+
+    def score(
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
+    ) -> Sequence[float]:
+        if not self._is_cold(candidates, attributes):
+            return [WARM] * len(candidates)
+        if len(candidates) == 1:
+            return [1.0]
+        # Ranks count candidates only: endpoints that filters removed leave no gap.
+        present = {candidate.key for candidate in candidates}
+        never = [candidate.key for candidate in candidates if candidate.key not in self._used]
+        order = [*never, *(key for key in self._used if key in present)]
+        last = len(candidates) - 1
+        score = {key: 1.0 - rank / last for rank, key in enumerate(order)}
+        return [score[candidate.key] for candidate in candidates]
+
+    def pre_request(
+        self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
+    ) -> None:
+        """Remember the endpoint of a request that is cold among the candidates of its profile."""
+        for profile, picked in prompt_readers(result):
+            seen = (scored.candidate for scored in chain(profile.picked, profile.scored))
+            if self._is_cold(seen, attributes):
+                self._use(picked.key)
+
+    def endpoint_removed(self, key: str) -> None:
+        self._used.pop(key, None)
+
+    def _is_cold(self, candidates: Iterable[Candidate], attributes: Attributes) -> bool:
+        info = attributes.get(self._key)
+        if info is None or not info.match_blocks:
+            return True
+        return not any(info.match_blocks.get(candidate.key, 0) > 0 for candidate in candidates)
+
+    def _use(self, key: str) -> None:
+        self._used[key] = None
+        self._used.move_to_end(key)
+        if len(self._used) > self._size:
+            self._used.popitem(last=False)
+
+
 PLUGINS = (
     PluginType("prefix-cache-scorer", PrefixCacheScorer),
     PluginType("precise-prefix-cache-scorer", PrecisePrefixCacheScorer, Stability.DEPRECATED),
+    PluginType("no-hit-lru-scorer", NoHitLruScorer),
 )

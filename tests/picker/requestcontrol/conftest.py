@@ -15,8 +15,7 @@ from picker.decisions.decision import Decision, Watchers
 from picker.decisions.steps import BoundPlugin, PluginSteps
 from picker.errors import RefusedError
 from picker.framework.attributes import Attributes, DataKey
-from picker.plugins.parsers.openai_parser import OpenAIParser
-from picker.plugins.parsers.passthrough_parser import PassthroughParser
+from picker.plugins.parsers.http_parsers import OpenAIParser, PassthroughParser
 from picker.pool.inflight import InflightLoad
 from picker.requestcontrol.director import Director, Exchange
 from picker.requestcontrol.pipeline import (

@@ -25,7 +25,7 @@ from picker.framework.services import HttpError
 from picker.outliers.breaker import Answer, EndpointState
 from picker.outliers.burst_wait import BurstWait
 from picker.outliers.detector import OutlierDetector
-from picker.plugins.parsers.openai_parser import OpenAIParser
+from picker.plugins.parsers.http_parsers import OpenAIParser
 from picker.pool.datastore import EndpointChanges
 from picker.pool.inflight import InflightLoad
 from picker.requestcontrol.director import Director

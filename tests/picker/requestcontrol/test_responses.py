@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.framework.interfaces import Flight
-from picker.plugins.parsers.openai_parser import OpenAIParser
+from picker.plugins.parsers.http_parsers import OpenAIParser
 from picker.requestcontrol.pipeline import ParserTable
 from picker.requestcontrol.responses import ModelRenamer
 from picker.types import (

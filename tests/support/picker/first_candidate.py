@@ -5,8 +5,7 @@ from random import Random
 
 from picker.decisions.steps import BoundPlugin, PluginSteps
 from picker.framework.attributes import Attributes
-from picker.plugins.parsers.openai_parser import OpenAIParser
-from picker.plugins.parsers.passthrough_parser import PassthroughParser
+from picker.plugins.parsers.http_parsers import OpenAIParser, PassthroughParser
 from picker.requestcontrol.pipeline import ParserTable, RequestPipeline
 from picker.types import Candidate, InferenceRequest, SchedulingResult
 

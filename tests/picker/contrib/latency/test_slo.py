@@ -1,4 +1,4 @@
-"""Types that act on latency objectives: admission and tiers."""
+"""Objectives in headers, and the types that act on them."""
 
 from functools import partial
 from math import inf
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from picker.contrib.latency._objectives import LatencyObjectives, latency_objectives
 from picker.contrib.latency.slo import LatencySloAdmitter, LatencySloAdmitterParameters
 from picker.errors import RefusedError
 from picker.framework.attributes import Attributes, LatencyPrediction, latency_predictions_key
@@ -142,3 +143,24 @@ def test_the_request_whose_first_token_is_due_soonest_goes_first(
     item: dict[str, Any], expected: Rank
 ) -> None:
     assert configured("slo-deadline-ordering-policy").rank(queued(**item)) == expected
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, LatencyObjectives()),
+        ({"x-llm-d-slo-ttft-ms": "200"}, LatencyObjectives(200.0)),
+        ({"x-slo-ttft-ms": "200", "x-slo-tpot-ms": "1.5"}, LatencyObjectives(200.0, 1.5)),
+        ({"x-slo-ttft-ms": "200", "x-llm-d-slo-ttft-ms": "300"}, LatencyObjectives(300.0)),
+        ({"x-slo-ttft-ms": "200", "x-llm-d-slo-ttft-ms": ""}, LatencyObjectives(200.0)),
+        ({"x-llm-d-slo-ttft-ms": "soon", "x-llm-d-slo-tpot-ms": "nan"}, LatencyObjectives()),
+        ({"x-llm-d-slo-ttft-ms": "-1", "x-llm-d-slo-tpot-ms": "0"}, LatencyObjectives()),
+        ({"x-llm-d-slo-ttft-ms": "inf"}, LatencyObjectives()),
+    ],
+)
+def test_an_objective_is_a_positive_number(
+    headers: dict[str, str], expected: LatencyObjectives
+) -> None:
+    objectives = latency_objectives(headers)
+    assert objectives == expected
+    assert bool(objectives) == (expected != LatencyObjectives())

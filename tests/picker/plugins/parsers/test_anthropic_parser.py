@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from picker.errors import RefusedError
-from picker.plugins.parsers.anthropic_parser import AnthropicParser
+from picker.plugins.parsers.http_parsers import AnthropicParser
 from picker.tokenization.estimate import PromptEstimator
 from picker.tokenization.media import EstimateParameters, MediaTokens
 from picker.tokenization.render import question_of

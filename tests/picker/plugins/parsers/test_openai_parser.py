@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.errors import RefusedError
-from picker.plugins.parsers.openai_parser import OpenAIParser, api_of
+from picker.plugins.parsers.http_parsers import OpenAIParser, api_of
 from picker.tokenization.estimate import PromptEstimator
 from picker.tokenization.media import EstimateParameters, MediaTokens
 from picker.types import Api, ParsedBody, Usage

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from picker.plugins.parsers.sglanghttp_parser import SglangHttpParser
+from picker.plugins.parsers.http_parsers import SglangHttpParser
 from picker.types import Api, ParsedBody, Usage
 
 

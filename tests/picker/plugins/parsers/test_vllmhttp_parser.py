@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from picker.plugins.parsers.vllmhttp_parser import VllmHttpParser
+from picker.plugins.parsers.http_parsers import VllmHttpParser
 from picker.types import Api, MultiModalFeature, ParsedBody, Usage
 
 PATH = "/inference/v1/generate"

@@ -1,7 +1,7 @@
 """no-hit-lru-scorer: cold prompts are spread."""
 
 from picker.framework.attributes import Attributes
-from picker.plugins.scorers.no_hit_lru_scorer import NoHitLruParameters, NoHitLruScorer
+from picker.plugins.scorers.prefix_cache_scorers import NoHitLruParameters, NoHitLruScorer
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import Candidate, ProfileResult, SchedulingResult, ScoredEndpoint
 from tests.support.picker.plugin_scenes import candidate, request_for

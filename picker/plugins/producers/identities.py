@@ -1,4 +1,6 @@
-"""agent-identity: all turns of an agent's session are one flow.
+"""Identities that clients send with their requests.
+
+agent-identity: all turns of an agent's session are one flow.
 
     identity = first non-empty of additionalSessionHeaders, x-claude-code-session-id,
                x-session-affinity, session-id, session_id
@@ -6,11 +8,19 @@
 It becomes the fairness id of a request that names none, before admission. Other plugins can read it
 as a finding whatever the fairness id is, e.g. session affinity with a source
 `{attribute: agent-identity}`. Without such a header nothing changes.
+
+session-id-producer: find the session of a request.
+
+    session = headers[headerName]     or     the cookie called cookieName
+
+Exactly one of the two parameters is required. Blanks around the value are removed; an empty value
+is no session, and then nothing is written. The session affinity plugins read the finding with a
+source `{attribute: SessionID}`.
 """
 
 from msgspec.structs import replace
 
-from picker.framework.attributes import Attributes, agent_identity_key
+from picker.framework.attributes import Attributes, agent_identity_key, session_id_key
 from picker.framework.registry import Parameters, PluginType, Stability
 from picker.types import Candidates, InferenceRequest
 
@@ -51,4 +61,47 @@ class AgentIdentity:
         return next(filter(None, values), "")
 
 
-PLUGIN = PluginType("agent-identity", AgentIdentity, Stability.ALPHA)
+_COOKIES = "cookie"
+
+
+class SessionIdProducerParameters(Parameters, frozen=True):
+    header_name: str = ""
+    cookie_name: str = ""
+
+
+class SessionIdProducer:
+    def __init__(self, name: str, parameters: SessionIdProducerParameters) -> None:
+        self._header = parameters.header_name.strip().lower()
+        self._cookie = parameters.cookie_name.strip()
+        if bool(self._header) == bool(self._cookie):
+            raise ValueError("exactly one of headerName and cookieName is needed")
+        self._key = session_id_key(name)
+        self.produces = (self._key,)
+
+    def produce(
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
+    ) -> InferenceRequest:
+        if self._header:
+            session = request.headers.get(self._header, "").strip()
+        else:
+            session = cookie(request.headers.get(_COOKIES, ""), self._cookie)
+        if session:
+            attributes[self._key] = session
+        return request
+
+
+def cookie(header: str, name: str) -> str:
+    """Return the first cookie called `name`, "" without one, without its quotes (RFC 6265)."""
+    for pair in header.split(";"):
+        key, equals, value = pair.partition("=")
+        if equals and key.strip() == name:
+            value = value.strip()
+            is_quoted = len(value) > 1 and value[0] == value[-1] == '"'
+            return value[1:-1] if is_quoted else value
+    return ""
+
+
+PLUGINS = (
+    PluginType("agent-identity", AgentIdentity, Stability.ALPHA),
+    PluginType("session-id-producer", SessionIdProducer),
+)

@@ -1,14 +1,19 @@
-"""round-robin-fairness-policy: one request of each flow in turn, by their ids."""
+"""Fairness policies without weights: one request of each flow in turn, and the best head of all."""
 
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from picker.plugins.fairness_policies.round_robin_fairness_policy import (
+from picker.plugins.fairness_policies.simple_policies import (
+    GlobalStrictBand,
     RoundRobinBand,
     RoundRobinFairnessPolicy,
 )
+from tests.depth import examples
 from tests.support.picker.band_queue import Queue
+from tests.support.picker.plugin_scenes import queued
 
 
 @pytest.fixture
@@ -67,3 +72,32 @@ def test_a_forgotten_flow_is_a_new_one() -> None:
     band = RoundRobinBand()
     band.forget("nobody")
     assert band.select(0.0) is None
+
+
+def test_the_first_of_equal_ranks_goes_first() -> None:
+    band = GlobalStrictBand()
+    first, second = queued("z"), queued("a")
+    band.head_changed("a", second, (1.0,))
+    band.head_changed("z", first, (1.0,))
+    assert band.select(0.0) == "z"
+    band.head_changed("z", None, ())
+    assert band.select(0.0) == "a"
+
+
+@examples(60)
+@given(
+    changes=st.lists(
+        st.tuples(st.sampled_from("abcdef"), st.none() | st.integers(0, 5)), max_size=60
+    )
+)
+def test_a_selection_equals_a_search_of_all_heads(changes: list[tuple[str, int | None]]) -> None:
+    band, heads = GlobalStrictBand(), dict[str, Any]()
+    for flow, rank in changes:
+        if rank is None:
+            heads.pop(flow, None)
+            band.head_changed(flow, None, ())
+        else:
+            head = queued(flow)
+            heads[flow] = ((float(rank),), head.sequence)
+            band.head_changed(flow, head, (float(rank),))
+        assert band.select(0.0) == min(heads, key=heads.__getitem__, default=None)

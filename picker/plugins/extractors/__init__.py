@@ -1,1 +1,0 @@
-"""Read pages about endpoints (`scrape.sources.Extractor`, `EndpointExtractor`)."""
