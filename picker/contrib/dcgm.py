@@ -1,12 +1,10 @@
 """The GPU load of endpoints, as a DCGM exporter reports it.
 
-dcgm-data-source: where the DCGM exporter reports an endpoint's GPU load. Settings only. `scheme` is
-http or https, `path` /metrics, `port` 9400 at the endpoint's address, or at its node's address with
-`useNodeAddress` (false); when the node of an endpoint is unknown, its scrape fails. `interval` and
-`maxPageBytes` are those of metrics-data-source. For https: `insecureSkipVerify` true, `caCertPath`,
-`clientCertPath` and `clientKeyPath`.
+dcgm-data-source: where the DCGM exporter reports an endpoint's GPU load. It is metrics-data-source
+at another port, with `useNodeAddress` of the endpoint's node; when that is unknown, the scrape
+fails.
 
-dcgm-extractor: the GPU load of an endpoint, from a DCGM exporter's page. Takes no parameters.
+dcgm-extractor: the GPU load of an endpoint, from a DCGM exporter's page.
 
     GPUUtilization/dcgm-extractor = max(DCGM_FI_DEV_GPU_UTIL of its samples) / 100, in [0, 1]
 

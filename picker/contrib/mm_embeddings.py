@@ -1,13 +1,10 @@
 """Routing by the images, videos and sounds that endpoints have encoded before.
 
 mm-embeddings-cache-producer: guess which endpoint has encoded which images, videos and sounds. It
-remembers, for each endpoint, the content hashes of the multi-modal items that it sent there
-(`pre_request`, for all endpoints that the primary profile picked) and looks up the items of each
-new request. An item counts 1 however often it occurs in the request. No engine is asked.
-
-Memory per endpoint: the last `cacheSizeInMBPerServer` (4096) / 2 items, because an embedding takes
-about 2 MiB; endpoints that leave or restart are forgotten. Requests may carry the hashes of their
-items themselves; a long hash is remembered by its digest.
+remembers the content hashes of the multi-modal items that it sent to each endpoint (`pre_request`,
+for all endpoints that the primary profile picked) and looks up those of each new request. An
+endpoint's memory has the last `cacheSizeInMBPerServer` / 2 items, because an embedding takes about
+2 MiB.
 
 mm-embeddings-cache-scorer: prefer endpoints that have encoded the request's images and sounds.
 

@@ -1,49 +1,40 @@
 """Routing between clusters: an endpoint is a whole pool, and its address that of a gateway.
 
-multicluster-file-discovery: the pools of other clusters, listed in a file. Parameters and file are
-those of file-discovery. `address`, that of the pool's gateway, may also be a DNS name, which is not
-resolved: the gateway in front must be able to route to names. The labels `metricsAddress` and
-`metricsPort` say where the picker of that pool publishes its metrics.
+multicluster-file-discovery: the pools of other clusters, listed in a file. It is file-discovery,
+but `address`, that of the pool's gateway, may also be a DNS name, which is not resolved: the
+gateway in front must be able to route to names. The labels `metricsAddress` and `metricsPort` say
+where the picker of that pool publishes its metrics.
 
-multicluster-metrics-data-source: where other clusters' pickers report the load of their pools.
-Parameters are those of metrics-data-source with other defaults, because the path is between
-clusters: `scheme` is https and certificates are checked (`insecureSkipVerify` false).
+multicluster-metrics-data-source: where other clusters' pickers report the load of their pools. It
+is metrics-data-source with defaults for a path between clusters.
 
 multicluster-metrics-extractor: the load of a whole pool, from its picker's metrics page.
 
     llm-d.ai/multicluster-queue-size            = `queueSizeMetric`, 0 and above
     llm-d.ai/multicluster-kv-cache-utilization  = `kvCacheUtilizationMetric`, in [0, 1]
 
-Both have the producer multicluster-metrics-extractor. By default the metrics are the averages that
-a picker reports of its pool; a spec is `name` or `name{label=value,…}`. Of several samples (a page
-that reports several pools) the greatest counts. A missing or unusable series is reported as a
-problem, and its number is unknown.
+Both have the producer multicluster-metrics-extractor. A spec is `name` or `name{label=value,…}`; of
+several samples (a page that reports several pools) the greatest counts. A missing or unusable
+series is reported as a problem, and its number is unknown.
 
-multicluster-session-affinity-filter: session-affinity-filter where the endpoints are clusters. The
-same formula and parameters: a session stays with the cluster that it was sent to.
+multicluster-session-affinity-filter: session-affinity-filter where the endpoints are clusters.
 
-multicluster-approx-prefix-cache-producer: guess which cluster's pool has seen the prompt before.
-Formula and parameters are those of approx-prefix-cache-producer; set `lruCapacityPerServer` to the
-capacity of a pool.
+multicluster-approx-prefix-cache-producer: guess which cluster's pool has seen the prompt before. It
+is approx-prefix-cache-producer; set `lruCapacityPerServer` to the capacity of a pool.
 
-multicluster-prefix-cache-scorer: prefer pools of other clusters that saw the prompt before. Formula
-and parameters are those of prefix-cache-scorer, with the matches of a
-multicluster-approx-prefix-cache-producer.
+multicluster-prefix-cache-scorer: prefer pools of other clusters that saw the prompt before. It is
+prefix-cache-scorer for the matches of a multicluster-approx-prefix-cache-producer.
 
 multicluster-queue-scorer: prefer pools of other clusters with short queues.
 
     score = (max − q) / (max − min)        over the candidates; 1.0 when all are equal
 
-`q` is the attribute `llm-d.ai/multicluster-queue-size`. A pool that reports its KV cache, but not
-its queue, has the mean of the others; one that reports neither scores 0.0 and is left out of min
-and max.
-
 multicluster-kv-cache-utilization-scorer: prefer pools of other clusters with free KV cache.
 
     score = 1 − u        clamped to 0..1
 
-`u` is the attribute `llm-d.ai/multicluster-kv-cache-utilization`. A pool that reports its queue,
-but not its KV cache, has the mean of the others; one that reports neither scores 0.0.
+`q` and `u` are the attributes above. A pool that reports only the other one has the mean of the
+others; one that reports neither scores 0.0 and is left out of min and max.
 """
 
 import math

@@ -1,27 +1,26 @@
 """Formulas of other routers: sglang-router, rendezvous hashing with bounded loads, NVIDIA Dynamo.
 
+An endpoint whose load is unknown scores 0.0 beside others whose load is known.
+
 cache-aware-scorer: the endpoint that has most of the prompt, unless the load is too uneven.
 
 Loads are this picker's own requests in flight, max and min those of the candidates.
 
-    uneven  = max − min > balanceAbsThreshold (64) and max > balanceRelThreshold (1.5) · min
-    matched = those with the longest match, if match / total > cacheThreshold (0.3); not if uneven
+    uneven  = max − min > balanceAbsThreshold and max > balanceRelThreshold · min
+    matched = those with the longest match, if match / total > cacheThreshold; not if uneven
     score   = (2 + s) / 3 for the matched, s / 3 for others; s = (max − load) / (max − min)
 
 So max-score-picker takes a matched endpoint, the one with the least load first, and without any the
-one with the least load. Equal loads: s = 1. An endpoint whose load is unknown (never scraped, or
-scrapes went stale) scores 0.0 beside others whose load is known, and is not matched.
+one with the least load. Equal loads: s = 1.
 
 The formula and the defaults are those of `cache_aware` in sglang-router (`--cache-threshold`,
-`--balance-abs-threshold`, `--balance-rel-threshold`), which leaves out unhealthy workers in the
-same way. There matches are counted in characters by a tree of its own; here they are blocks, of the
-producer `prefixMatchInfoProducerName`. Older versions send an unmatched prompt to the worker with
-the smallest tree, later ones to the one with the least load.
+`--balance-abs-threshold`, `--balance-rel-threshold`), where matches are counted in characters by a
+tree of its own, and older versions send an unmatched prompt to the worker with the smallest tree.
 
 consistent-hashing-scorer: the same key to the same endpoint, unless it has too much to do.
 
 The key is the header `headerName` of the request, else the model, the cache salt and the first
-`prefixTokens` (256) tokens of the prompt. Endpoints are in the order of
+`prefixTokens` tokens of the prompt. Endpoints are in the order of
 
     xxh3(endpoint, seed = xxh3(key)), descending
 
@@ -29,11 +28,10 @@ The key is the header `headerName` of the request, else the model, the cache sal
 the keys from the others. The next in the order are the endpoints that this request would take over
 the bound on their load,
 
-    ⌈loadFactor (1.25) · (m + 1) / n⌉,   m = this picker's requests in flight at all n candidates
+    ⌈loadFactor · (m + 1) / n⌉,   m = this picker's requests in flight at all n candidates
 
-which can never be all of them; the last, while another's load is known, are endpoints whose load is
-unknown (never scraped, or scrapes went stale). Rank r of this order scores 1 − r / (n − 1); 1.0 for
-n = 1. Use it with max-score-picker. Without a key: 0.0 for all.
+which can never be all of them; the last are those of unknown load. Rank r of this order scores 1 −
+r / (n − 1); 1.0 for n = 1. Use it with max-score-picker. Without a key: 0.0 for all.
 
 Sources: Thaler and Ravishankar, "Using Name-Based Mappings to Increase Hit Rates", 1998; Mirrokni,
 Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2018. Candidates differ from
@@ -44,22 +42,19 @@ dynamo-cost-scorer: prefer endpoints with the least work, in blocks, for prompts
 With blocks of B tokens as the prefix producer has them, p the tokens of prompts in flight at the
 endpoint, n those of this prompt, b = ⌈n / B⌉ and c the blocks of it that are cached there:
 
-    cost    = prefillLoadScale (1) · max(0, (p + n) / B − credits) + decode + active
-    credits = overlapScoreCredit (1) · decay · gpu + lower,   c = gpu + lower
-    decay   = 1 / (1 + overlapScoreCreditDecay (0) · (p − least p) / B / b)
+    cost    = prefillLoadScale · max(0, (p + n) / B − credits) + decode + active
+    credits = overlapScoreCredit · decay · gpu + lower,   c = gpu + lower
+    decay   = 1 / (1 + overlapScoreCreditDecay · (p − least p) / B / b)
     decode  = tokens in KV blocks in use there / B + b
-    active  = decodeActiveRequestWeight (0) · requests in flight
+    active  = decodeActiveRequestWeight · requests in flight
     score   = (greatest cost − cost) / (greatest cost − least cost);   1.0 when all are equal
 
 Use it with softmax-picker, whose `temperature` then is Dynamo's. Blocks in lower tiers count by the
 producer's `kvCacheBackendConfigs` (in Dynamo cpu 0.75, disk 0.25), and do not decay; where no tiers
 are known, all cached blocks are on the GPU. The load in flight is that of an
-inflight-load-producer: give it the same `prefixMatchInfoProducerName`. It counts a prompt until the
-first piece of its response, or, where the proxy shows no bodies, until the end. KV blocks in use
-are those that the endpoint reports; for an endpoint that only lacks these, the mean of the others.
-Dynamo counts the blocks that it assigned itself. An endpoint whose load is unknown (never scraped,
-or scrapes went stale) scores 0.0 beside others whose load is known. Without a prompt or a finding:
-0.0 for all.
+inflight-load-producer: give it the same `prefixMatchInfoProducerName`. KV blocks in use are those
+that the endpoint reports, else the mean of the others; Dynamo counts the blocks that it assigned
+itself. Without a prompt or a finding: 0.0 for all.
 
 Source: NVIDIA Dynamo, `lib/kv-router/src/scheduling/selector.rs` and its documentation ("Routing
 Concepts", `--router-kv-overlap-score-credit`, `-decay`, `--router-prefill-load-scale`).

@@ -1,17 +1,15 @@
 """p2p-source-producer: send the engine that computes the prompt the address to copy its KV from.
 
-The computing endpoint is the first one of the profile `prefillProfileName` (prefill) if that ran,
-else of the primary one. A peer is another candidate whose cached tokens in the CPU tier exceed
-those of the endpoint by at least `minCachedTokenDelta` (1), as `prefixMatchInfoProducerName` found
-them (precise-prefix-cache-producer: only engines themselves know their tiers). Of the peers within
-one block of the best, one is drawn with
+The computing endpoint is the first one of the profile `prefillProfileName` if that ran, else of the
+primary one. A peer is another candidate whose cached tokens in the CPU tier exceed those of the
+endpoint by at least `minCachedTokenDelta`, as `prefixMatchInfoProducerName` found them (only
+engines themselves know their tiers). Of the peers within one block of the best, one is drawn with
 
     weight = 1 / (1 + queue)        u = FNV-1a-32(request id) / 2^32
 
-so that a repeated decision about a request draws the same peer. A queue counts as one more than the
-longest known where the load is unknown, and as the mean of the others where the page only lacks the
-queue. The peer's `ip:port` goes into the request header `x-kv-cache-source-host-port`; without a
-peer the header is not set.
+so that a repeated decision about a request draws the same peer. An unknown queue counts as one more
+than the longest known, or as the mean of the others where the page only lacks the queue. The peer's
+`ip:port` goes into the request header `x-kv-cache-source-host-port`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -14,15 +14,12 @@ and with turn-priority, where a program is a session whose prompt grows with eve
     score  = turn + turnPriorityTimeWeight · seconds that the head has waited
     turn   = requests of the program that were dispatched, and the head; 1 when no request of the
              program was in flight for turnPriorityInactivitySeconds (0: no limit) before the head
-             arrived
+             arrived, and always 1 without a fairness id
 
-so that deep sessions go first, whose prompts are probably cached. Requests without a fairness id
-are no session: all of them count as first turns.
-
-The greatest score goes first, of equal ones the least id. A program without a request for
-`evictionTtlSeconds`, or with las whose service has faded to less than a token, is forgotten at one
-of the sweeps, `evictionSweepSeconds` apart. Beyond 50,000 programs the least recent one is
-forgotten at once.
+so that deep sessions go first, whose prompts are probably cached. The greatest score goes first, of
+equal ones the least id. A program without a request for `evictionTtlSeconds`, or with las whose
+service has faded to less than a token, is forgotten at one of the sweeps, `evictionSweepSeconds`
+apart; beyond 50,000 programs the least recent one at once.
 
 Scores are relative, so a selection compares all waiting flows: O(n), once after each change. With
 thousands of flows another policy is faster.

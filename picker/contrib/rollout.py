@@ -7,8 +7,7 @@ During a rollout, a set has endpoints of two revisions whose KV caches may be in
    whose label equals it; without any, the request is refused (503). Selectors of mode `prefer`
    exclude no endpoint: header-label-affinity-scorer prefers by the same header and label.
 2. Unless `revisionGating.mode` is `disabled`, the revisions remain that have an endpoint of every
-   role in `requireRoles.values`, among the endpoints that `scope.labelSelector` selects. An
-   endpoint without a revision label belongs to none.
+   role in `requireRoles.values`, among the endpoints that `scope.labelSelector` selects.
 3. One of these revisions is drawn, and its endpoints remain:
 
        sum:       weight(revision) = endpoints of all required roles in it
@@ -19,18 +18,13 @@ During a rollout, a set has endpoints of two revisions whose KV caches may be in
    label: then the revision only has to be complete.
 
 Every response reports the labels of the endpoint that it comes from, one header per selector of
-either mode, so that a picker of a later stage can be given them.
-
-Endpoints are counted among the request's candidates: the ready ones of the pool, or those of the
-gateway's subset hint. (The reference counts the pods of its namespace; where stages have pools of
+either mode, so that a picker of a later stage can be given them. Endpoints are counted among the
+request's candidates. (The reference counts the pods of its namespace; where stages have pools of
 their own, use mode `disabled` and pass the revision on in its header.)
 
 header-label-affinity-scorer: prefer the endpoints whose label equals a request header.
 
     score = 1.0 if labels[labelKey] = headers[headerName], else 0.0
-
-Without the header, all score 0.0; an endpoint without the label never matches. Both parameters
-are required.
 """
 
 from collections import Counter

@@ -6,10 +6,9 @@ request of a priority below 0 is refused (429) with the probability
     min(s ^ power · k, 1)
     s = mean over endpoints of max(q / queueDepthThreshold, kv / kvCacheUtilThreshold)
 
-with power = 5 and k = 300, so that shedding begins long before the pool is full. `q` is the number
-of waiting requests as in queue-scorer. An endpoint whose load is unknown, or whose page has neither
-signal, counts as full (1.0); an endpoint whose page has one of them counts with that one. (The
-reference wraps this refusal into a 500.)
+so that shedding begins long before the pool is full. `q` is that of queue-scorer. An endpoint
+counts with the signals that its page has, and as full (1.0) without any or while its load is
+unknown. (The reference wraps this refusal into a 500.)
 """
 
 import math

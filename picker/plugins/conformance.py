@@ -4,15 +4,12 @@ header-based-testing-filter: keep the endpoints that a request header lists; for
 
     keep = the endpoints of `test-epp-endpoint-selection: IP[:port], …`, in the header's order
 
-An entry with a port is one endpoint; an entry without one is every endpoint of that address, in the
-candidates' order. IPv6 addresses may be in brackets, and must be before a port. An endpoint passes
-once, however often it is listed; an entry that is not an address of an endpoint passes none.
-Requests without a body are filtered, too (the reference sends those anywhere).
-
-Without the header all pass: the suite expects that any endpoint may serve then (the reference
-keeps none, and so refuses). A header that is present but blank passes none. The reference treats
-the ports of one address as one endpoint; here they are distinguished, because the suite's
-data-parallel pools need it.
+An entry without a port is every endpoint of that address, in the candidates' order; an IPv6 address
+must be in brackets before a port. An entry that is not an address of an endpoint passes none, and
+neither does a blank header. Requests without a body are filtered, too (the reference sends those
+anywhere). Without the header all pass, because the suite expects that any endpoint may serve then
+(the reference keeps none). The suite's data-parallel pools need the ports of one address to be
+distinguished (the reference treats them as one endpoint).
 
 destination-endpoint-served-verifier: report the serving endpoint to clients; for conformance.
 

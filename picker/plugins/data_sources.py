@@ -1,15 +1,12 @@
 """Locations of pages about endpoints (`scrape.sources.DataSource`): settings only.
 
-metrics-data-source: where an endpoint's metrics page is. `scheme` is http or https, `path`
-/metrics, `port` (none: the endpoint's own), `interval` (none: that of
-`--refresh-metrics-interval`, of which it is rounded to a multiple), `maxPageBytes` 16777216. For
-https: `insecureSkipVerify` true, `caCertPath`, `clientCertPath` and `clientKeyPath`.
+metrics-data-source: where an endpoint's metrics page is. `port` is by default the endpoint's own,
+`interval` that of `--refresh-metrics-interval`, of which it is rounded to a multiple.
 
-models-data-source: where an endpoint lists the models it serves. `path` is /v1/models, at the
-endpoint's own port; the other parameters are those of metrics-data-source.
+models-data-source: where an endpoint lists the models it serves, at its own port.
 
-endpoint-notification-source: the endpoints themselves, as they join and change. Takes no
-parameters. Its extractors are called once for each endpoint, and again when it changes.
+endpoint-notification-source: the endpoints themselves, as they join and change. Its extractors are
+called once for each endpoint, and again when it changes.
 """
 
 from picker.framework.registry import Parameters, PluginType

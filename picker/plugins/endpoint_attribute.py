@@ -5,9 +5,8 @@ endpoint-attribute-filter: keep the endpoints with an attribute that passes a co
     keep ⇔ attribute <operator> value      with `algorithm: {type: threshold, threshold: {…}}`
 
 The number is what the extractor `producer` (core-metrics-extractor) found under the name
-`attribute`. An endpoint without it passes with `onMissing: Pass` and is dropped with `Fail`; a core
-metric is missing while the endpoint's load is unknown. With `fallbackOnEmpty`, all pass when
-none does.
+`attribute`. `onMissing` decides about an endpoint without it, or with a core metric while its load
+is unknown. With `fallbackOnEmpty`, all pass when none does.
 
 endpoint-attribute-scorer: prefer endpoints by any number that is known of them.
 
@@ -16,11 +15,10 @@ endpoint-attribute-scorer: prefer endpoints by any number that is known of them.
             1 − x                          linear_lower_is_better
             0                              while the number is unknown
 
-`v` is the number called `attributeKey` of `producer` (core-metrics-extractor). min and max are
-those of `fixedRange`, else (`adaptiveRange`, the default) those of the candidates whose number is
-known; when all of these are equal they score 1.0. An endpoint that only lacks this number has the
-mean of the others, and so neither gains nor loses; an endpoint whose load is unknown, while that of
-others is known, scores 0. (The reference gives 0 to both.)
+`v` is the number called `attributeKey` of `producer`. min and max are those of `fixedRange`, else
+(`adaptiveRange`, the default) those of the candidates whose number is known, which score 1.0 when
+all are equal. An endpoint that only lacks this number has the mean of the others; an endpoint whose
+load is unknown, while that of others is known, scores 0. (The reference gives 0 to both.)
 """
 
 import math

@@ -1,39 +1,34 @@
 """Pickers: the choice among scored candidates (`PickerPlugin`).
 
-Each picks `maxNumOfEndpoints` (1) endpoints; values below one count as one.
+Each picks `maxNumOfEndpoints` endpoints; values below one count as one.
 
 max-score-picker: the endpoints with the highest totals. Equal scores are in random order.
 
 random-picker: endpoints drawn uniformly, whatever their scores.
 
 round-robin-picker: endpoints in turn, whatever their scores. The first is the endpoint that was
-picked longest ago; endpoints that never were come before all others. The next ones follow, for more
-than one. While the candidates stay the same, no endpoint is picked more than once more than
-another. An endpoint that a filter left out is next when it is back. The first round is in random
-order, so that replicas of the picker do not run in step. Endpoints that leave or restart are
-forgotten.
+picked longest ago, or never: so an endpoint that a filter left out is next when it is back. The
+first round is in random order, so that replicas of the picker do not run in step.
 
 weighted-random-picker: endpoints drawn with probability proportional to their score. A-Res sampling
 (Efraimidis and Spirakis, 2006): each endpoint gets the key U^(1/score), U uniform in (0, 1]; the
 largest keys win. A score of zero or less has key 0, so such endpoints only fill the end of a longer
-list. When no score is positive, all are equal and the draw is uniform.
+list. When no score is positive, the draw is uniform.
 
 softmax-picker: endpoints drawn with a probability that grows exponentially with the score.
 
     p ∝ exp((score − best) / ((best − worst) · temperature))
 
-The span of the scores is divided out, so `temperature` (0.0) does not depend on weights: at 1 the
-best endpoint is e times as likely as the worst. At 0 the best one is picked, ties at random.
-Several are drawn one after the other, without replacement. Source: NVIDIA Dynamo's KV router,
-`--router-temperature`.
+The span of the scores is divided out, so `temperature` does not depend on weights: at 1 the best
+endpoint is e times as likely as the worst, at 0 the best one is picked, ties at random. Source:
+NVIDIA Dynamo's KV router, `--router-temperature`.
 
 power-of-two-picker: of two endpoints drawn at random, the better one.
 
     better = higher score; with equal scores fewer of this picker's own requests in flight
 
-Equal ones: the one drawn first. So without scorers, load alone decides. For more than one endpoint,
-the rest is drawn from again. Source: Mitzenmacher, "The Power of Two Choices in Randomized Load
-Balancing", 2001; `power_of_two` of sglang-router.
+Source: Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001; `power_of_two`
+of sglang-router.
 """
 
 import math

@@ -8,23 +8,16 @@ session-affinity-scorer: prefer the endpoint that a session was sent to before.
 
     score = 1.0 for the session's endpoint, 0.0 for every other
 
-Without a session, or while its endpoint is not a candidate, 0.0 for all. Parameters, strategies and
-memory are those of the filter.
+Theory of operation. `encoded_endpoint_header` remembers nothing: every response carries a token,
+the base64 of `namespace/name` of the endpoint that the request was sent to, and the client repeats
+it. `session_id` needs only an id of the session: the plugin remembers the first endpoint that a
+session is sent to while the session is in use. It moves the session only when its endpoint was not
+among the candidates of a request; when another endpoint merely had more weight, the session stays
+bound.
 
-Theory of operation. There are two strategies. `encoded_endpoint_header` remembers nothing: every
-response carries a token, the base64 of `namespace/name` of the endpoint that the request was sent
-to, and the client repeats it with its next request. `session_id` needs nothing from the client but
-an id of its session: the plugin remembers the first endpoint that a session is sent to while the
-session is in use.
-
-A remembered session moves to another endpoint only when its endpoint was not among the candidates
-of this request; when it was, and another was picked nevertheless (because another scorer had more
-weight), the session stays bound. Each plugin, filter or scorer, has bindings of its own.
-
-Times are those of requests, on their monotonic clock. Requests may be decided in another order than
-they arrived in, so the newest time seen counts as now. A binding older than the time to live is
-never used; the next sweep drops it, and a sweep happens at most every sweep interval. Beyond
-`MAX_BINDINGS` sessions the least recently used one is dropped.
+Times are those of requests. Requests may be decided in another order than they arrived in, so the
+newest time seen counts as now. A binding older than the time to live is never used, and the next
+sweep drops it. Beyond `MAX_BINDINGS` sessions the least recently used one is dropped.
 
 Replicas report their bindings to each other. Two may bind one session to two endpoints before they
 have exchanged them; so that all end with the same one, a binding counts how often its session has

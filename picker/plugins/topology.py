@@ -1,27 +1,21 @@
 """Topology: the location of endpoints, and nearness to the endpoint of the previous stage.
 
-topology-extractor: the location of an endpoint, from its labels. Parameters `hostname`, `rack`,
-`zone` and `region` name the labels (`kubernetes.io/hostname`,
-`topology.kubernetes.io/rack|zone|region`). Attribute `Topology/<name of the plugin>`; a tier whose
-label is absent is "", the hostname then the address of the node, where it is known.
+topology-extractor: the location of an endpoint, from its labels. Attribute `Topology/<name of the
+plugin>`; a tier whose label is absent is "", the hostname then the address of the node, if known.
 
 topology-affinity-filter: keep the endpoints near the one that the stage before was given.
 
     keep ⇔ nearest tier shared with the peer is minAffinity or nearer (host > rack > zone > region)
 
-It is meant for the second stage of a disaggregated request, whose KV cache travels between the two.
-It is a preference: without a peer, without the peer's location, and when no endpoint is near, all
-pass. An endpoint without a location is near to none.
+It is a preference of the second stage of a disaggregated request, whose KV cache travels between
+the two: without a peer, without the peer's location, and when no endpoint is near, all pass.
 
 topology-affinity-scorer: prefer endpoints near the one that the stage before was given.
 
     score = 1.0 same host, 0.2 same rack, 0.05 same zone, 0.02 same region, else 0.0
 
-Without a peer, or without the peer's location, 0.0 for every endpoint.
-
-The tiers, nearest first, are host, rack, zone and region. Two endpoints share a tier when both have
-the same value there; a missing value equals nothing, not even another missing value. The nearest
-shared tier counts: an endpoint of the same host is near, whatever its rack label says.
+Two endpoints share a tier when both have the same value there; a missing value equals nothing. The
+nearest shared tier counts: an endpoint of the same host is near, whatever its rack label says.
 """
 
 from collections.abc import Mapping, Sequence

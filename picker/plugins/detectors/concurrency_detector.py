@@ -6,10 +6,9 @@
                 1.0 without endpoints
 
 As a filter it passes the endpoints with less than int(limit · (1 + headroom)) in flight, of
-requests, of tokens, or (hybrid) of both. When none passes, the request is refused.
-
-Counts come from the live view of an inflight-load-producer; requests are at least the candidate's
-own count. Requests that flow control has dispatched and that are not routed yet count as well.
+requests, of tokens, or (hybrid) of both; the request is refused when none passes. Counts are those
+of an inflight-load-producer at this moment, at least the candidate's own, and of requests that flow
+control has dispatched and that are not routed yet.
 """
 
 from collections.abc import Mapping

@@ -3,10 +3,9 @@
     saturation = mean over endpoints of max(q / queueDepthThreshold, kv / kvCacheUtilThreshold)
                  1.0 without endpoints
 
-`q` is the number of waiting requests as in queue-scorer. An endpoint whose page has one of the two
-signals counts with that one. Metrics are stale when they are older than
-`metricsStalenessThreshold` (200ms) beyond the scrape interval of their endpoint. An endpoint whose
-metrics are stale, were never read, or have neither signal, is neither full nor idle; it counts with
+`q` is that of queue-scorer; an endpoint whose page lacks one of the signals counts with the other.
+Metrics are stale when they are older than `metricsStalenessThreshold` beyond the scrape interval of
+their endpoint. An endpoint without fresh metrics, or with neither signal, counts with
 
     (own + others · ½^(age / 10 s)) / room
 
@@ -15,11 +14,11 @@ metrics are stale, were never read, or have neither signal, is neither full nor 
     room     the greatest number of requests ever seen running and, up to queueDepthThreshold,
              waiting, with no more of the KV cache in use than kvCacheUtilThreshold (of a greater
              usage, the corresponding part). Until the endpoint was seen full, by one of the
-             thresholds, in 20 scrapes, at least `assumedConcurrency` (64)
+             thresholds, in 20 scrapes, at least `assumedConcurrency`
 
-so that an endpoint whose last scrape found it full becomes free when its requests end, an endpoint
-that was idle takes its usual load, and an endpoint that was never scraped takes some. (The
-reference counts all of them as full, and so refuses everything when scrapes fail.)
+so that a full endpoint becomes free when its requests end, an idle one takes its usual load, and
+one that was never scraped takes some. (The reference counts all of them as full, and so refuses
+everything when scrapes fail.)
 
 As a filter it passes the endpoints with fresh metrics and
 

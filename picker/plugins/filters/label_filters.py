@@ -4,33 +4,23 @@ by-label: keep the endpoints whose label has one of some values.
 
     keep ⇔ labels[label] ∈ validValues, or the label is absent and allowsNoLabel
 
-Deprecated in favour of label-selector-filter. Refused without a `label`, and with parameters that
-could pass no endpoint.
+Deprecated in favour of label-selector-filter.
 
 decode-filter: keep the endpoints that may run the decode stage of a request.
 
     keep ⇔ llm-d.ai/role ∈ {decode, prefill-decode, both, encode-prefill-decode}, or absent
 
-An endpoint without the label is assumed to do everything.
-
 prefill-filter: keep the endpoints that may run the prefill stage of a request.
 
     keep ⇔ llm-d.ai/role ∈ {prefill, encode-prefill, prefill-decode, both, encode-prefill-decode}
-
-An endpoint without the label only decodes.
 
 encode-filter: keep the endpoints that may run the encode stage of a request.
 
     keep ⇔ llm-d.ai/role ∈ {encode, encode-prefill, encode-prefill-decode}
 
-An endpoint without the label does not encode for others.
-
 label-selector-filter: keep the endpoints whose labels a Kubernetes label selector selects.
 
     keep ⇔ every entry of matchLabels and of matchExpressions holds
-
-The parameters are the selector itself; without any, every endpoint passes. The reference requires
-a `name` beside the type; here the type replaces a missing name, as everywhere.
 
 by-label-selector: the former name of label-selector-filter, with the same parameters. Deprecated;
 the reference removes it in v0.11.0.

@@ -6,9 +6,8 @@
            all otherwise, and with probability explorationProbability
 
 TTFT in ms is the load in flight, tokens / peakPrefillThroughput (tokens/s) × 1000, or with
-`ttftSource: latencyPredictor` the prediction; an endpoint without a prediction is the slowest. With
-maxTTFTPenaltyMs ≤ 0 sticky endpoints pass however slow they are; affinityThreshold ≤ 0 turns the
-filter off. A single candidate passes without a draw of the rng.
+`ttftSource: latencyPredictor` the prediction; an endpoint without one is the slowest. With
+maxTTFTPenaltyMs ≤ 0 sticky endpoints always pass; affinityThreshold ≤ 0 turns the filter off.
 """
 
 import math

@@ -2,16 +2,14 @@
 
     keep ⇔ every condition's metric ≤ its maxValue
 
-Metrics: `active-requests`, this picker's requests in flight there, the greater of its own count and
-that of the in-flight producer; `running-requests`, `waiting-queue` and `kv-cache-utilization`
-(0..1) of the last scrape, the first two at least this picker's requests in flight beyond those that
+`active-requests` are this picker's requests in flight there, by the greater of its two counts; the
+other metrics are those of the last scrape, requests at least this picker's own beyond those that
 the scrape saw.
 
-A condition on a signal that a page lacks passes, and the others decide. An endpoint whose load is
-unknown, or whose page has none of the signals, passes only when no other does (the reference takes
+A condition on a signal that a page lacks passes. An endpoint of unknown load, or whose page has
+none of the signals, passes only when no other does, and within its own count (the reference takes
 unknown for 0, and so sends everything to an endpoint whose metrics are broken while others are
-merely full). Its own count must still pass. When no endpoint passes, all do with `fallbackOnEmpty`,
-and the request is refused without.
+merely full). When none passes, all do with `fallbackOnEmpty`, and the request is refused without.
 """
 
 from random import Random

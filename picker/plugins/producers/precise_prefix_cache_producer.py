@@ -7,22 +7,19 @@ each endpoint
     match = ⌊score⌋ blocks, no more than the prompt has
 
 with weights from `kvCacheBackendConfigs` (gpu 1.0, cpu 0.8; an unnamed tier 1.0). Several prompts
-add up. Only full blocks of `tokenProcessorConfig.blockSizeTokens` (16) count, best the engines' own
+add up. Only full blocks of `tokenProcessorConfig.blockSizeTokens` count, best the engines' own
 size; of larger blocks of an engine, such as chunks in host memory, the whole ones. The prompt must
-be tokenized as the engines do, so a token-producer with a real backend is needed; estimated tokens
-match nothing.
+be tokenized as the engines do: estimated tokens match nothing.
 
 With `speculativeIndexing` the endpoint that a request was sent to counts as holding its prompt for
-`speculativeTTL` (2s), until its engine reports the blocks itself.
+`speculativeTTL`, until its engine reports the blocks itself.
 
-Events come over ZMQ: with `discoverPods` from every endpoint at `socketPort` (5557) + rank, else to
-`zmqEndpoint`, where engines connect and name themselves in the topic (`kv@ip:port@model`). The
-labels `kv-events-port` and `kv-events-replay-port` of an endpoint are ports of its own, for several
-engines at one address. An endpoint that leaves or restarts is forgotten.
+Events come over ZMQ: with `discoverPods` from every endpoint at `socketPort` + rank, or its own
+ports by the labels `kv-events-port` and `kv-events-replay-port`; else at `zmqEndpoint`, where
+engines connect and name themselves in the topic (`kv@ip:port@model`).
 
-The index is in memory. An index in Redis and one by cost are refused: each replica of the picker
-subscribes to all engines. `inMemoryConfig.size` is the largest number of distinct blocks.
-`PrecisePrefixCacheParameters.without_effect` lists the accepted parameters without effect.
+The index is in memory, with at most `inMemoryConfig.size` distinct blocks. An index in Redis and
+one by cost are refused: each replica of the picker subscribes to all engines.
 """
 
 from collections import Counter

@@ -9,7 +9,7 @@ The decode endpoint is the request's destination; headers name the others: `x-pr
 the first picked prefill endpoint, `x-encoder-hosts-ports` all picked encode endpoints. A stage is
 skipped when its profile is not configured, when its decider is not named or declines, and when it
 finds no endpoint: the decode endpoint then does its work as well. Only a decode stage without an
-endpoint refuses the request; decode-first, no other stage runs then.
+endpoint refuses the request.
 
 While a later stage runs, the attribute `PEER_ENDPOINT_KEY` is the endpoint of the stage that it has
 to be near: the decode endpoint in decode-first order, in prefill-first order that of the latest
@@ -17,28 +17,24 @@ stage that found one. Deciders get the decode endpoint, or none in prefill-first
 prefill has no decider: it runs whenever it has a profile.
 
 Parameters are either `{stageOrder, profiles: {decode, prefill, encode}, deciders: {prefill,
-encode}}` or the older `{decodeProfile, prefillProfile, encodeProfile, prefillDeciderPluginName,
-encodeDeciderPluginName, deciderPluginName}`, of which the last is a synonym for the prefill
-decider. The decision is stored in `DISAGGREGATION_DECISION_KEY`, the reasons for skipped stages in
+encode}}` or the older flat ones, of which `deciderPluginName` is a synonym for the prefill decider.
+The decision is stored in `DISAGGREGATION_DECISION_KEY`, the reasons for skipped stages in
 `SKIPPED_STAGES_KEY`.
 
 pd-profile-handler: decode and prefill on different endpoints; the older disagg-profile-handler.
 
     decode → prefill, if the decider `deciderPluginName` says so
 
-With `primaryPort` (0: off) that port replaces the destination's, and the header
-`x-data-parallel-host-port` names the picked endpoint: the pod's sidecar listens at the former and
-forwards to the latter. Only one endpoint is named then, because the header would be wrong for the
-next. The header `x-prefiller-host-port` is set here already; a disagg-headers-handler beside it,
-which the reference needs, sets the same value. Deprecated.
+With `primaryPort` (0: off) that port replaces the destination's, where the pod's sidecar listens,
+and the header `x-data-parallel-host-port` names the picked endpoint, to which the sidecar forwards.
+Only one endpoint is named then, because the header would be wrong for the next. Deprecated.
 
 disagg-headers-handler: name the prefill and encode endpoints to the decode endpoint.
 
     x-prefiller-host-port = first endpoint of `prefillProfile`
     x-encoder-hosts-ports = all endpoints of `encodeProfile`, separated by commas
 
-Deprecated: disagg-profile-handler does this by itself. Only needed beside pd-profile-handler and
-profile handlers that set no headers. Formerly `prefill-header-handler`.
+Deprecated: only needed beside profile handlers that set no headers.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,22 +1,21 @@
 """Profile handlers that run one profile for each request.
 
-single-profile-handler: run the only profile; its result is primary. Refused when the picker starts
-with more than one profile.
+single-profile-handler: run the only profile; its result is primary.
 
 data-parallel-profile-handler: reach a pod's data-parallel rank by way of the pod's sidecar.
 
     destination = picked ip : primaryPort,   x-data-parallel-host-port = picked ip:port
 
-Runs the only profile. The sidecar listens at `primaryPort` (8000) of each pod and forwards the
-request to the rank that the header names.
+The sidecar listens at `primaryPort` of each pod and forwards the request to the rank that the
+header names.
 
 header-profile-handler: a request header names the profile to run.
 
     profile = the only one, when there is one
               headers[headerName] without blanks around it, else defaultProfile
 
-A blank header counts as none. A name that is not a profile runs none, and the request is refused
-(429). Meant for several pickers in a row, each deciding one stage of a disaggregated request.
+The request is refused (429) when that is not a profile. Meant for several pickers in a row, each
+deciding one stage of a disaggregated request.
 """
 
 from collections.abc import Mapping, Sequence

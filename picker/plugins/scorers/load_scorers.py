@@ -1,19 +1,16 @@
 """Scorers by load, each by one signal of an endpoint.
 
-An endpoint whose load is unknown (never scraped, or scrapes went stale) scores 0.0, like the worst
-of the candidates, and is left out of min and max: unknown is not idle. It stays usable, as other
-scorers may still favour it. While no candidate's load is known, this picker's own requests in
+An endpoint whose load is unknown scores 0.0, like the worst of the candidates, and is left out of
+min and max: unknown is not idle. While no candidate's load is known, this picker's own requests in
 flight are the load of every one. Where a page lacks only the signal of a scorer, its endpoint has
-the mean of the others, and so neither gains nor loses. `_shared.load_signals` defines the signals.
+the mean of the others. `_shared.load_signals` defines the signals.
 
 queue-scorer: prefer short queues.
 
     score = (max − q) / (max − min)        over the candidates; 1.0 when all queues are equal
 
-`q` is the number of requests waiting at the endpoint as far as this picker can know: the number of
-the last scrape, but at least its own requests in flight beyond those that the scrape saw running,
-`max(waiting, inflight − running)`. So a burst between two scrapes spreads although no scrape has
-seen it yet.
+`q` is the number of requests waiting at the endpoint, `max(waiting, inflight − running)`: a burst
+between two scrapes spreads although no scrape has seen it yet.
 
 running-requests-size-scorer: prefer endpoints that run few requests.
 
@@ -30,14 +27,12 @@ Where no page has the series, and while no load is known, all score 0.0.
 load-aware-scorer: prefer endpoints without a queue, up to a threshold.
 
     score = 0.5                              when nothing waits
-            0.5 · (1 − min(q, T) / T)        else, with T = `threshold` (128; ≤ 0 means 128)
-
-`q` is that of queue-scorer.
+            0.5 · (1 − min(q, T) / T)        else, with T = `threshold` (≤ 0 means the default)
 
 active-request-scorer: prefer endpoints where this picker has few requests in flight.
 
-    score = 1.0                                   when count ≤ idleThreshold (0)
-            (max − count) / max · maxBusyScore    else, with max over the candidates (1.0)
+    score = 1.0                                   when count ≤ idleThreshold
+            (max − count) / max · maxBusyScore    else, with max over the candidates
 
 The count is the greater of the counts of an inflight-load-producer and of the candidate. An
 endpoint whose load is unknown scores 0.0 beside others whose load is known: an endpoint that fails
@@ -46,7 +41,7 @@ every request has nothing in flight either.
 token-load-scorer: prefer endpoints where this picker has few tokens in flight.
 
     t     = tokens in flight there + tokens of this request that are not cached there
-    score = 1 − min(t, T) / T        with T = `queueThresholdTokens` (4194304)
+    score = 1 − min(t, T) / T        with T = `queueThresholdTokens`
 
 Tokens are those of an inflight-load-producer; without its finding all score 0.0. Unknown load
 counts as for active-request-scorer.
