@@ -137,6 +137,7 @@ def test_a_refusal_names_the_real_cause(
     ("value", "salt"), [("s", "s"), (None, ""), (1, "1"), (["b", "a"], '["b","a"]'), ({}, "{}")]
 )
 def test_every_salt_separates_prompts(value: object, salt: str) -> None:
+    """To ignore one would share cached prefixes between tenants that asked not to."""
     assert salt_of({"cache_salt": value}, "cache_salt") == salt
     assert salt_of({}, "cache_salt") == ""
 
@@ -150,6 +151,8 @@ def test_a_model_of_another_type_is_none() -> None:
     ("payload", "expected"),
     [
         ({"a": 1, "b": 2}, 1),
+        ({"a": 0, "b": 2}, 0),
+        ({"a": None, "b": 2}, 2),
         ({"a": -1, "b": 2}, 2),
         ({"a": "1", "b": 2.0}, 2),
         ({"a": True, "b": 1.5}, None),
