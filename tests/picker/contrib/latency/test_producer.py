@@ -82,6 +82,13 @@ async def _look_up(
     return attributes
 
 
+async def _asked(
+    producer: AskingLatencyProducer, request: InferenceRequest, *candidates: Candidate
+) -> Any:
+    found = await _look_up(producer, request, *candidates)
+    return found.get(latency_predictions_key())
+
+
 def _leave(
     producer: PredictedLatencyProducer,
     request: InferenceRequest,
@@ -162,22 +169,19 @@ async def test_predictions_of_servers_are_compared_with_objectives(
     predictor: FakeLatencyPredictor,
 ) -> None:
     pool = [candidate("a"), candidate("b")]
-    whole = (await _look_up(make(predictor), ASKING, *pool)).get(latency_predictions_key())
-    assert whole == {
+    assert await _asked(make(predictor), ASKING, *pool) == {
         "default/a": LatencyPrediction(100.0, 10.0, 50.0, 0.0, True),
         "default/b": LatencyPrediction(200.0, 20.0, -50.0, 0.0, False),
     }
     producer = make(predictor, streaming_mode=True, slo_buffer_factor=0.5)
-    streamed = (await _look_up(producer, ASKING, *pool)).get(latency_predictions_key())
-    assert streamed == {
+    assert await _asked(producer, ASKING, *pool) == {
         "default/a": LatencyPrediction(100.0, 10.0, 50.0, -4.0, False),
         "default/b": LatencyPrediction(200.0, 20.0, -50.0, -14.0, False),
     }
 
 
 async def test_a_missing_objective_is_zero_for_servers(predictor: FakeLatencyPredictor) -> None:
-    found = await _look_up(make(predictor), replace(ASKING, headers={}), candidate("a"))
-    predictions = found.get(latency_predictions_key())
+    predictions = await _asked(make(predictor), replace(ASKING, headers={}), candidate("a"))
     assert predictions == {"default/a": LatencyPrediction(100.0, 10.0, -100.0, 0.0, False)}
 
 
@@ -188,7 +192,7 @@ async def test_a_stricter_request_in_flight_tightens_the_objective(
     strict = replace(ASKING, headers={**ASKING.headers, "x-llm-d-slo-tpot-ms": "11"})
 
     async def headroom() -> float:
-        found = (await _look_up(producer, ASKING, candidate("a"))).get(latency_predictions_key())
+        found = await _asked(producer, ASKING, candidate("a"))
         return found["default/a"].tpot_headroom_ms
 
     assert await headroom() == 2.0
@@ -208,8 +212,7 @@ async def test_a_stricter_request_in_flight_tightens_the_objective(
 
 async def test_servers_are_used_in_turn_and_in_batches(predictor: FakeLatencyPredictor) -> None:
     producer = make(predictor)
-    found = await _look_up(producer, ASKING, *(candidate(name) for name in "abc"))
-    predictions = found.get(latency_predictions_key())
+    predictions = await _asked(producer, ASKING, *(candidate(name) for name in "abc"))
     assert [predictions[f"default/{name}"].ttft_ms for name in "abc"] == [100.0, 200.0, 100.0]
     await _look_up(producer, ASKING, candidate("a"))
     urls = [url.partition("/predict")[0] for url, _ in predictor.asked]
@@ -225,11 +228,9 @@ async def test_a_failed_server_is_logged_once(
     producer = make(predictor)
     predictor.failing, predictor.answer = failing, answer
     for _ in range(2):
-        found = await _look_up(producer, ASKING, candidate("a"))
-        assert found.get(latency_predictions_key()) is None
+        assert await _asked(producer, ASKING, candidate("a")) is None
     predictor.failing, predictor.answer = False, None
-    found = await _look_up(producer, ASKING, candidate("a"))
-    assert found.get(latency_predictions_key()) is not None
+    assert await _asked(producer, ASKING, candidate("a")) is not None
     assert ["fail from now on" in text for text in caplog.messages] == [True, False]
 
 
@@ -237,8 +238,7 @@ async def test_a_failed_batch_leaves_the_earlier_batches(
     predictor: FakeLatencyPredictor, caplog: pytest.LogCaptureFixture
 ) -> None:
     predictor.answer = {"predictions": [{"ttft_ms": 80.0, "tpot_ms": 8.0}, {"ttft_ms": "fast"}]}
-    found = await _look_up(make(predictor), ASKING, *(candidate(name) for name in "abc"))
-    predictions = found.get(latency_predictions_key())
+    predictions = await _asked(make(predictor), ASKING, *(candidate(name) for name in "abc"))
     assert {key: one.ttft_ms for key, one in predictions.items()} == {"default/a": 80.0}
     assert sum("fail from now on" in text for text in caplog.messages) == 1
 
@@ -250,8 +250,7 @@ async def test_a_failed_batch_leaves_the_earlier_batches(
 async def test_servers_are_optional(
     predictor: FakeLatencyPredictor, environment: dict[str, str], parameters: dict[str, Any]
 ) -> None:
-    found = await _look_up(make(predictor, environment, **parameters), ASKING, candidate("a"))
-    assert found.get(latency_predictions_key()) is None
+    assert await _asked(make(predictor, environment, **parameters), ASKING, candidate("a")) is None
     assert predictor.asked == []
 
 
@@ -323,9 +322,8 @@ async def test_the_local_model_replaces_a_failed_server(predictor: FakeLatencyPr
         attributes = await _look_up(producer, STREAMING, candidate("a"))
         _answer(producer, _leave(producer, STREAMING, candidate("a"), attributes))
     predictor.failing = True
-    found = await _look_up(producer, STREAMING, candidate("a"))
-    prediction = found.get(latency_predictions_key())["default/a"]
-    assert prediction.ttft_ms == pytest.approx(200.0, rel=0.02)
+    predictions = await _asked(producer, STREAMING, candidate("a"))
+    assert predictions["default/a"].ttft_ms == pytest.approx(200.0, rel=0.02)
 
 
 async def test_samples_wait_for_a_failed_server(predictor: FakeLatencyPredictor) -> None:
@@ -361,21 +359,27 @@ def _predicted(
     return attributes.get(latency_predictions_key())
 
 
-def _serve(
+def _prediction(
+    producer: PredictedLatencyProducer, request: InferenceRequest, endpoint: Candidate
+) -> LatencyPrediction:
+    found = _predicted(producer, request, endpoint)
+    assert found is not None
+    return found[endpoint.key]
+
+
+def _leave_for(
     producer: PredictedLatencyProducer, request: InferenceRequest, endpoint: Candidate
 ) -> Flight:
     attributes = Attributes()
     producer.produce(request, [endpoint], attributes)
-    flight = _leave(producer, request, endpoint, attributes)
-    _answer(producer, flight)
-    return flight
+    return _leave(producer, request, endpoint, attributes)
 
 
 def test_a_model_without_enough_samples_has_no_predictions() -> None:
     producer = own()
     for _ in range(MIN_SAMPLES):
         assert _predicted(producer, STREAMING, candidate("a")) is None
-        _serve(producer, STREAMING, candidate("a"))
+        _answer(producer, _leave_for(producer, STREAMING, candidate("a")))
     found = _predicted(producer, STREAMING, candidate("a"), candidate("b", known=False))
     assert found is not None
     assert set(found) == {"default/a"}
@@ -398,10 +402,8 @@ def test_local_predictions_are_compared_with_the_objectives(
 ) -> None:
     producer = own()
     for _ in range(2 * MIN_SAMPLES):
-        _serve(producer, STREAMING, candidate("a"))
-    found = _predicted(producer, replace(STREAMING, headers=headers), candidate("a"))
-    assert found is not None
-    one = found["default/a"]
+        _answer(producer, _leave_for(producer, STREAMING, candidate("a")))
+    one = _prediction(producer, replace(STREAMING, headers=headers), candidate("a"))
     assert (one.ttft_ms, one.tpot_ms) == pytest.approx((200.0, 200.0), rel=0.02)
     assert (one.ttft_headroom_ms, one.tpot_headroom_ms) == pytest.approx(headrooms, abs=4.0)
     assert one.is_valid is is_valid
@@ -410,11 +412,10 @@ def test_local_predictions_are_compared_with_the_objectives(
 def test_a_whole_answer_is_predicted_to_its_end() -> None:
     producer = own()
     for _ in range(MIN_SAMPLES):
-        _serve(producer, ASKING, candidate("a"))
-    found = _predicted(producer, ASKING, candidate("a"))
-    assert found is not None
-    assert found["default/a"].ttft_ms == pytest.approx(1500.0, rel=0.02)
-    assert found["default/a"].tpot_ms is None
+        _answer(producer, _leave_for(producer, ASKING, candidate("a")))
+    one = _prediction(producer, ASKING, candidate("a"))
+    assert one.ttft_ms == pytest.approx(1500.0, rel=0.02)
+    assert one.tpot_ms is None
     assert _predicted(producer, STREAMING, candidate("a")) is None
 
 
@@ -424,15 +425,12 @@ def test_headers_replace_the_first_token_where_bodies_are_not_shown() -> None:
     for second in range(MIN_SAMPLES + 1):
         served = ServedTotals(float(second), generated_tokens=second * 80.0)
         endpoint = candidate("a", running_requests=4, served=served)
-        attributes = Attributes()
-        producer.produce(STREAMING, [endpoint], attributes)
-        flight = _leave(producer, STREAMING, endpoint, attributes)
+        flight = _leave_for(producer, STREAMING, endpoint)
         producer.response_head(flight, ResponseHead(200, came_at_seconds=10.3, shows_body=False))
         producer.request_ended(flight, FinishCause.COMPLETED, None, 12.0)
-    found = _predicted(producer, STREAMING, candidate("a", running_requests=4))
-    assert found is not None
-    assert found["default/a"].ttft_ms == pytest.approx(300.0, rel=0.02)
-    assert found["default/a"].tpot_ms == pytest.approx(50.0, rel=0.02)  # four ran, 80 a second
+    one = _prediction(producer, STREAMING, candidate("a", running_requests=4))
+    assert one.ttft_ms == pytest.approx(300.0, rel=0.02)
+    assert one.tpot_ms == pytest.approx(50.0, rel=0.02)  # four ran, 80 a second
 
 
 @pytest.mark.parametrize("shows_body", [True, False])
@@ -449,9 +447,8 @@ def test_the_first_token_is_learned_before_the_answer_ends(shows_body: bool) -> 
             producer.response_progress(flight, ResponseProgress(10.2, 10, is_first=True))
         if number % 2:
             producer.request_ended(flight, FinishCause.RESET, None, 10.9)
-    found = _predicted(producer, STREAMING, candidate("a"))
-    assert found is not None
-    assert found["default/a"].ttft_ms == pytest.approx(200.0, rel=0.02)
+    one = _prediction(producer, STREAMING, candidate("a"))
+    assert one.ttft_ms == pytest.approx(200.0, rel=0.02)
 
 
 def test_a_time_per_token_is_learned_with_the_mean_load_of_the_answer() -> None:
@@ -467,9 +464,8 @@ def test_a_time_per_token_is_learned_with_the_mean_load_of_the_answer() -> None:
         producer.response_progress(flight, ResponseProgress(ended, 90, is_last=True))
         producer.request_ended(flight, FinishCause.COMPLETED, Usage(100, 5, 105), ended)
     for running in (0, 30):
-        found = _predicted(producer, STREAMING, candidate("a", running_requests=running))
-        assert found is not None
-        assert found["default/a"].tpot_ms == pytest.approx(10 + running, rel=0.05)
+        one = _prediction(producer, STREAMING, candidate("a", running_requests=running))
+        assert one.tpot_ms == pytest.approx(10 + running, rel=0.05)
 
 
 @pytest.mark.parametrize("shows_body", [True, False])
@@ -479,18 +475,15 @@ def test_costs_need_the_length_of_answers(shows_body: bool) -> None:
         if not shows_body:
             served = ServedTotals(float(second), generated_tokens=second * 40.0)  # 200 ms a token
             busy = candidate("a", running_requests=8, served=served)
-        attributes = Attributes()
-        producer.produce(STREAMING, [busy], attributes)
-        flight = _leave(producer, STREAMING, busy, attributes)
-        producer.response_head(
-            flight, ResponseHead(200, came_at_seconds=10.2, shows_body=shows_body)
-        )
+        flight = _leave_for(producer, STREAMING, busy)
+        head = ResponseHead(200, came_at_seconds=10.2, shows_body=shows_body)
+        producer.response_head(flight, head)
         if shows_body:
             producer.response_progress(flight, ResponseProgress(10.2, 10, is_first=True))
             producer.response_progress(flight, ResponseProgress(11.0, 90, is_last=True))
         usage = Usage(100, 5, 105) if shows_body else None
         producer.request_ended(flight, FinishCause.COMPLETED, usage, 11.0)
-    one = (_predicted(producer, STREAMING, busy) or {})["default/a"]
+    one = _prediction(producer, STREAMING, busy)
     assert one.tpot_ms == pytest.approx(200, rel=0.02)
     assert one.cost_ms is not None
     assert one.cost_ms >= one.ttft_ms + 5 * 200 * 0.98
@@ -508,9 +501,7 @@ def test_pending_prompts_delay_the_next_one() -> None:
             producer.request_ended(one, FinishCause.COMPLETED, None, 12.0)
 
     def ttft_ms() -> float:
-        found = _predicted(producer, STREAMING, endpoint)
-        assert found is not None
-        return found["default/a"].ttft_ms
+        return _prediction(producer, STREAMING, endpoint).ttft_ms
 
     assert ttft_ms() == pytest.approx(200, rel=0.1)
     waiting = [_leave_for(producer, STREAMING, endpoint) for _ in range(3)]
@@ -523,14 +514,6 @@ def test_pending_prompts_delay_the_next_one() -> None:
     producer.endpoint_removed("default/a")
     producer.request_ended(waiting[2], FinishCause.COMPLETED, None, 12.0)
     assert ttft_ms() == pytest.approx(200, rel=0.1)
-
-
-def _leave_for(
-    producer: PredictedLatencyProducer, request: InferenceRequest, endpoint: Candidate
-) -> Flight:
-    attributes = Attributes()
-    producer.produce(request, [endpoint], attributes)
-    return _leave(producer, request, endpoint, attributes)
 
 
 @dataclass
@@ -549,9 +532,8 @@ def test_time_waited_reduces_the_headroom() -> None:
     clock = FakeClock(10.0)
     producer = PLUGINS[0].make(NAME, PredictedLatencyParameters(), Services(NoHttp(), clock=clock))
     for _ in range(2 * MIN_SAMPLES):
-        _serve(producer, STREAMING, candidate("a"))
+        _answer(producer, _leave_for(producer, STREAMING, candidate("a")))
     clock.now_seconds = 10.03
-    found = _predicted(producer, STREAMING, candidate("a"))
-    assert found is not None
-    assert found["default/a"].ttft_ms == pytest.approx(200.0, rel=0.02)
-    assert found["default/a"].ttft_headroom_ms == pytest.approx(150 - 30 - 200, abs=4.0)
+    one = _prediction(producer, STREAMING, candidate("a"))
+    assert one.ttft_ms == pytest.approx(200.0, rel=0.02)
+    assert one.ttft_headroom_ms == pytest.approx(150 - 30 - 200, abs=4.0)
