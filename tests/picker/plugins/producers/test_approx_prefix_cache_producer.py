@@ -43,19 +43,20 @@ class Scene:
         self.producer.produce(request_for(prompts=prompts, **fields), candidates, attributes)
         return attributes.get(match_info_key("p"))
 
+    def matched(self, candidate: Candidate, *prompts: bytes, **fields: Any) -> int:
+        info = self.find([candidate], *prompts, **fields)
+        return info.match_blocks.get(candidate.key, 0)
+
     def send(self, candidate: Candidate, *prompts: bytes, prefill: Candidate | None = None) -> None:
         attributes = Attributes()
-        request = request_for(prompts=prompts)
-        request = self.producer.produce(request, [candidate], attributes)
+        request = self.producer.produce(request_for(prompts=prompts), [candidate], attributes)
         profiles = {"default": [candidate], **({"prefill": [prefill]} if prefill else {})}
-        result = decided(**profiles)
-        self.producer.pre_request(request, result, attributes)
+        self.producer.pre_request(request, decided(**profiles), attributes)
         self.producer.check_integrity()
 
 
 def test_a_prompt_matches_where_it_was_sent() -> None:
-    a, b, c = candidate("a"), candidate("b"), candidate("c")
-    s = Scene()
+    a, b, c, s = candidate("a"), candidate("b"), candidate("c"), Scene()
     s.send(a, blocks(1, 2), prefill=b)
     info = s.find([a, b, c], blocks(1, 3))
     assert info == PrefixCacheMatchInfo(2, B, {"default/a": 1, "default/b": 1})
@@ -65,34 +66,28 @@ def test_a_prompt_matches_where_it_was_sent() -> None:
 def test_only_sent_prompts_are_remembered() -> None:
     s = Scene()
     s.find([candidate("a")], blocks(1))
-    info = s.find([candidate("a")], blocks(1))
-    assert info.match_blocks == {}
+    assert s.matched(candidate("a"), blocks(1)) == 0
 
 
 def test_models_and_salts_do_not_share() -> None:
-    a = candidate("a")
-    s = Scene()
+    a, s = candidate("a"), Scene()
     s.send(a, blocks(1))
     for fields in ({"model": "adapter"}, {"salt": "tenant"}):
-        info = s.find([a], blocks(1), **fields)
-        assert info.match_blocks == {}
+        assert s.matched(a, blocks(1), **fields) == 0
 
 
 def test_several_prompts_add_up() -> None:
-    a = candidate("a")
-    s = Scene()
+    a, s = candidate("a"), Scene()
     s.send(a, blocks(1, 2), blocks(5))
     info = s.find([a], blocks(1, 2, 3), blocks(5))
     assert info == PrefixCacheMatchInfo(4, B, {"default/a": 3})
 
 
 def test_an_endpoint_that_left_or_restarted_is_forgotten() -> None:
-    a = candidate("a")
-    s = Scene()
+    a, s = candidate("a"), Scene()
     s.send(a, blocks(1))
     s.producer.endpoint_removed("default/a")
-    info = s.find([a], blocks(1))
-    assert info.match_blocks == {}
+    assert s.matched(a, blocks(1)) == 0
     assert s.producer.index_size == 0
 
 
@@ -130,8 +125,7 @@ def test_the_memory_is_the_capacity_of_the_kv_cache() -> None:
     s = Scene()
     for number in (1, 2, 3):
         s.send(a, blocks(number))
-    held = [s.find([a], blocks(number)) for number in (1, 2, 3)]
-    assert [info.match_blocks.get("default/a", 0) for info in held if info] == [0, 1, 1]
+    assert [s.matched(a, blocks(number)) for number in (1, 2, 3)] == [0, 1, 1]
 
 
 def test_the_memory_is_bounded_whatever_an_engine_reports() -> None:
@@ -146,8 +140,7 @@ def test_the_memory_is_the_configured_one_without_a_report() -> None:
     a = candidate("a", block_size_tokens=16, num_kv_blocks=8000)
     s = Scene(auto_tune=False, lru_capacity_per_server=1)
     s.send(a, blocks(1, 2))
-    info = s.find([a], blocks(1, 2))
-    assert info.match_blocks == {"default/a": 1}
+    assert s.matched(a, blocks(1, 2)) == 1
 
 
 @pytest.mark.parametrize(
@@ -167,8 +160,7 @@ def test_only_the_beginning_of_a_long_prompt_is_considered(
 
 
 def test_a_long_prompt_is_remembered_like_a_short_one() -> None:
-    a, b = candidate("a"), candidate("b")
-    s = Scene()
+    a, b, s = candidate("a"), candidate("b"), Scene()
     s.send(a, blocks(*range(100)))
     s.send(b, blocks(*range(40)))
     info = s.find([a, b], blocks(*range(90), *range(200, 210)))

@@ -1,5 +1,6 @@
 """precise-prefix-cache-producer: matches by events of engines, and refused parameters."""
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from struct import pack
 from typing import Any
@@ -10,25 +11,19 @@ import pytest
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import KvEventConsumer, KvEventFeed, KvEventSource
 from picker.plugins.producers.precise_prefix_cache_producer import (
-    PLUGIN,
-    PrecisePrefixCacheParameters,
     PrecisePrefixCacheProducer,
 )
 from picker.prefix.kv_event_codec import BlocksStored, KvEventError, decode_events
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import Endpoint, InferenceRequest, MultiModalFeature
-from tests.support.picker.plugin_scenes import candidate, decided, request_for
+from tests.support.picker.plugin_scenes import candidate, configured, decided, request_for
 
 REAL_BATCH = Path(__file__).parents[3] / "data/vllm_0.32_kv_event.msgpack"
 TOPIC = "kv@10.0.0.1:8000@m"
 
 
-def parameters(text: str = "{}") -> PrecisePrefixCacheParameters:
-    return msgspec.json.decode(text, type=PrecisePrefixCacheParameters)
-
-
 def producer(text: str = "{}") -> PrecisePrefixCacheProducer:
-    return PLUGIN.make("p", parameters(text))
+    return configured("precise-prefix-cache-producer", msgspec.json.decode(text), "p")
 
 
 def tokens(*ids: int) -> bytes:
@@ -54,6 +49,13 @@ def find(
     attributes = Attributes()
     plugin.produce(request, [], attributes)
     return attributes.get(match_info_key("p"))
+
+
+def matched(
+    plugin: PrecisePrefixCacheProducer, ids: Iterable[int], **fields: Any
+) -> Mapping[str, int]:
+    info = find(plugin, request_for(prompts=(tokens(*ids),), **fields))
+    return info.match_blocks
 
 
 def send(plugin: PrecisePrefixCacheProducer, request: InferenceRequest, **picked: str) -> None:
@@ -103,8 +105,7 @@ def test_unusable_events_of_a_batch_are_skipped() -> None:
     payload = msgspec.msgpack.encode([1.0, events, 0])
     skipped = plugin.kv_events("default/a", TOPIC, payload)
     assert [one.reason for one in skipped] == ["not_resumable", "unknown_type"]
-    info = find(plugin, request_for(prompts=(tokens(*ids),)))
-    assert info.match_blocks == {"default/a": 4}
+    assert matched(plugin, ids) == {"default/a": 4}
     plugin.check_integrity()
 
 
@@ -113,8 +114,7 @@ def test_no_weight_makes_a_match_longer_than_the_prompt() -> None:
         '{"indexerConfig": {"kvCacheBackendConfigs": [{"name": "gpu", "weight": 1e300}]}}'
     )
     plugin.kv_events("default/a", TOPIC, stored(1, 2))
-    info = find(plugin, request_for(prompts=(tokens(*range(48)),)))
-    assert info.match_blocks == {"default/a": 3}
+    assert matched(plugin, range(48)) == {"default/a": 3}
 
 
 def test_a_slower_tier_counts_less() -> None:
@@ -135,8 +135,7 @@ def test_ten_blocks_of_the_slower_tier_are_eight() -> None:
     """The floating-point sum of ten times 0.8 is a little less than eight."""
     plugin = producer()
     plugin.kv_events("default/a", TOPIC, stored(1, 10, medium="CPU"))
-    info = find(plugin, request_for(prompts=(tokens(*range(160)),)))
-    assert info.match_blocks == {"default/a": 8}
+    assert matched(plugin, range(160)) == {"default/a": 8}
 
 
 def test_models_adapters_salts_and_media_do_not_share() -> None:
@@ -146,7 +145,6 @@ def test_models_adapters_salts_and_media_do_not_share() -> None:
     plugin.kv_events("default/adapter", TOPIC, stored(1, 1, lora_name="ad"))
     plugin.kv_events("default/salted", TOPIC, stored(1, 1, extra_keys=[["salt"]]))
     plugin.kv_events("default/image", TOPIC, stored(1, 1, extra_keys=[["abc"]]))
-    prompts = (tokens(*range(16)),)
     image = ((MultiModalFeature("image", "abc", 2, 5),),)
     asked: list[tuple[str, dict[str, Any]]] = [
         ("base", {}),
@@ -156,8 +154,7 @@ def test_models_adapters_salts_and_media_do_not_share() -> None:
         ("image", {"features": image}),
     ]
     for expected, fields in asked:
-        info = find(plugin, request_for(prompts=prompts, **fields))
-        assert info.match_blocks == {f"default/{expected}": 1}
+        assert matched(plugin, range(16), **fields) == {f"default/{expected}": 1}
 
 
 def test_several_prompts_add_up() -> None:
@@ -172,9 +169,7 @@ def test_without_prompts_nothing_is_found() -> None:
     plugin = producer('{"speculativeIndexing": true}')
     assert find(plugin, request_for()) is None
     send(plugin, request_for(), default="a")
-    assert find(plugin, request_for(prompts=(tokens(*range(16)),))) == PrefixCacheMatchInfo(
-        1, 16, {}
-    )
+    assert matched(plugin, range(16)) == {}
 
 
 @pytest.mark.parametrize("forget", ["endpoint_removed", "kv_events_lost"])
@@ -183,8 +178,7 @@ def test_an_endpoint_that_left_or_lost_its_cache_is_forgotten(forget: str) -> No
     for key in ("default/a", "default/b"):
         plugin.kv_events(key, TOPIC, stored(1, 1))
     getattr(plugin, forget)("default/a")
-    info = find(plugin, request_for(prompts=(tokens(*range(16)),)))
-    assert info.match_blocks == {"default/b": 1}
+    assert matched(plugin, range(16)) == {"default/b": 1}
 
 
 def test_an_invalid_message_is_refused() -> None:
@@ -200,16 +194,13 @@ def test_speculation_expects_sent_prompts_for_a_while() -> None:
     prompts = (tokens(*range(16)),)
     send(plugin, request_for(prompts=prompts, received_at_seconds=10.0), decode="a", prefill="b")
     for now, expected in ((11.9, {"default/a": 1, "default/b": 1}), (12.0, {})):
-        info = find(plugin, request_for(prompts=prompts, received_at_seconds=now))
-        assert info.match_blocks == expected
+        assert matched(plugin, range(16), received_at_seconds=now) == expected
 
 
 def test_without_speculation_only_events_count() -> None:
     plugin = producer()
-    prompts = (tokens(*range(16)),)
-    send(plugin, request_for(prompts=prompts), default="a")
-    info = find(plugin, request_for(prompts=prompts))
-    assert info.match_blocks == {}
+    send(plugin, request_for(prompts=(tokens(*range(16)),)), default="a")
+    assert matched(plugin, range(16)) == {}
 
 
 @pytest.mark.parametrize("name", ["", "cbor-fnv", "xxh64"])
