@@ -132,15 +132,12 @@ class ModelsDataExtractor(Parameters, frozen=True):
         entries = body.get("data") if isinstance(body, dict) else None
         if not isinstance(entries, list):
             raise ExtractError("the list of models has no list 'data'")
-        models = tuple(_model(one) for one in entries if _has_id(one))
+        named = [one for one in entries if isinstance(one, dict) and _text(one, "id")]
+        models = tuple(map(_model, named))
         skipped = len(entries) - len(models)
         problems = (f"{skipped} models without an id",) if skipped else ()
         names = frozenset(one.id for one in models)
         return Extraction(attributes={MODELS_ATTRIBUTE: models}, problems=problems, models=names)
-
-
-def _has_id(entry: Any) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("id"), str) and bool(entry["id"])
 
 
 def _model(entry: dict[str, Any]) -> ServedModel:

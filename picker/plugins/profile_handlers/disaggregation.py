@@ -117,12 +117,14 @@ class DisaggProfileHandler:
         self.references = stages.references
         self.required_profiles = stages.required
         self.optional_profiles = stages.optional
-        self._prefill_decider: Decider | None = None
-        self._encode_decider: Decider | None = None
+        self._deciders: dict[str, tuple[str, Decider | None]] = {
+            stages.prefill: (stages.prefill_decider, None),
+            stages.encode: (stages.encode_decider, None),
+        }
 
     def connect(self, plugins: Mapping[str, object]) -> None:
-        self._prefill_decider = named_decider(plugins, self._stages.prefill_decider)
-        self._encode_decider = named_decider(plugins, self._stages.encode_decider)
+        for stage, (name, _) in self._deciders.items():
+            self._deciders[stage] = (name, named_decider(plugins, name))
 
     def pick_profiles(
         self,
@@ -163,13 +165,12 @@ class DisaggProfileHandler:
         if decode is None or stages.prefill in results:
             return None
         attributes[PEER_ENDPOINT_KEY] = decode
-        if stages.encode not in results and self._encodes(request, profiles, decode, attributes):
-            return stages.encode
-        if stages.prefill not in profiles:
-            return None
-        decider = stages.prefill_decider, self._prefill_decider
-        runs = stage_runs(stages.prefill, decider, request, decode, attributes)
-        return stages.prefill if runs else None
+        for stage in (stages.encode, stages.prefill):
+            if stage not in profiles or stage in results:
+                continue
+            if stage_runs(stage, self._deciders[stage], request, decode, attributes):
+                return stage
+        return None
 
     def _prefill_first(
         self,
@@ -186,24 +187,13 @@ class DisaggProfileHandler:
             attributes[PEER_ENDPOINT_KEY] = peer
         # Encoding after prefill would be too late: its decider is asked only at the beginning.
         has_begun = stages.encode in results or stages.prefill in results
-        if not has_begun and self._encodes(request, profiles, None, attributes):
-            return stages.encode
+        if stages.encode in profiles and not has_begun:
+            decider = self._deciders[stages.encode]
+            if stage_runs(stages.encode, decider, request, None, attributes):
+                return stages.encode
         if stages.prefill in profiles and stages.prefill not in results:
             return stages.prefill
         return stages.decode
-
-    def _encodes(
-        self,
-        request: InferenceRequest,
-        profiles: frozenset[str],
-        decode: Candidate | None,
-        attributes: Attributes,
-    ) -> bool:
-        stages = self._stages
-        if stages.encode not in profiles:
-            return False
-        decider = stages.encode_decider, self._encode_decider
-        return stage_runs(stages.encode, decider, request, decode, attributes)
 
 
 def _handler_of(parameters: DisaggProfileHandlerParameters) -> DisaggProfileHandler:
