@@ -68,7 +68,13 @@ def documented() -> dict[str, str]:
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in section.splitlines() if "`" in line]
     cells = [[cell.strip() for cell in row] for row in rows if len(row) == 5]
     assert len({row[4] for row in cells}) == len(cells)
-    return {row[4].strip("`"): row[1] for row in cells}
+    return {place: row[1] for row in cells if is_there(place := row[4].strip("`"))}
+
+
+def is_there(place: str) -> bool:
+    """A shelf may have been removed."""
+    room = place.partition(".")[0]
+    return room == "base" or any((ROOT / "picker").glob(f"{room}*"))
 
 
 def constants() -> Iterator[str]:
@@ -99,5 +105,5 @@ def test_a_documented_limit_is_that_of_the_code(place: str) -> None:
 
 def test_every_limit_of_the_code_is_documented() -> None:
     known = set(constants())
-    assert known >= NO_LIMITS
+    assert known >= set(filter(is_there, NO_LIMITS))
     assert known - NO_LIMITS <= documented().keys()
