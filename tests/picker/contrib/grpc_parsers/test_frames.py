@@ -1,7 +1,6 @@
 """gRPC frames, one and many."""
 
 from itertools import pairwise
-from struct import pack
 
 import pytest
 from hypothesis import given
@@ -9,10 +8,7 @@ from hypothesis import strategies as st
 
 from picker.contrib.grpc_parsers._frames import FrameSplitter, only_message
 from picker.contrib.grpc_parsers._generated import grpc_bodies_pb2 as pb
-
-
-def frame(message: bytes, flag: int = 0) -> bytes:
-    return pack(">BI", flag, len(message)) + message
+from tests.support.picker.grpc_messages import frame
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ pass as they come, and the path stays as it is.
 """
 
 from pathlib import Path
-from struct import pack
 
 import pytest
 
@@ -15,24 +14,13 @@ from tests.support.picker.ext_proc_stream import (
     response_head,
     response_pieces,
 )
+from tests.support.picker.grpc_messages import field, frame
 from tests.support.picker.metrics_pages import page, pods
 from tests.support.picker.whole_picker import FOUR_SCORERS, WholePicker, whole_picker
 
 GENERATE = "/vllm.grpc.engine.VllmEngine/Generate"
 GRPC = {"content-type": "application/grpc"}
 CONFIG = FOUR_SCORERS.replace("openai-parser", "vllmgrpc-parser")
-
-
-def field(number: int, value: int | bytes) -> bytes:
-    """Encode a field: a number of seven bits, or up to 16,383 bytes."""
-    if isinstance(value, int):
-        return bytes([number << 3, value])
-    size = len(value)
-    return bytes([number << 3 | 2, size & 0x7F | 0x80, size >> 7]) + value
-
-
-def frame(message: bytes) -> bytes:
-    return pack(">BI", 0, len(message)) + message
 
 
 TEXT = frame(field(1, b"id") + field(3, b"test prompt"))

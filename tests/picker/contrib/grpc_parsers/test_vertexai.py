@@ -1,24 +1,15 @@
 """Vertex AI's gRPC messages around OpenAI's JSON."""
 
 import json
-from struct import pack
 
 import pytest
 
 from picker.contrib.grpc_parsers.vertexai import VertexAIParser
 from picker.types import Api, ParsedBody, Usage
+from tests.support.picker.grpc_messages import field, frame
 
 SERVICE = "/google.cloud.aiplatform.v1beta1.PredictionService"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
-
-
-def field(number: int, data: bytes) -> bytes:
-    size = len(data)
-    return bytes([number << 3 | 2, size & 0x7F | 0x80, size >> 7]) + data
-
-
-def frame(data: bytes) -> bytes:
-    return pack(">BI", 0, len(data)) + data
 
 
 def request(document: object) -> bytes:

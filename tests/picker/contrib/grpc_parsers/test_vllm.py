@@ -11,29 +11,10 @@ from hypothesis import strategies as st
 from picker.contrib.grpc_parsers.vllm import MAX_ITEMS, VllmGrpcParser
 from picker.types import Api, MultiModalFeature, ParsedBody, Usage
 from tests.depth import examples
+from tests.support.picker.grpc_messages import field, frame, message, varint
 
 GENERATE = "/vllm.grpc.engine.VllmEngine/Generate"
 EMBED = "/vllm.grpc.engine.VllmEngine/Embed"
-
-
-def varint(value: int) -> bytes:
-    low, rest = value & 0x7F, value >> 7
-    return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
-
-
-def field(number: int, value: int | bytes | str) -> bytes:
-    if isinstance(value, int):
-        return varint(number << 3) + varint(value)
-    data = value.encode() if isinstance(value, str) else value
-    return varint(number << 3 | 2) + varint(len(data)) + data
-
-
-def message(*members: tuple[int, int | bytes | str]) -> bytes:
-    return b"".join(field(number, value) for number, value in members)
-
-
-def frame(data: bytes) -> bytes:
-    return pack(">BI", 0, len(data)) + data
 
 
 def parse(path: str, data: bytes) -> ParsedBody:
