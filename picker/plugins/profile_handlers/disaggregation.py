@@ -58,7 +58,7 @@ from picker.plugins._shared.stages import (
     stage_runs,
     through_primary_port,
 )
-from picker.types import Candidate, InferenceRequest, SchedulingResult
+from picker.types import InferenceRequest, SchedulingResult
 
 _DECODE_FIRST = frozenset(("", "decode", "decodefirst"))
 _PREFILL_FIRST = frozenset(("prefill", "prefillfirst"))
