@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tests.fakes.kube_api.resources import Resource
-from tests.fakes.kube_api.statuses import expired_continue, too_large_version
+from tests.fakes.kube_api.statuses import expired_continue
 from tests.fakes.kube_api.store import Store, Stored
 from tests.fakes.kube_api.target import Target
 
@@ -23,7 +23,7 @@ class Lists:
     _rests: dict[str, _Rest] = field(default_factory=dict)
 
     def page(self, target: Target) -> bytes:
-        """Return the JSON of one reply. Raises ApiError 410 or 504 (a version not reached yet)."""
+        """Return the JSON of one reply. Raises ApiError 410."""
         token = target.query.get("continue", "")
         version, items = self._continued(token) if token else self._begun(target)
         limit = target.number("limit")
@@ -39,9 +39,6 @@ class Lists:
         self._rests.clear()
 
     def _begun(self, target: Target) -> tuple[int, tuple[Stored, ...]]:
-        asked = target.version()
-        if asked is not None and asked > self.store.version:
-            raise too_large_version(asked, self.store.version)
         selected = target.selector()
         found = self.store.all(target.resource)
         return self.store.version, tuple(one for one in found if selected(one.obj))

@@ -10,15 +10,9 @@ from typing import Any
 from tests.fakes.kube_api.clock import LoopClock, stamp
 from tests.fakes.kube_api.patches import patched
 from tests.fakes.kube_api.resources import Object, Resource
-from tests.fakes.kube_api.statuses import already_exists, bad_request, not_found
+from tests.fakes.kube_api.statuses import already_exists, not_found
 from tests.fakes.kube_api.store import Key, Store, Stored, key_of, stored
-from tests.fakes.kube_api.writes import (
-    FieldValidation,
-    created,
-    decoded,
-    put_version_error,
-    updated,
-)
+from tests.fakes.kube_api.writes import FieldValidation, created, decoded, updated
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +32,6 @@ class Written:
 @dataclass(frozen=True, slots=True)
 class DeleteOptions:
     grace_seconds: int | None = None
-    dry_run: bool = False
 
     @classmethod
     def of(cls, body: Any, query: Mapping[str, str]) -> DeleteOptions:
@@ -47,8 +40,7 @@ class DeleteOptions:
         grace = body.get("gracePeriodSeconds")
         if grace is None and "gracePeriodSeconds" in query:
             grace = int(query["gracePeriodSeconds"])
-        dry = "All" in (body.get("dryRun") or [query.get("dryRun")])
-        return cls(grace, dry)
+        return cls(grace)
 
 
 class Objects:
@@ -72,14 +64,7 @@ class Objects:
 
     def put(self, resource: Resource, key: Key, body: Any, options: WriteOptions) -> Written:
         obj, warnings = decoded(resource, body, options.validation)
-        found = self._store.find(resource, key)
-        if found is None:
-            if resource.put_creates and not obj["metadata"].get("resourceVersion"):
-                return self.create(resource, key[0], body, options)
-            raise not_found(resource, key[1])
-        if resource.put_needs_version and not obj["metadata"].get("resourceVersion"):
-            raise put_version_error(resource, key[1])
-        return self._write(resource, found, obj, options, warnings)
+        return self._write(resource, self._store.get(resource, key), obj, options, warnings)
 
     def patch(
         self, resource: Resource, key: Key, patch: tuple[str, Any], options: WriteOptions
@@ -92,17 +77,10 @@ class Objects:
     def delete(self, resource: Resource, key: Key, options: DeleteOptions) -> tuple[Stored, bool]:
         """Delete, or begin the grace period of a Pod on a node; return whether it is gone."""
         found = self._store.get(resource, key)
-        metadata = found.obj["metadata"]
-        if options.dry_run:
-            return found, True
         if resource.graceful:
             found, pending = self._with_grace(resource, found, options)
             if pending:
                 return found, False
-        elif metadata.get("finalizers"):
-            if "deletionTimestamp" not in metadata:
-                found = self._store.replace(resource, self._dying(found.obj, 0))
-            return found, False
         return self._store.delete(resource, key), True
 
     def _with_grace(
@@ -114,7 +92,7 @@ class Objects:
         if current is not None and (options.grace_seconds is None or grace >= current):
             return found, True
         found = self._store.replace(resource, self._dying(obj, grace))
-        return found, grace > 0 or bool(obj["metadata"].get("finalizers"))
+        return found, grace > 0
 
     def _dying(self, obj: Object, grace: int) -> Object:
         metadata = dict(obj["metadata"])
@@ -135,12 +113,7 @@ class Objects:
         new = updated(resource, found.obj, obj, status=options.status)
         if options.dry_run:
             return Written(stored(new, found.version), 200, tuple(warnings))
-        written = self._store.replace(resource, new)
-        metadata = written.obj["metadata"]
-        freed = "deletionTimestamp" in metadata and not metadata.get("finalizers")
-        if freed and not metadata.get("deletionGracePeriodSeconds"):
-            written = self._store.delete(resource, key_of(new))
-        return Written(written, 200, tuple(warnings))
+        return Written(self._store.replace(resource, new), 200, tuple(warnings))
 
     def _check_namespace(self, resource: Resource, namespace: str) -> None:
         spaces = Resource("", "v1", "namespaces", "Namespace")
@@ -155,8 +128,6 @@ class Objects:
 def _grace(pod: Object, asked: int | None) -> int:
     """Return a Pod's grace period: none for a Pod without a kubelet, or one that has ended."""
     spec, phase = pod.get("spec") or {}, (pod.get("status") or {}).get("phase")
-    if asked is not None and asked < 0:
-        raise bad_request("gracePeriodSeconds must be non-negative")
     if not spec.get("nodeName") or phase in ("Succeeded", "Failed"):
         return 0
     return int(spec.get("terminationGracePeriodSeconds", 30) if asked is None else asked)

@@ -33,8 +33,6 @@ class Resource:
     has_scale: bool = False
     has_generation: bool = True
     graceful: bool = False
-    put_needs_version: bool = False
-    put_creates: bool = False
     fields: frozenset[str] = _ANY_FIELDS
     rules: CrdRules | None = None
     defaults: Callable[[Object], None] | None = None
@@ -68,17 +66,6 @@ def _pod_errors(pod: Object) -> Iterator[FieldError]:
         yield FieldError("spec.containers", "FieldValueRequired", "Required value")
 
 
-def _lease_errors(lease: Object) -> Iterator[FieldError]:
-    spec = lease.get("spec") or {}
-    seconds, moves = spec.get("leaseDurationSeconds"), spec.get("leaseTransitions")
-    if seconds is not None and seconds <= 0:
-        text = f"Invalid value: {seconds}: must be greater than 0"
-        yield FieldError("spec.leaseDurationSeconds", "FieldValueInvalid", text)
-    if moves is not None and moves < 0:
-        text = f"Invalid value: {moves}: must be greater than or equal to 0"
-        yield FieldError("spec.leaseTransitions", "FieldValueInvalid", text)
-
-
 BUILT_IN = (
     Resource("", "v1", "namespaces", "Namespace", namespaced=False, has_generation=False),
     Resource(
@@ -100,7 +87,6 @@ BUILT_IN = (
         "endpointslices",
         "EndpointSlice",
         has_status=False,
-        put_creates=True,
     ),
     Resource("apps", "v1", "deployments", "Deployment", has_scale=True),
     Resource(
@@ -110,9 +96,6 @@ BUILT_IN = (
         "Lease",
         has_status=False,
         has_generation=False,
-        put_needs_version=True,
-        put_creates=True,
-        check=_lease_errors,
     ),
     Resource(
         "admissionregistration.k8s.io",
@@ -143,7 +126,6 @@ def custom_resources(document: Object) -> Iterator[Resource]:
                 kind=spec["names"]["kind"],
                 namespaced=spec.get("scope") != "Cluster",
                 has_status="status" in version.get("subresources", {}),
-                put_needs_version=True,
                 rules=CrdRules(document, version["name"]),
             )
 

@@ -200,11 +200,7 @@ async def _body(request: web.Request) -> object:
 
 
 def _options(target: Target) -> WriteOptions:
-    text = target.query.get("fieldValidation") or FieldValidation.WARN
-    try:
-        validation = FieldValidation(text)
-    except ValueError as error:
-        raise bad_request(f'fieldValidation: Unsupported value: "{text}"') from error
+    validation = FieldValidation(target.query.get("fieldValidation") or FieldValidation.WARN)
     if target.subresource and target.verb not in ("update", "patch"):
         raise method_not_allowed()
     dry = target.query.get("dryRun", "") == "All"

@@ -66,10 +66,9 @@ def already_exists(resource: Resource, name: str) -> ApiError:
     return ApiError(409, "AlreadyExists", text, _about(resource, name))
 
 
-def conflict(resource: Resource, name: str, why: str | None = None) -> ApiError:
+def conflict(resource: Resource, name: str) -> ApiError:
     stale = "the object has been modified; please apply your changes to the latest version"
-    why = why or f"{stale} and try again"
-    text = f'Operation cannot be fulfilled on {resource.qualified} "{name}": {why}'
+    text = f'Operation cannot be fulfilled on {resource.qualified} "{name}": {stale} and try again'
     return ApiError(409, "Conflict", text, _about(resource, name))
 
 
@@ -111,12 +110,6 @@ def initializing() -> ApiError:
 
 def internal(message: str = "an error on the server") -> ApiError:
     return ApiError(500, "InternalError", f"Internal error occurred: {message}")
-
-
-def too_large_version(asked: int, current: int) -> ApiError:
-    text = f"Timeout: Too large resource version: {asked}, current: {current}"
-    cause = {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
-    return ApiError(504, "Timeout", text, {"causes": [cause], "retryAfterSeconds": 1})
 
 
 def forbidden(

@@ -42,13 +42,7 @@ class Target:
         return self.query.get(name, "").lower() in ("true", "1")
 
     def version(self) -> int | None:
-        text = self.query.get("resourceVersion", "")
-        if not text:
-            return None
-        if not text.isdigit():
-            why = f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}"'
-            raise bad_request(f"{why}: invalid syntax")
-        return int(text)
+        return self.number("resourceVersion")
 
     def number(self, name: str) -> int | None:
         text = self.query.get(name, "")

@@ -12,7 +12,7 @@ from typing import Any
 from tests.fakes.kube_api.clock import stamp
 from tests.fakes.kube_api.resources import Object, Resource, value_at
 from tests.fakes.kube_api.selectors import label_value_errors
-from tests.fakes.kube_api.statuses import ApiError, bad_request, conflict, invalid
+from tests.fakes.kube_api.statuses import bad_request, conflict, invalid
 from tests.support.kube.crd_rules import FieldError, name_errors
 
 _SET_BY_SERVER = (
@@ -68,12 +68,6 @@ def _pruned(resource: Resource, obj: Object) -> list[str]:
 
 def created(resource: Resource, body: Object, namespace: str, uid: str, now: float) -> Object:
     given = body["metadata"]
-    if given.get("namespace") not in (None, "", namespace):
-        raise bad_request(
-            "the namespace of the provided object does not match the namespace sent on the request"
-        )
-    if given.get("resourceVersion"):
-        raise bad_request("resourceVersion should not be set on objects to be created")
     obj = dict(body)
     if resource.has_status:
         obj.pop("status", None)
@@ -130,20 +124,8 @@ def _take(obj: Object, other: Object, key: str) -> None:
 
 
 def _check_identity(resource: Resource, stored: Object, given: Object) -> None:
-    name = stored["name"]
-    version, uid = given.get("resourceVersion"), given.get("uid")
-    if version not in (None, "", stored["resourceVersion"]):
-        raise conflict(resource, name)
-    if uid not in (None, "", stored["uid"]):
-        raise conflict(
-            resource,
-            name,
-            f"Precondition failed: UID in precondition: {uid}, UID in object meta: {stored['uid']}",
-        )
-    if given.get("name") not in (None, "", name):
-        raise bad_request(
-            f"the name of the object ({given['name']}) does not match the name on the URL ({name})"
-        )
+    if given.get("resourceVersion") not in (None, "", stored["resourceVersion"]):
+        raise conflict(resource, stored["name"])
 
 
 def _spec_of(resource: Resource, obj: Object) -> Object:
@@ -181,10 +163,3 @@ def _newly_broken(resource: Resource, old: Object, new: Object) -> list[FieldErr
 def refuse(resource: Resource, obj: Object, errors: list[FieldError]) -> None:
     if errors:
         raise invalid(resource, obj["metadata"].get("name") or "", errors)
-
-
-def put_version_error(resource: Resource, name: str) -> ApiError:
-    text = "Invalid value: 0: must be specified for an update"
-    return invalid(
-        resource, name, [FieldError("metadata.resourceVersion", "FieldValueInvalid", text)]
-    )
