@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from fleet.bench.slo import METRICS, Bound, read_bounds
-from fleet.command_lines import parser_of
 from fleet.errors import UsageError
 from fleet.picker_views import PickerViews
 from picker.errors import ConfigError
@@ -39,9 +38,8 @@ class GroupPlan:
     rows: tuple[Prediction, ...]
 
 
-def plan_command(argv: Sequence[str], say: Callable[[str], None]) -> int:
+def plan_command(given: argparse.Namespace, say: Callable[[str], None]) -> int:
     """Print the plan. Status 1 when a group's `maxReplicas` are too few. Raises `FleetError`."""
-    given = parser_of("plan").parse_args(argv)
     groups = _groups(given.file)
     objective = groups[0].scaling.objective
     if given.slo is not None:

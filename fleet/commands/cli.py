@@ -72,10 +72,10 @@ def _overview() -> str:
 
 def _calls(name: str, module: str, function: str, *others: object) -> Callable[[list[str]], int]:
     def run(argv: list[str]) -> int:
-        parser_of(name).parse_args(argv)
+        given = parser_of(name).parse_args(argv)
         if extra := _EXTRAS.get(name):
             _require(name, extra)
-        status: int = getattr(import_module(module), function)(argv, *others)
+        status: int = getattr(import_module(module), function)(given, *others)
         return status
 
     return run
@@ -230,12 +230,12 @@ def _picker(argv: list[str]) -> int:
 
 
 def _replay(argv: list[str]) -> int:
-    parser_of("replay").parse_args(argv)
+    given = parser_of("replay").parse_args(argv)
     from rich.console import Console
 
     from fleet.commands.replay import replay_command
 
-    return replay_command(argv, Console(), _note)
+    return replay_command(given, Console(), _note)
 
 
 def _bench(argv: list[str]) -> int:
@@ -259,20 +259,6 @@ def _simulate(argv: list[str]) -> int:
     return simulate_command(argv, _print_now, _note)
 
 
-def _ps(argv: list[str]) -> int:
-    from fleet.commands.parts import ps_command
-
-    parser_of("ps").parse_args(argv)
-    return ps_command(environ, print)
-
-
-def _logs(argv: list[str]) -> int:
-    arguments = parser_of("logs").parse_args(argv)
-    from fleet.commands.parts import LogOptions, logs_command
-
-    return logs_command(LogOptions(**vars(arguments)), environ)
-
-
 def _models(argv: list[str]) -> int:
     arguments = parser_of("models").parse_args(argv)
     from fleet.run.models import catalog_model, ensure_model, listing
@@ -288,13 +274,6 @@ def _models(argv: list[str]) -> int:
     with _progress() as progress:
         print(ensure_model(model, progress))
     return 0
-
-
-def _files(argv: list[str]) -> int:
-    arguments = parser_of("files").parse_args(argv)
-    from fleet.commands.files import files_command
-
-    return files_command(arguments.names, arguments.into, print)
 
 
 def _completion(argv: list[str]) -> int:
@@ -379,8 +358,8 @@ _EXTRAS = {
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "up": _up,
     "restart": _calls("restart", "fleet.run.control", "restart_command", environ, _print_now),
-    "ps": _ps,
-    "logs": _logs,
+    "ps": _calls("ps", "fleet.commands.parts", "ps_command", environ, print),
+    "logs": _calls("logs", "fleet.commands.parts", "logs_command", environ),
     "chat": _chat,
     "models": _models,
     "top": _top,
@@ -395,7 +374,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "sidecar": _calls("sidecar", "fleet.proxy.sidecar", "sidecar_command"),
     "picker": _picker,
     "config": _calls("config", "fleet.commands.config", "config_command", print, _note),
-    "files": _files,
+    "files": _calls("files", "fleet.commands.files", "files_command", print),
     "replay": _replay,
     "train-draft": _train_draft,
     "completion": _completion,

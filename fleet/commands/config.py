@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from fleet.command_lines import parser_of
 from picker.config.build import DEFAULT_CONFIG, BuildOptions, assemble, check_config
 from picker.config.catalog import builtin_plugins
 from picker.config.findings import Finding, InvalidConfigError, Severity
@@ -39,9 +38,8 @@ Print = Callable[[str], None]
 ReadPool = Callable[[bytes, str, str], PoolFile]
 
 
-def config_command(argv: Sequence[str], out: Print, err: Print) -> int:
+def config_command(options: argparse.Namespace, out: Print, err: Print) -> int:
     """Return the exit status: 1 if the configuration has errors, 2 if it cannot be read."""
-    options = parser_of("config").parse_args(argv)
     if options.command == "schema":
         out(json.dumps(schema(), indent=2))
         return FINE

@@ -1,6 +1,7 @@
 """`pointsman files`: the files of deploy/ that an installation without a clone needs."""
 
-from collections.abc import Callable, Sequence
+import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 from base.flags import near
@@ -25,9 +26,9 @@ def known() -> list[str]:
     return sorted(str(path.relative_to(root)) for path in paths if path.suffix in _SUFFIXES)
 
 
-def files_command(names: Sequence[str], into: Path, out: Print) -> int:
-    """Write the files below `names`; without names list all. Raises `FleetError`."""
-    every = known()
+def files_command(given: argparse.Namespace, out: Print) -> int:
+    """Write the files below its names; without names list all. Raises `FleetError`."""
+    every, names, into = known(), given.names, given.into
     if not names:
         for name in every:
             out(name)

@@ -1,9 +1,9 @@
 """`pointsman ps` and `pointsman logs`: the processes of the fleets here, and their logs."""
 
+import argparse
 import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.errors import FleetError
@@ -13,15 +13,7 @@ from fleet.run.running_picker import RunningFleet, running_fleets, the_fleet
 Print = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class LogOptions:
-    part: str | None = None
-    lines: int = 20
-    follow: bool = False
-    port: int | None = None
-
-
-def ps_command(environment: Mapping[str, str], out: Print) -> int:
+def ps_command(_given: argparse.Namespace, environment: Mapping[str, str], out: Print) -> int:
     """Raises `FleetError` if there is no fleet."""
     fleets = running_fleets(environment)
     if not fleets:
@@ -39,7 +31,7 @@ def ps_command(environment: Mapping[str, str], out: Print) -> int:
     return 0
 
 
-def logs_command(options: LogOptions, environment: Mapping[str, str]) -> int:
+def logs_command(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     folder = _folder(the_fleet(environment, options.port))
     logs = sorted(folder.glob("*.log"))
     named = [log for log in logs if options.part in (None, log.stem)]

@@ -1,14 +1,14 @@
 """`pointsman replay`: decide the requests of a recording again and report differences."""
 
+import argparse
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from fleet.command_lines import parser_of
 from fleet.commands.top_text import Glyphs, clean
 from picker.config.watch import read_config_file
 from picker.errors import PickerError
@@ -40,11 +40,10 @@ class Rows(msgspec.Struct, frozen=True):
     numeric: bool = True
 
 
-def replay_command(argv: Sequence[str], out: Console, err: Print) -> int:
+def replay_command(options: argparse.Namespace, out: Console, err: Print) -> int:
     """Return 0 if nothing differs or another configuration decided, 1 if some decisions differ, 2
     if a file cannot be used.
     """
-    options = parser_of("replay").parse_args(argv)
     try:
         report = replayed(options.file, options.config, options.limit, options.experimental)
     except PickerError as error:

@@ -33,12 +33,12 @@ CHECKS = tuple(
 )
 
 
-def doctor_command(argv: Sequence[str], environment: Mapping[str, str], out: Print) -> int:
+def doctor_command(
+    arguments: argparse.Namespace, environment: Mapping[str, str], out: Print
+) -> int:
     """Returns the exit status: 0 nothing wrong, 1 warnings only, 2 errors."""
-    parser = build_parser()
-    arguments = parser.parse_args(argv)
     if arguments.pool is None and any(getattr(arguments, name) for name in _OF_A_CLUSTER):
-        parser.error("--kubeconfig, --kube-context and --as need --pool NAME")
+        build_parser().error("--kubeconfig, --kube-context and --as need --pool NAME")
     if arguments.list:
         for check in CHECKS:
             out(f"{check.name:<28}{check.about}")

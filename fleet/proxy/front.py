@@ -12,12 +12,12 @@ Answers that are not streamed are held whole, and requested again when they brea
 is passed on as it arrives. The front stores nothing beyond a request, so any number can run.
 """
 
+import argparse
 import asyncio
 import contextlib
 import json
 import logging
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,6 @@ import msgspec
 from aiohttp import web
 
 from base.forwarding import Headers, forwarded_headers, json_headers, new_session
-from fleet.command_lines import parser_of
 from fleet.envoy.settings import LOCAL_REPLY_HEADER
 from fleet.proxy.forward import begun, error_answer, pass_on, serve, unavailable
 from picker.errors import DROP_REASON_HEADER
@@ -69,9 +68,9 @@ class FrontOptions:
     drain_timeout: float
 
 
-def front_command(argv: Sequence[str]) -> int:
+def front_command(given: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT. Raises `FleetError` when the port cannot be listened on."""
-    return asyncio.run(_serve(FrontOptions(**vars(parser_of("front").parse_args(argv)))))
+    return asyncio.run(_serve(FrontOptions(**vars(given))))
 
 
 async def _serve(options: FrontOptions) -> int:

@@ -11,12 +11,13 @@ because the decode worker may be reading from its room.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import aiohttp
@@ -24,7 +25,6 @@ import msgspec
 from aiohttp import web
 
 from base.forwarding import Headers, forwarded_headers, new_session
-from fleet.command_lines import parser_of
 from fleet.proxy.forward import error_answer, pass_on, serve
 from worker.api.routes.prefill_leg import (
     PATHS,
@@ -53,8 +53,8 @@ class SidecarOptions:
     drain_timeout: float
 
 
-def sidecar_command(argv: Sequence[str]) -> int:
-    options = SidecarOptions(**vars(parser_of("sidecar").parse_args(argv)))
+def sidecar_command(given: argparse.Namespace) -> int:
+    options = SidecarOptions(**vars(given))
     return asyncio.run(_serve(options))
 
 

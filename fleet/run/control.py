@@ -5,16 +5,16 @@ sends one `Order`; the fleet answers with any number of `OrderProgress`, then on
 order that has begun continues when its client disconnects.
 """
 
+import argparse
 import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from enum import Enum
 
 import msgspec
 
-from fleet.command_lines import parser_of
 from fleet.errors import FleetError
 from fleet.run.running_picker import the_fleet
 
@@ -133,13 +133,10 @@ def _read(lines: Iterable[bytes], say: Say) -> OrderOutcome:
     return OrderOutcome("the fleet ended before it was done")
 
 
-def restart_command(
-    argv: Sequence[str], environment: Mapping[str, str], say: Callable[[str], None]
-) -> int:
+def restart_command(given: argparse.Namespace, environment: Mapping[str, str], say: Say) -> int:
     """Return 0 once all parts are back, 3 if requests were cut meanwhile. Raises `FleetError`."""
-    arguments = parser_of("restart").parse_args(argv)
-    fleet = the_fleet(environment, arguments.port)
-    parts = tuple(FleetPart) if arguments.part == ALL else (FleetPart(arguments.part),)
+    fleet = the_fleet(environment, given.port)
+    parts = tuple(FleetPart) if given.part == ALL else (FleetPart(given.part),)
     if fleet.control is None:
         raise FleetError("that fleet takes no orders")
     return CUT if give(Order(parts), fleet.control, say) else 0

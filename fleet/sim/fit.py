@@ -20,6 +20,7 @@ method changes R, b, c and d until the logarithms of simulated p50 and p95 of TT
 nearest to those of the measured ones, over all stages.
 """
 
+import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -33,7 +34,6 @@ from fleet.bench.flags import LOAD, LOAD_DIALECT, LoadSettings, refuse_unwritabl
 from fleet.bench.load import loads_of, sessions_of
 from fleet.bench.report import write_text
 from fleet.bench.summary import Spread, Summary, summary
-from fleet.command_lines import parser_of
 from fleet.errors import FleetError, UsageError
 from fleet.sim.latency import WorkerLimits, WorkerSpeed, settings_of
 from fleet.sim.simulation import Tenant, simulate
@@ -275,9 +275,8 @@ def nearest(residuals: Callable[[Numbers], Numbers], begun: Numbers, least: Numb
     return numbers
 
 
-def fit_command(argv: Sequence[str], out: Callable[[str], None]) -> int:
+def fit_command(flags: argparse.Namespace, out: Callable[[str], None]) -> int:
     """Raises `FleetError`, and writes nothing then."""
-    flags = parser_of("fit").parse_args(argv)
     run = read_run(flags.run)
     refuse_unwritable(flags.out)
     if flags.out.exists() and flags.out.samefile(flags.run):

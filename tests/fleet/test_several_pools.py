@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from fleet.command_lines import parser_of
 from fleet.commands.explain import ExplainOptions, explain
 from fleet.commands.top import top
 from fleet.doctor.command import WRONG, doctor_command
@@ -63,7 +64,8 @@ async def _topped(url: str) -> str:
 
 async def _diagnosed(url: str) -> tuple[int, str]:
     lines: list[str] = []
-    status = await asyncio.to_thread(doctor_command, ["--picker", url], {}, lines.append)
+    given = parser_of("doctor").parse_args(["--picker", url])
+    status = await asyncio.to_thread(doctor_command, given, {}, lines.append)
     return status, " ".join(" ".join(lines).split())
 
 

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
+from fleet.command_lines import parser_of
 from fleet.commands.capacity_plan import load_of_bench, load_of_picker, objective_of, plan_command
 from fleet.errors import FleetError, UsageError
 from fleet.http_client import HttpAnswer
@@ -34,7 +35,7 @@ def file(tmp_path: Path) -> str:
 
 def said(*argv: str) -> tuple[int, list[str]]:
     lines: list[str] = []
-    return plan_command(argv, lines.append), lines
+    return plan_command(parser_of("plan").parse_args(argv), lines.append), lines
 
 
 def as_json(*argv: str) -> tuple[int, dict[str, Any]]:

@@ -76,10 +76,15 @@ picker: flags at odds | picker --endpoints-file x --pool a
       | --endpoints-file is for a picker of one pool
 worker: an unknown flag | worker --prot 1 | did you mean --port?
 worker: a wrong value | worker --block-size 3 | must be a power of two, got 3
-restart: an unknown part | restart enovy | 'enovy' (choose from 'picker', 'envoy',
+restart: an unknown part | restart enovy
+      | 'enovy' (choose from 'picker', 'envoy', 'workers', 'all')
 config: an unknown command | config chekc | ; did you mean check? (see pointsman
 models: an unknown action | models ftech | ; did you mean fetch? (see pointsman
 completion: an unlike shell | completion cmd | 'fish') (see pointsman
+config: no command | config | the following arguments are required: COMMAND
+config: an unknown flag | config check --jsn f | unrecognized arguments: --jsn
+files: an unknown name | files envoy/esd.yaml
+      | no file envoy/esd.yaml; did you mean envoy/eds.yaml?
 config: nothing to check | config check | there is nothing to check
 explain: two asked | explain --last x | not allowed with argument --last
 doctor: an unknown check | doctor --only all | invalid choice: 'all'

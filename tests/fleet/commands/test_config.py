@@ -76,13 +76,6 @@ def test_an_unreadable_file_is_status_2(
     assert said in capsys.readouterr().err
 
 
-def test_a_wrong_command_line_is_status_2() -> None:
-    for argv in (["config"], ["config", "chek"], ["config", "check", "--jsn", "f"]):
-        with pytest.raises(SystemExit) as status:
-            main(argv)
-        assert status.value.code == 2
-
-
 def test_effective_values_are_shown_with_their_origin(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "show", "--origin", "--config-text", GOOD]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -58,8 +58,3 @@ def test_a_target_that_is_no_folder_is_refused(
     assert main(["files", "grafana", "--into", str(tmp_path / "notes")]) == 1
     assert "notes is not a folder: give another with --into" in capsys.readouterr().err
     assert (tmp_path / "notes").read_text() == "mine"
-
-
-def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["files", "envoy/esd.yaml"]) == 2
-    assert "no file envoy/esd.yaml; did you mean envoy/eds.yaml?" in capsys.readouterr().err

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from fleet.command_lines import parser_of
 from fleet.commands.cli import main
 from fleet.commands.replay import replay_command
 from picker.config.build import DEFAULT_CONFIG
 from tests.support.picker.recorded_traffic import Traffic, record
 
+given = parser_of("replay").parse_args
 BUILT_IN = DEFAULT_CONFIG.decode()
 
 
@@ -56,13 +58,13 @@ def test_nothing_of_a_recording_is_obeyed_by_a_terminal(recording: Path, tmp_pat
     text = recording.read_text().replace('"waiting_requests":7', '"waiting_requests":6')
     path.write_text(text.replace('"id":"', r'"id":"\u001b]0;owned\u0007\u009b2J'))
     out = Console(file=io.StringIO(), width=100)
-    assert replay_command([str(path)], out, lambda _: None) == 1
+    assert replay_command(given([str(path)]), out, lambda _: None) == 1
     printed = out.file.getvalue()  # type: ignore[attr-defined]
     assert "owned" in printed
     assert not {"\x1b", "\x07", "\x9b"} & set(printed)
     path.write_text(r'{"line":"\u001b]0;owned\u0007"}')
     errors: list[str] = []
-    assert replay_command([str(path)], out, errors.append) == 2
+    assert replay_command(given([str(path)]), out, errors.append) == 2
     assert errors
     assert "\x1b" not in "".join(errors)
 
@@ -81,7 +83,7 @@ def test_another_configuration_shows_what_it_would_change(
 
 def test_a_terminal_is_shown_tables(recording: Path, other: Path) -> None:
     out = Console(file=io.StringIO(), force_terminal=True, width=100)
-    assert replay_command([str(recording), "--config", str(other)], out, lambda _: None) == 0
+    assert replay_command(given([str(recording), "--config", str(other)]), out, lambda _: None) == 0
     assert "┃" in out.file.getvalue()  # type: ignore[attr-defined]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fleet.command_lines import parser_of
 from fleet.doctor import web
 from fleet.doctor.cluster_look import ClusterLook
 from fleet.doctor.command import WRONG, diagnose, doctor_command
@@ -21,6 +22,7 @@ from tests.support.kube.wired_client import client_of
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 TLS = b"\x16"
+given = parser_of("doctor").parse_args
 DEEP = b'{"a":' * 50_000 + b"1" + b"}" * 50_000
 
 
@@ -169,7 +171,7 @@ async def test_an_api_server_has_a_limit_for_all_that_is_asked() -> None:
 )
 def test_invalid_addresses_are_findings(flags: tuple[str, str]) -> None:
     lines: list[str] = []
-    assert doctor_command([*flags, "--json"], {}, lines.append) == WRONG
+    assert doctor_command(given([*flags, "--json"]), {}, lines.append) == WRONG
     checks = {one["check"] for one in json.loads("\n".join(lines))["findings"]}
     assert checks <= {"picker-reachable", "envoy-reachable", "tls-expiry"}
 
@@ -180,6 +182,6 @@ def test_an_invalid_kubeconfig_is_a_finding(tmp_path: Path) -> None:
         path.write_text(text)
         lines: list[str] = []
         argv = ["--pool", "it", "--kubeconfig", str(path), "--json"]
-        assert doctor_command(argv, {}, lines.append) == WRONG
+        assert doctor_command(given(argv), {}, lines.append) == WRONG
         (found,) = json.loads("\n".join(lines))["findings"]
         assert found["check"] == "k8s-reachable"

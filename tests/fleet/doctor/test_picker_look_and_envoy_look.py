@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from fleet.command_lines import parser_of
 from fleet.doctor.command import (
     CHECKS,
     FINE,
@@ -219,7 +220,7 @@ async def test_the_remaining_days_of_a_certificate_are_counted(tmp_path: Path) -
 
 def run(*argv: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
     lines: list[str] = []
-    status = doctor_command(argv, environment or {}, lines.append)
+    status = doctor_command(parser_of("doctor").parse_args(argv), environment or {}, lines.append)
     return status, "\n".join(lines)
 
 

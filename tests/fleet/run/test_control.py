@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from fleet.commands.cli import main
+from fleet.command_lines import parser_of
 from fleet.errors import FleetError
 from fleet.run.control import Control, FleetPart, Obey, Order, Say, give, restart_command
 from fleet.run.running_picker import RunningFleet, shown
 
+parse = parser_of("restart").parse_args
 ORDER = Order((FleetPart.PICKER, FleetPart.WORKERS))
 
 
@@ -154,7 +155,7 @@ async def test_named_parts_are_restarted(
     fleet = RunningFleet(1, "http://127.0.0.1:1", 8080, str(path))
     with shown(fleet, environment):
         async with taking_orders(path, obey), asyncio.timeout(120):
-            status = await asyncio.to_thread(restart_command, argv, environment, said.append)
+            status = await asyncio.to_thread(restart_command, parse(argv), environment, said.append)
     assert status == (3 if cut else 0)
     assert [order.restart for order in orders] == [parts]
     assert said == ["done"]
@@ -162,12 +163,12 @@ async def test_named_parts_are_restarted(
 
 def test_without_a_fleet_the_restart_is_refused(environment: dict[str, str]) -> None:
     with pytest.raises(FleetError, match="no fleet runs here: `pointsman up` starts one"):
-        restart_command([], environment, print)
+        restart_command(parse([]), environment, print)
     with (
         shown(RunningFleet(1, "http://127.0.0.1:1", 8080, "/run/c"), environment),
         pytest.raises(FleetError, match="no fleet runs here on port 8081"),
     ):
-        restart_command(["--port", "8081"], environment, print)
+        restart_command(parse(["--port", "8081"]), environment, print)
 
 
 def test_one_of_several_fleets_has_to_be_chosen(
@@ -180,10 +181,4 @@ def test_one_of_several_fleets_has_to_be_chosen(
             shown(RunningFleet(2, "http://127.0.0.1:2", 8180, "/run/d"), environment),
             pytest.raises(FleetError, match=r"2 fleets run here; choose one with --port \(8"),
         ):
-            restart_command(["picker"], environment, print)
-
-
-def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["restart", "worker"])
-    assert "(choose from 'picker', 'envoy', 'workers', 'all')" in capsys.readouterr().err
+            restart_command(parse(["picker"]), environment, print)

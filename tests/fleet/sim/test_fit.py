@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fleet.command_lines import parser_of
 from fleet.errors import FleetError, UsageError
 from fleet.sim.command import simulate_command
 from fleet.sim.fit import fit_command
@@ -22,6 +23,7 @@ LOAD = [
     "--requests",
     "30",
 ]
+given = parser_of("fit").parse_args
 WORKER = {
     "prefill_tokens_per_second": 2000.0,
     "decode_base_seconds": 0.012,
@@ -52,7 +54,7 @@ def test_a_fitted_worker_takes_what_the_measured_one_took(tmp_path: Path) -> Non
     measured, run, fitted = paths(tmp_path, WORKER)
     simulated(run, measured, "--rate", "1,4")
     said: list[str] = []
-    assert fit_command([str(run), str(fitted), "--kv-tokens", "50000"], said.append) == 0
+    assert fit_command(given([str(run), str(fitted), "--kv-tokens", "50000"]), said.append) == 0
     assert "root mean square" in said[-1]
     found = json.loads(fitted.read_text())
     assert found["kv_tokens"] == 50_000
@@ -68,7 +70,7 @@ def test_one_stage_does_not_make_a_worker(tmp_path: Path) -> None:
     worker, run, out = paths(tmp_path, WORKER)
     simulated(run, worker, "--rate", "1")
     with pytest.raises(FleetError, match="two stages or more"):
-        fit_command([str(run), str(out)], print)
+        fit_command(given([str(run), str(out)]), print)
 
 
 QUICK = {**WORKER, "prefill_tokens_per_second": 9e6}
@@ -90,7 +92,7 @@ def test_a_run_without_enough_variation_is_refused(
     measured, run, out = paths(tmp_path, worker)
     simulated(run, measured, *flags)
     with pytest.raises(FleetError, match=why):
-        fit_command([str(run), str(out)], print)
+        fit_command(given([str(run), str(out)]), print)
     assert not out.exists()
 
 
@@ -98,9 +100,9 @@ def test_a_run_is_not_replaced_by_its_fit(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.write_text('{"stages": []}')
     with pytest.raises(UsageError, match="FILE would replace the run"):
-        fit_command([str(run), str(tmp_path / ".." / tmp_path.name / "run")], print)
+        fit_command(given([str(run), str(tmp_path / ".." / tmp_path.name / "run")]), print)
     with pytest.raises(UsageError, match="is no folder"):
-        fit_command([str(run), str(run / "out")], print)
+        fit_command(given([str(run), str(run / "out")]), print)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"stages": 3}'])
@@ -108,7 +110,7 @@ def test_a_file_that_is_no_run_is_refused(text: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.write_text(text)
     with pytest.raises(UsageError, match="is no JSON of `pointsman bench`"):
-        fit_command([str(run), str(tmp_path / "out")], print)
+        fit_command(given([str(run), str(tmp_path / "out")]), print)
 
 
 @pytest.mark.full
@@ -121,5 +123,5 @@ def test_a_poor_fit_says_what_to_check(tmp_path: Path) -> None:
         document["stages"][1]["itl"][name] /= 20
     run.write_text(json.dumps(document))
     said: list[str] = []
-    assert fit_command([str(run), str(out)], said.append) == 0
+    assert fit_command(given([str(run), str(out)]), said.append) == 0
     assert "check --workers and --kv-tokens" in said[-1]
