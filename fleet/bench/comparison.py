@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fleet.bench.slo import METRICS
 from fleet.bench.summary import Spread, Summary
 
 _RESAMPLES = 10_000
@@ -44,17 +45,14 @@ def _quantile(metric: str, name: str) -> Callable[[Summary], float | None]:
 
 
 _NUMBERS: Mapping[str, Callable[[Summary], float | None]] = {
-    "TTFT p50 ms": _quantile("ttft", "p50"),
-    "TTFT p95 ms": _quantile("ttft", "p95"),
-    "ITL p50 ms": _quantile("itl", "p50"),
-    "ITL p95 ms": _quantile("itl", "p95"),
-    "E2E p50 ms": _quantile("e2e", "p50"),
-    "E2E p95 ms": _quantile("e2e", "p95"),
+    **{
+        f"{metric.upper()} {name} ms": _quantile(metric, name)
+        for metric in METRICS
+        for name in ("p50", "p95")
+    },
     "requests/s": lambda one: one.completed_rate,
     "output tokens/s": lambda one: one.output_tokens_per_second,
-    "cached share": lambda one: (
-        one.cached_tokens / one.prompt_tokens if one.prompt_tokens else None
-    ),
+    "cached share": lambda one: one.cached_share,
     "goodput": lambda one: one.goodput,
 }
 

@@ -168,7 +168,7 @@ def _of_one(one: Summary) -> dict[str, str]:
         "ITL p95": _time(one.itl, "p95"),
         "E2E p95": _time(one.e2e, "p95"),
         "Tokens/s": f"{one.output_tokens_per_second:,.0f}",
-        "Cached": _share(one.cached_tokens / one.prompt_tokens if one.prompt_tokens else None),
+        "Cached": _share(one.cached_share),
         "Failed": f"{sum(one.errors.values()):,} of {one.requests:,}",
     }
     return numbers if one.goodput is None else {**numbers, "Goodput": _share(one.goodput)}
@@ -220,7 +220,7 @@ def _stages(rows: Sequence[tuple[str, Summary]]) -> str:
                 f"{one.completed_rate:,.2f}",
                 f"{sum(one.errors.values()):,}",
                 f"{one.output_tokens_per_second:,.0f}",
-                _share(one.cached_tokens / one.prompt_tokens if one.prompt_tokens else None),
+                _share(one.cached_share),
                 _time(one.ttft, "p50"),
                 *(_time(spread, "p95") for spread in (one.ttft, one.itl, one.e2e)),
                 *([_share(one.goodput)] if has_goodput else []),

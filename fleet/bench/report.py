@@ -34,8 +34,7 @@ def lines_of(one: Summary, slo: Slo | None) -> Iterator[str]:
         yield f"  {name:<6}{_cells(spread)}"
     prompts = "prompt tokens unknown (no usage in the answers)"
     if one.prompt_tokens or not one.completed_rate:
-        share = one.cached_tokens / max(1, one.prompt_tokens)
-        prompts = f"{one.prompt_tokens:,} prompt tokens, {share:.1%} cached"
+        prompts = f"{one.prompt_tokens:,} prompt tokens, {one.cached_share or 0.0:.1%} cached"
     yield (
         f"  {one.output_tokens_per_second:,.0f} output tokens/s; {prompts}; "
         f"at most {one.max_in_flight:,} in flight"
@@ -78,7 +77,7 @@ def stages_table(rows: Sequence[Sequence[Summary]]) -> Iterator[str]:
 def _numbers(one: Summary) -> Iterator[float | None]:
     yield one.completed_rate
     yield one.output_tokens_per_second
-    yield one.cached_tokens / one.prompt_tokens if one.prompt_tokens else 0.0
+    yield one.cached_share or 0.0
     for spread in (one.ttft, one.itl):
         yield None if spread is None else spread.p50 * 1e3
         yield None if spread is None else spread.p95 * 1e3
@@ -98,11 +97,7 @@ def _cells(spread: Spread | None) -> str:
     if spread is None:
         return f"{'–':>10}" * 5
     values = (spread.mean, spread.p50, spread.p95, spread.p99, spread.max)
-    return "".join(f"{_ms(value):>10}" for value in values)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.1f}"
+    return "".join(f"{seconds * 1e3:>10,.1f}" for seconds in values)
 
 
 def write_csv(file: TextIO, stages: Iterable[Stage]) -> None:

@@ -81,6 +81,10 @@ class Summary:
     missed: tuple[str, ...]
     client: ClientLoad | None
 
+    @property
+    def cached_share(self) -> float | None:
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -183,19 +187,19 @@ def spreads_of(good: Sequence[Record]) -> dict[str, Spread | None]:
 
 
 def _client_load(processes: Sequence[Observed], seconds: float) -> ClientLoad:
-    def late_p99(one: Observed) -> float:
-        late = [each.sent - each.intended for each in one.outcomes if each.sent is not None]
+    def p99(late: Sequence[float]) -> float:
         return float(np.quantile(late, 0.99)) if late else 0.0
 
-    def pulse_p99(one: Observed) -> float:
-        late = [each.late_seconds for each in one.pulses]
-        return float(np.quantile(late, 0.99)) if late else 0.0
-
+    sends = (
+        [each.sent - each.intended for each in one.outcomes if each.sent is not None]
+        for one in processes
+    )
+    timers = ([each.late_seconds for each in one.pulses] for one in processes)
     requests = sum(len(one.outcomes) for one in processes)
     return ClientLoad(
         processes=len(processes),
-        late_p99_seconds=max(map(late_p99, processes)),
-        pulse_p99_seconds=max(map(pulse_p99, processes)),
+        late_p99_seconds=max(map(p99, sends)),
+        pulse_p99_seconds=max(map(p99, timers)),
         busy_share=max(one.cpu_seconds for one in processes) / max(1e-9, seconds),
         cpu_seconds_per_request=sum(one.cpu_seconds for one in processes) / max(1, requests),
     )
