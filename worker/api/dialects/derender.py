@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -12,7 +12,7 @@ import msgspec
 
 from worker.api.generate.choice import REPETITION_DETECTED, Choice
 from worker.api.generate.frames import Answer, Frames, ResponseHead, TokenCounts
-from worker.api.generate.logprobs import ChatLogprobs, CompletionLogprobs
+from worker.api.generate.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsWriter
 from worker.api.generate.prepared import Prepared
 from worker.api.http.arrival import Arrival, arrival_of
 from worker.api.http.exchange import Exchange
@@ -35,9 +35,6 @@ from worker.api.schema.routes import Handler, text_route
 from worker.engine.messages import RequestOutput
 from worker.errors import RequestError
 from worker.types import FinishReason, TokenLogprobs
-
-_CHAT, _COMPLETION = "chatcmpl-", "cmpl-"
-
 
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
@@ -117,46 +114,27 @@ class Derenderer:
 
     async def chat(self, exchange: Exchange) -> None:
         body = decode_supported(await self._body(exchange), DerenderChatRequest)
-        self._checks.adapters.adapter_of(body.model)
-        given, request = body.generate_response, body.chat_request
-        known = 0
-        if request is None:
-            prepared = await self._unknown(body.model, exchange)
-            new = partial(ChatLogprobs, self._text.tokenizer.token_bytes, as_ids=False)
-            frames = ChatFrames(self._head(given.request_id, prepared))
-            shown = replace(prepared.shown, new_logprobs=new)
-            prepared = replace(prepared, frames=frames, shown=shown)
-        else:
-            arrival = self._arrival(exchange, given.request_id.removeprefix(_CHAT))
-            prepared = await self._of_request(request, arrival)
-            known = len(prepared.requests[0].prompt_token_ids)
-        count = known if body.prompt_tokens is None else body.prompt_tokens
+        given = body.generate_response
+        new = partial(ChatLogprobs, self._text.tokenizer.token_bytes, as_ids=False)
+        asked = body.chat_request
+        prepared, known = await self._prepared(exchange, body.model, asked, given, ChatFrames, new)
+        count = sum(known) if body.prompt_tokens is None else body.prompt_tokens
         await self._answer(exchange, prepared, ["generate_response"], [given], count)
 
     async def completion(self, exchange: Exchange) -> None:
         body = decode_supported(await self._body(exchange), DerenderCompletionRequest)
-        self._checks.adapters.adapter_of(body.model)
-        given, request = body.generate_responses, body.completion_request
-        if request is None:
-            prepared = await self._unknown(body.model, exchange)
-            tokenizer = self._text.tokenizer
-            new = partial(
-                CompletionLogprobs,
-                tokenizer.token_bytes,
-                as_ids=False,
-                skip_ids=tokenizer.special_ids,
-            )
-            frames = CompletionFrames(self._head(given[0].request_id, prepared))
-            shown = replace(prepared.shown, new_logprobs=new)
-            prepared = replace(prepared, frames=frames, shown=shown)
+        given, asked = body.generate_responses, body.completion_request
+        if asked is not None and asked.echo:
+            message = "`completion_request.echo` is not supported; leave it out"
+            raise RequestError(message, param="completion_request.echo")
+        tokenizer = self._text.tokenizer
+        special = tokenizer.special_ids
+        new = partial(CompletionLogprobs, tokenizer.token_bytes, as_ids=False, skip_ids=special)
+        prepared, known = await self._prepared(
+            exchange, body.model, asked, given[0], CompletionFrames, new
+        )
+        if asked is None:
             known = [0] * len(given)
-        else:
-            if request.echo:
-                message = "`completion_request.echo` is not supported; leave it out"
-                raise RequestError(message, param="completion_request.echo")
-            arrival = self._arrival(exchange, given[0].request_id.removeprefix(_COMPLETION))
-            prepared = await self._of_request(request, arrival)
-            known = [len(ask.prompt_token_ids) for ask in prepared.requests]
         counts = known if body.prompt_tokens is None else body.prompt_tokens
         for name, number in (("completion_request", len(known)), ("prompt_tokens", len(counts))):
             if number != len(given):
@@ -165,26 +143,40 @@ class Derenderer:
         names = [f"generate_responses[{n}]" for n in range(len(given))]
         await self._answer(exchange, prepared, names, given, sum(n or 0 for n in counts))
 
+    async def _prepared(
+        self,
+        exchange: Exchange,
+        model: str | None,
+        request: ChatRequest | CompletionRequest | None,
+        given: GenerateAnswer,
+        new_frames: Callable[[ResponseHead], Frames],
+        new_logprobs: Callable[[], LogprobsWriter],
+    ) -> tuple[Prepared, list[int]]:
+        """Return also the sizes of the prompts. Errors name fields as the request's own route."""
+        self._checks.adapters.adapter_of(model)
+        if request is not None:
+            refuse_unsupported(request)
+            if isinstance(request, ChatRequest):
+                arrival = self._arrival(exchange, given.request_id.removeprefix("chatcmpl-"))
+                prepared = await self._generation.chat.prepared(request, arrival)
+            else:
+                arrival = self._arrival(exchange, given.request_id.removeprefix("cmpl-"))
+                prepared = await self._generation.completions.prepared(request, arrival)
+            return prepared, [len(ask.prompt_token_ids) for ask in prepared.requests]
+        # A request without options stands for the one that is not given.
+        plain = CompletionRequest(model=model, prompt=[0], max_tokens=Whole(1))
+        arrival = self._arrival(exchange, "")
+        prepared = await self._generation.completions.prepared(plain, arrival)
+        adapter = prepared.requests[0].adapter
+        head = self._checks.head(given.request_id, adapter, int(time.time()))
+        shown = replace(prepared.shown, new_logprobs=new_logprobs)
+        return replace(prepared, frames=new_frames(head), shown=shown), []
+
     async def _body(self, exchange: Exchange) -> bytes:
         return await exchange.json_body(self._config.max_body_bytes)
 
     def _arrival(self, exchange: Exchange, request_id: str) -> Arrival:
         return arrival_of(exchange, request_id or None, time.monotonic(), self._config.api_keys)
-
-    async def _of_request(
-        self, request: ChatRequest | CompletionRequest, arrival: Arrival
-    ) -> Prepared:
-        refuse_unsupported(request)
-        if isinstance(request, ChatRequest):
-            return await self._generation.chat.prepared(request, arrival)
-        return await self._generation.completions.prepared(request, arrival)
-
-    async def _unknown(self, model: str | None, exchange: Exchange) -> Prepared:
-        request = CompletionRequest(model=model, prompt=[0], max_tokens=Whole(1))
-        return await self._generation.completions.prepared(request, self._arrival(exchange, ""))
-
-    def _head(self, request_id: str, prepared: Prepared) -> ResponseHead:
-        return self._checks.head(request_id, prepared.requests[0].adapter, int(time.time()))
 
     async def _answer(
         self,

@@ -90,26 +90,20 @@ def slices(entries: Sequence[TokenLogprobs]) -> list[Sequence[TokenLogprobs]]:
     return [entries[start : start + size] for start in range(0, len(entries), size)]
 
 
-class _Naming:
+class _NamedTokens(LogprobsWriter):
     def __init__(self, token_bytes: TokenBytes, *, as_ids: bool) -> None:
         self._bytes = token_bytes
         self._as_ids = as_ids
 
-    def raw(self, token_id: int) -> bytes:
-        return self._bytes(token_id)
-
-    def name(self, token_id: int) -> str:
+    def _name(self, token_id: int) -> str:
         """Return its text, U+FFFD for a piece of a character; or `token_id:N`."""
         if self._as_ids:
             return f"token_id:{token_id}"
         return self._bytes(token_id).decode("utf-8", "replace")
 
 
-class ChatLogprobs(LogprobsWriter):
+class ChatLogprobs(_NamedTokens):
     """`choices[].logprobs` of a chat: {"content": [{token, logprob, bytes, top_logprobs}]}."""
-
-    def __init__(self, token_bytes: TokenBytes, *, as_ids: bool) -> None:
-        self._naming = _Naming(token_bytes, as_ids=as_ids)
 
     def take(self, entries: Sequence[TokenLogprobs]) -> Json:
         return {"content": [self._content(entry) for entry in entries]}
@@ -120,19 +114,19 @@ class ChatLogprobs(LogprobsWriter):
 
     def _token(self, token_id: int, logprob: float) -> Json:
         return {
-            "token": self._naming.name(token_id),
+            "token": self._name(token_id),
             "logprob": clamped(logprob),
-            "bytes": list(self._naming.raw(token_id)),
+            "bytes": list(self._bytes(token_id)),
         }
 
 
-class CompletionLogprobs(LogprobsWriter):
+class CompletionLogprobs(_NamedTokens):
     """`choices[].logprobs` of a text completion; tokens in `skip_ids` have no text."""
 
     def __init__(
         self, token_bytes: TokenBytes, *, as_ids: bool, skip_ids: Set[int] = frozenset()
     ) -> None:
-        self._naming = _Naming(token_bytes, as_ids=as_ids)
+        super().__init__(token_bytes, as_ids=as_ids)
         self._skip_ids = skip_ids
         self._decoder = _UTF8("replace")
         self._offset = 0
@@ -144,7 +138,7 @@ class CompletionLogprobs(LogprobsWriter):
         decoder, offset, offsets = _UTF8("replace"), 0, []
         for token_id in prompt_ids:
             offsets.append(offset)
-            offset += len(decoder.decode(self._naming.raw(token_id)))
+            offset += len(decoder.decode(self._bytes(token_id)))
         # The model's own prefix is a token of the prompt but not part of its text.
         surplus = max(0, offset - len(prompt_text))
         start = 0
@@ -155,7 +149,7 @@ class CompletionLogprobs(LogprobsWriter):
             yield {
                 "text_offset": [max(0, offsets[n] - surplus) for n in part],
                 "token_logprobs": [None if e is None else clamped(e.logprobs[0]) for e in known],
-                "tokens": [self._naming.name(prompt_ids[n]) for n in part],
+                "tokens": [self._name(prompt_ids[n]) for n in part],
                 "top_logprobs": [None if e is None else self._top(e) for e in known],
             }
             start = part.stop
@@ -167,21 +161,21 @@ class CompletionLogprobs(LogprobsWriter):
         return {
             "text_offset": [self._pass(e.token_ids[0]) for e in entries],
             "token_logprobs": [clamped(e.logprobs[0]) for e in entries],
-            "tokens": [self._naming.name(e.token_ids[0]) for e in entries],
+            "tokens": [self._name(e.token_ids[0]) for e in entries],
             "top_logprobs": [self._top(e) for e in entries],
         }
 
     def _pass(self, token_id: int) -> int:
         offset = self._offset
         if token_id not in self._skip_ids:
-            self._offset += len(self._decoder.decode(self._naming.raw(token_id)))
+            self._offset += len(self._decoder.decode(self._bytes(token_id)))
         return offset
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
         """The first of several tokens with the same text counts."""
         by_text: dict[str, float] = {}
         for token_id, logprob in zip(entry.token_ids, entry.logprobs, strict=True):
-            by_text.setdefault(self._naming.name(token_id), clamped(logprob))
+            by_text.setdefault(self._name(token_id), clamped(logprob))
         return by_text
 
 

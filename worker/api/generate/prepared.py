@@ -47,11 +47,8 @@ class Prepared:
 
     @property
     def num_sequences(self) -> int:
-        beams = [request.params.beam for request in self.requests]
-        return sum(
-            1 + len(request.branch_ids) if beam is None else beam.width
-            for request, beam in zip(self.requests, beams, strict=True)
-        )
+        pairs = ((request, request.params.beam) for request in self.requests)
+        return sum(1 + len(r.branch_ids) if beam is None else beam.width for r, beam in pairs)
 
     @property
     def num_tokens(self) -> int:
