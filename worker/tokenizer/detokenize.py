@@ -1,8 +1,7 @@
 """Incremental detokenization: token ids → text, cut exactly at stop strings. Pure.
 
-The text of a sequence is one UTF-8 stream cut at arbitrary places; a decoder holds back an
-incomplete character. With stop strings, the last `longest - 1` characters are held back too,
-because a match may begin there; older ones can never be part of a match.
+A decoder holds back an incomplete character. With stop strings, the last `longest - 1` characters
+are held back too, because a match may begin there; older ones can never be part of a match.
 """
 
 import codecs

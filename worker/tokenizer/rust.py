@@ -1,8 +1,4 @@
-"""Tokenizers of the Rust `tokenizers` library, from `tokenizer.json` or from its parts.
-
-The library only encodes: the incremental detokenizer is a byte decoder, so each token stands for
-exact bytes, derived from its spelling in the vocabulary.
-"""
+"""Tokenizers of the Rust library, which encodes; decoding goes by the exact bytes of each token."""
 
 import re
 from collections.abc import Callable, Iterable

@@ -1,9 +1,7 @@
 """A Jinja sandbox with a budget: no request can keep a worker busy through its chat template.
 
-Jinja's immutable sandbox does not bound work. So every loop iteration, call and output character is
-charged: loops through a filter woven into their bodies, output through Jinja's `finalize` hook.
-Values are bounded wherever one operation can make them large. The bound holds for any variables of
-a request; a hostile template can still spend time inside a single operation on its own values.
+Loops are charged through a filter woven into their bodies, output through Jinja's `finalize` hook.
+A hostile template can still spend time inside a single operation on its own values.
 """
 
 import functools

@@ -1,14 +1,10 @@
 """SentencePiece byte-pair encoding from scored pieces, run by the Rust `tokenizers` library.
 
-Text is escaped (spaces become `▁`) and cut into characters. Then the two neighbours that make the
-piece with the best score are joined, the leftmost first, until none are left; a character that is
-no piece is spelled in byte pieces, or becomes the unknown piece. The library joins by a list of
-ranked pairs instead: every way to split every piece, by the piece's score. Pairs of one piece then
-rank one after the other rather than equal, which has made no difference in any text compared with
-the original.
-
-The pieces come from a GGUF file or from `tokenizer.model`, a protobuf message
-(sentencepiece_model.proto of https://github.com/google/sentencepiece) that is read without protoc.
+SentencePiece joins the two neighbours that make the piece with the best score, the leftmost first.
+The library joins by a list of ranked pairs instead: every way to split every piece, by its score.
+Pairs of one piece then rank one after the other rather than equal, which has made no difference in
+any text compared with the original. A `tokenizer.model` is a protobuf message
+(sentencepiece_model.proto of https://github.com/google/sentencepiece), read without protoc.
 """
 
 import re

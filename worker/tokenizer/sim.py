@@ -1,10 +1,8 @@
 """A tokenizer without a model, for `--engine sim`: about one token a word, stable ids, no inverse.
 
-A word outside the built-in list takes the id of a listed word by its hash, and spaces are no
-tokens, so `decode(encode(x))` preserves length and punctuation but not the words. Prefix caching
-works: equal text has equal ids, and an answer sent back encodes to its original ids.
-
-Ids: [0, 256) bytes; [256, 256 + 1024) words, each standing for " word"; then the two ChatML marks.
+A word outside the built-in list takes the id of a listed word by its hash. Prefix caching works: an
+answer that is sent back encodes to its original ids. Ids: [0, 256) bytes; [256, 256 + 1024) words,
+each standing for " word"; then the two ChatML marks.
 """
 
 import re

@@ -1,9 +1,7 @@
 """Text ↔ token ids: the interface, and the construction of a checkpoint's tokenizer.
 
-A GGUF file contains only the name of the rule that cuts text into words before byte-pair merging;
-the table here has the published rules. A rule is a list of regular expressions applied in turn:
-what one matches, and the text between, are pieces that the next one cuts further and that no merge
-crosses.
+A GGUF file contains only the name of the rule that cuts text into words; here are the published
+rules.
 """
 
 from collections.abc import Iterable

@@ -1,8 +1,6 @@
-"""Responses of `/v1/responses`: the whole object, or its events. Pure.
+"""Responses of `/v1/responses`: the whole object, or its events, made by the same steps. Pure.
 
-The output is a list of items (reasoning, messages, calls) in the order in which they begin. An item
-is announced, grows by deltas, and is sent whole at its end, before the next one is announced. The
-whole object is made by the same steps, so it has the items of the stream.
+An item is announced, grows by deltas, and is sent whole at its end, before the next is announced.
 """
 
 import secrets

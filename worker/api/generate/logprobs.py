@@ -1,8 +1,7 @@
 """Log probabilities as the OpenAI API and vLLM write them. Pure.
 
-They follow the tokens, not the text: a token whose text is held back or dropped has its entry all
-the same. Minus infinity is -9999.0, as in vLLM. Long ones are encoded in slices (`Columns`), as
-values of Python would take ten times the memory.
+They follow the tokens: one whose text is held back or dropped has its entry all the same. Long ones
+are encoded in slices (`Columns`), as values of Python would take ten times the memory.
 """
 
 from __future__ import annotations

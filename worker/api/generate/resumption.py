@@ -1,8 +1,7 @@
 """Streams that can continue at another worker. Pure.
 
-A stream whose request has the field `resume` states in a response header what another worker needs
-beyond the request: the response's id, its time, the seed. After each write comes a comment with the
-ids of the tokens whose text has been written, which fixes the character after which text continues.
+A stream with the field `resume` states in a response header what another worker needs beyond the
+request. After each write comes a comment with the ids of the tokens whose text has been written.
 The other worker takes the request with both, feeds the tokens to the parsers, and discards the
 results; its next write is the next write of the first worker.
 """

@@ -1,7 +1,6 @@
 """Limits on a JSON body, counted before it is decoded, and the place where a broken body breaks.
 
-The decoder does not limit objects: four mebibytes of brackets are a million of them. They are
-counted by C string functions (a regular expression takes thirty times as long).
+C string functions count: a regular expression takes thirty times as long.
 """
 
 import re

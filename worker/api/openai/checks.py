@@ -3,7 +3,7 @@
 import random
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
@@ -56,7 +56,7 @@ class Prompts:
 
 
 class RequestChecks:
-    """Checks requests to one worker. `defaults` fill in for fields that a request leaves out."""
+    """Checks requests to one worker."""
 
     def __init__(
         self,
@@ -64,7 +64,6 @@ class RequestChecks:
         text: ModelText,
         rng: random.Random,
         adapters: ServedAdapters,
-        defaults: Mapping[str, float] | None = None,
     ) -> None:
         self.config = config
         self.text = text
@@ -75,7 +74,7 @@ class RequestChecks:
         self._sampling = SamplingContext(
             self._limits,
             partial(text.tokenizer.encode, add_special_tokens=False),
-            {**dict(config.default_sampling), **(defaults or {})},
+            dict(config.default_sampling),
             config.logits_processors,
         )
         # A fine-tune's tokenizer may name tokens its model has no embedding for.

@@ -1,8 +1,7 @@
-"""The first leg of a disaggregated request: the prompt, at the prefill worker that a header names.
+"""The first leg of a disaggregated request, which draws one token at the named prefill worker.
 
-It draws one token, and its answer's `kv_transfer_params` go into the second leg's body. If the
-first leg fails, the second continues without it: its worker computes the prompt, or finds the
-fault. `pointsman sidecar` runs this in front of a decode worker, and `worker --pd-proxy` in one.
+`pointsman sidecar` runs it in front of a decode worker, and `worker --pd-proxy` in one. If it
+fails, the second leg continues without: its worker computes the prompt, or finds the fault.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """KV that a request leaves for another engine, or takes from one. Pure.
 
-In vLLM's protocol, a prefill asks with `do_remote_decode` in `kv_transfer_params`, and the object
-of its answer goes unchanged into the body of the decode. In SGLang's, both workers get the same
-body, whose `bootstrap_room` names the KV; the role of the worker decides who runs the prompt.
+In vLLM's protocol, the prefill's answer has `kv_transfer_params` for the decode. In SGLang's, both
+workers get the same body, whose `bootstrap_room` names the KV; their roles decide who runs the
+prompt.
 """
 
 import ipaddress

@@ -1,8 +1,7 @@
 """The bodies of OpenAI's API, as this worker takes them. Pure.
 
-A field that would change the answer and is not built is refused; one that leaves it unchanged
-(`hint`), or that the API does not have, is an `IgnoredFieldError`: the server answers without it,
-and warns. Ranges are checked in `params`.
+A field that would change the answer and is not built is refused; the server leaves out one that
+would not (`hint`), and one that the API does not have, and warns. Ranges are checked in `params`.
 """
 
 from typing import Annotated, Any, Literal

@@ -1,9 +1,7 @@
 """Text that comes in pieces, read by generators as if it were all there.
 
-A parser yields whenever it needs text that has not come. It decides by characters alone, never by
-where a piece ends, so what it writes is the same however the text is cut. A `Malformed` text leaves
-the scanner before the first character that does not fit; `raw` gives back what was read since
-`mark`.
+A parser decides by characters alone, never by where a piece ends, so what it writes is the same
+however the text is cut. It yields whenever it needs text that has not come.
 """
 
 import json

@@ -1,8 +1,7 @@
 """Calls in tags, as Qwen3-Coder writes them:
 `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>`.
 
-A value ends at the next mark of any kind, so that the closing one may be missing. By the function's
-schema a string is passed on as it comes, other values when they are complete.
+A value ends at the next mark of any kind. A string is passed on as it comes, others when complete.
 """
 
 import json
