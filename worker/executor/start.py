@@ -81,7 +81,9 @@ def build_shard(
     for name in config.logits_processors:
         load_processor(name)  # so that the first request that uses it need not wait
     path, max_model_len = config.model_path, config.scheduler.max_model_len
-    _set_threads(config.num_threads, shard)
+    if config.num_threads is not None or shard.size > 1:
+        threads = config.num_threads or torch.get_num_threads()
+        torch.set_num_threads(max(1, threads // shard.size))
     device = choose_device(config.device, shard)
     dtype = choose_dtype(config.dtype, device, can_pack(torch.bfloat16))
     kernels = choose_kernels(config, device, dtype)
@@ -110,10 +112,8 @@ def build_shard(
         extra = drafter_bytes_per_token(network, model, kv_dtype) if network is not None else 0
     graphs = choose_graphs(config, backend, device) if network is None else None
     room = room_bytes(config, memory, step_bytes(config, model, kv_dtype, memory, graphs))
-
-    def choose(room: int | None) -> int:
-        return choose_num_blocks(config, model.config, kv_dtype, device, room, extra)
-
+    places = config, model.config, kv_dtype, device
+    choose = partial(choose_num_blocks, *places, drafter_token_bytes=extra)
     num_blocks = choose(room) if shard.size == 1 else agree_on_blocks(room, choose, shard, device)
     chosen, shape = config.speculative, model.config
 
@@ -131,12 +131,6 @@ def build_shard(
         sums = choose_sums(device) if method == PROBABILISTIC else None
         how = (drafter, chosen.rejection_sample_method, sums)
         return make(*how), num_blocks
-
-
-def _set_threads(wanted: int | None, shard: Shard) -> None:
-    if wanted is not None or shard.size > 1:
-        threads = wanted or torch.get_num_threads()
-        torch.set_num_threads(max(1, threads // shard.size))
 
 
 @contextmanager

@@ -195,6 +195,7 @@ def from_gguf(file: GgufFile) -> ModelConfig:
     num_layers = fields.number("block_count", int)
     inner = fields.number("feed_forward_length", int)
     full_interval = _GEMMA_FULL_INTERVALS.get(architecture, 0)
+    no_rope_interval = _SMOLLM3_NO_ROPE_INTERVAL if architecture == "smollm3" else 0
     gemma = {}
     if architecture in GEMMA:
         caps = [fields.number(key, float, 0.0) for key in _GEMMA2_CAPS]
@@ -219,7 +220,7 @@ def from_gguf(file: GgufFile) -> ModelConfig:
         output_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_down.bias" in file.tensors,
         qk_norm=architecture in _QK_NORM,
-        no_rope_layers=_every_nth(_default_interval(architecture), num_layers),
+        no_rope_layers=_every_nth(no_rope_interval, num_layers),
         rotary_dim=rotary_dim,
         window=fields.number("attention.sliding_window", int, 0),
         full_layers=_every_nth(full_interval, num_layers),
@@ -255,10 +256,6 @@ def _gemma(
     }
 
 
-def _default_interval(architecture: str) -> int:
-    return _SMOLLM3_NO_ROPE_INTERVAL if architecture == "smollm3" else 0
-
-
 def _every_nth(interval: int, num_layers: int) -> range:
     """Layers interval-1, 2·interval-1, …; none for 0. A range, not a set: `num_layers` is not
     checked yet, and a hostile file may claim billions.
@@ -286,6 +283,7 @@ def from_hf(source: str, values: Mapping[str, Any]) -> ModelConfig:
     attention_bias = fields.flag("attention_bias")
     head_dim = fields.number("head_dim", int, _default_head_dim(architecture, hidden, heads))
     full_layers = _hf_full_layers(fields, architecture, num_layers)
+    theta = _GEMMA3_THETA if architecture == "gemma3_text" else 10_000.0
     gemma = {}
     if architecture in GEMMA:
         scalar = fields.number("query_pre_attn_scalar", float, _GEMMA_HEAD_DIM)
@@ -307,7 +305,7 @@ def from_hf(source: str, values: Mapping[str, Any]) -> ModelConfig:
         head_dim=head_dim,
         max_context=hf_context_length(source, values),
         rms_norm_eps=fields.number("rms_norm_eps", float, 1e-6),
-        rope_theta=hf_rope(source, values).number("rope_theta", float, _hf_theta(architecture)),
+        rope_theta=hf_rope(source, values).number("rope_theta", float, theta),
         rope_scaling=hf_scaling(source, values),
         tied_head=fields.flag("tie_word_embeddings", default=architecture in _TIED),
         qkv_bias=attention_bias or architecture == "qwen2",
@@ -342,10 +340,6 @@ def _hf_experts(fields: Fields, architecture: str) -> dict[str, Any]:
         "expert_interval": fields.number("decoder_sparse_step", int, 1) if is_qwen else 1,
         "dense_layers": frozenset(dense) if is_qwen else frozenset(),
     }
-
-
-def _hf_theta(architecture: str) -> float:
-    return _GEMMA3_THETA if architecture == "gemma3_text" else 10_000.0
 
 
 def _hf_local_theta(source: str, values: Mapping[str, Any]) -> float:

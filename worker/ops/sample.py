@@ -250,25 +250,23 @@ class PendingDraws:
 def draw_table(rows: Sequence[int], specs: Sequence[SampleSpec]) -> npt.NDArray[np.void]:
     """Build `DRAWS` [n], none of them adjusted."""
     table = np.zeros(len(specs), DRAWS)
+    heats = [spec.params.temperature for spec in specs]
+    # A temperature that float32 rounds to greedy becomes nan: such rows stay undecided.
+    heats = [heat if heat == 0 or heat > _MIN_HEAT else math.nan for heat in heats]
     table[:] = [
         (
             spec.params.seed & _SEED_BITS,
             spec.position,
             spec.params.top_p,
             math.log(spec.params.min_p) if spec.params.min_p > 0 else -math.inf,
-            _heat(spec.params.temperature),
+            heat,
             spec.params.top_k,
             row,
             *_NOT_ADJUSTED,
         )
-        for row, spec in zip(rows, specs, strict=True)
+        for row, spec, heat in zip(rows, specs, heats, strict=True)
     ]
     return table
-
-
-def _heat(temperature: float) -> float:
-    """Return nan, which stays undecided, for a temperature that float32 rounds to greedy."""
-    return temperature if temperature == 0 or temperature > _MIN_HEAT else math.nan
 
 
 def cut_of(draws: npt.NDArray[np.void]) -> Cut:

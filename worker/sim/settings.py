@@ -257,7 +257,9 @@ def parse_duration(value: object) -> float | None:
     parts = _DURATION.findall(text)
     if not parts or "".join(parts) != text:
         return None
-    return sum(_part_seconds(part) for part in parts)
+    units = [part.lstrip("0123456789.") for part in parts]
+    pairs = zip(parts, units, strict=True)
+    return sum(float(part[: -len(unit)]) / _UNITS[unit] for part, unit in pairs)
 
 
 def format_duration(seconds: float) -> str:
@@ -267,11 +269,6 @@ def format_duration(seconds: float) -> str:
         if number >= 1:
             return f"{number:.12g}{unit}"
     return f"{seconds * 1e9:.12g}ns" if seconds else "0s"
-
-
-def _part_seconds(part: str) -> float:
-    unit = part.lstrip("0123456789.")
-    return float(part[: -len(unit)]) / _UNITS[unit]
 
 
 def _number(value: object) -> float | None:

@@ -40,14 +40,10 @@ class HeadObjective:
             # The first j rows of pass j have no predecessors, but answers begin later than that.
             own = twin.output_states(states.flatten(0, 1)[rows])
             scores = functional.linear(own, teacher.lm_rows)
-            total = total + weight * _cross_entropy(scores, shares)
+            entropy: Tensor = _CrossEntropy.apply(scores, shares)  # type: ignore[no-untyped-call]
+            total = total + weight * entropy
             weight *= _PASS_DECAY
         return total / sum(_PASS_DECAY**n for n in range(self.num_passes))
-
-
-def _cross_entropy(scores: Tensor, shares: Tensor) -> Tensor:
-    result: Tensor = _CrossEntropy.apply(scores, shares)  # type: ignore[no-untyped-call]
-    return result
 
 
 class _CrossEntropy(torch.autograd.Function):

@@ -95,7 +95,9 @@ class HeadTwin(nn.Module):
             joined = torch.cat((tokens, states), dim=-1)
             x = functional.linear(joined, self.get_parameter("fuse")).float()
             x = x + self._attention(self._norm(x, "input_norm"), seen)
-            x = x + self._mlp(self._norm(x, "mlp_norm"))
+            normed = self._norm(x, "mlp_norm")
+            gate, up = functional.linear(normed, self.get_parameter("gate_up")).chunk(2, dim=-1)
+            x = x + functional.linear(functional.silu(gate) * up, self.get_parameter("down"))
             results.append(x)
             given = functional.pad(x[:, :-1], (0, 0, 1, 0))
         return results
@@ -121,10 +123,6 @@ class HeadTwin(nn.Module):
         return functional.rms_norm(
             x.float(), weight.shape, weight, self.teacher.config.rms_norm_eps
         )
-
-    def _mlp(self, x: Tensor) -> Tensor:
-        gate, up = functional.linear(x, self.get_parameter("gate_up")).chunk(2, dim=-1)
-        return functional.linear(functional.silu(gate) * up, self.get_parameter("down"))
 
     def _attention(self, x: Tensor, seen: list[tuple[Tensor, Tensor]]) -> Tensor:
         """x [B, L, H] → [B, L, H]; the keys and values of this pass are appended to `seen`."""

@@ -137,7 +137,9 @@ class TextWriter:
                 break
             self._step()
             sizes |= self._file(directory, whole=True)
-            continues = report(sum(sizes.values()) + self._num_unfiled())
+            ended = num_targets([sample for sample in self._ended.values() if sample is not None])
+            running = sum(sum(row.is_target) for row in self._rows if row is not None)
+            continues = report(sum(sizes.values()) + ended + running)
             continues = continues and _is_missing(sizes, num_tokens)
         self._rows = [None] * len(self._rows)
         self._ended.clear()
@@ -220,11 +222,6 @@ class TextWriter:
                 torch.tensor(row.is_target[:length]),
                 self._features[seat, : length - 1].clone(),
             )
-
-    def _num_unfiled(self) -> int:
-        """The number of target tokens that are in no shard yet."""
-        ended = num_targets([sample for sample in self._ended.values() if sample is not None])
-        return ended + sum(sum(row.is_target) for row in self._rows if row is not None)
 
     def _file(self, directory: Path, whole: bool) -> dict[int, int]:
         """Write finished shards (without `whole`: all); return the target tokens of each."""

@@ -74,7 +74,8 @@ def plan_catch_up(
     for first, request in sorted(
         zip(firsts, requests, strict=True), key=lambda pair: pair[1].position - pair[0]
     ):
-        start = max(first, request.position - _num_usual(request))
+        # The rows of every round: accepted drafts, the token drawn behind them, the last token.
+        start = max(first, request.position - (request.num_drafts + 2))
         end = min(start, first + max_rows)
         max_rows -= end - first
         if end > first:
@@ -84,11 +85,6 @@ def plan_catch_up(
             slots = cache.slots(request.block_table, start, request.position)
             plan.ready.append(RowSpan(request, start, request.position, slots, is_complete=True))
     return plan
-
-
-def _num_usual(request: DraftRequest) -> int:
-    """Count a round's rows: accepted drafts, the token drawn behind them, the last token."""
-    return request.num_drafts + 2
 
 
 @dataclass(slots=True)
