@@ -49,3 +49,13 @@ def edit(path: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
     tensors = load_file(path / "model.safetensors")
     change(tensors)
     save_file(tensors, path / "model.safetensors")
+
+
+def rewritten(
+    checkpoint: Path, folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+) -> Path:
+    """Write a checkpoint with other tensors to another folder."""
+    (folder / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    tensors = load_file(checkpoint / "model.safetensors")
+    save_file(change(tensors), folder / "model.safetensors")
+    return folder

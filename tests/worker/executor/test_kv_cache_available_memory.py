@@ -1,6 +1,7 @@
 """Available memory, from files as kernels write them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ Buffers:           53752 kB
 Cached:         17301504 kB
 SwapTotal:             0 kB
 """
-MACHINE = 17408 * MIB
+MACHINE = 17408  # MiB
 V2 = "/sys/fs/cgroup"
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid,relatime shared:4 - cgroup2 cgroup2 rw\n"
 V1 = "/sys/fs/cgroup/memory"
@@ -67,7 +68,15 @@ def machine(cgroup: str, mounts: str, *folders: dict[str, str]) -> dict[str, str
     return files
 
 
-CASES = {
+def container(limit: int, current: int, **stat: Any) -> dict[str, str]:
+    """A container of version 2, which sees its own cgroup as the root."""
+    return machine("0::/\n", V2_MOUNT, v2(V2, str(limit * MIB), current, **stat))
+
+
+V2_SERVICE = f"{V2}/user.slice/app.service"
+SERVICE = "0::/user.slice/app.service\n"
+# Files, and the MiB that are available.
+CASES: dict[str, tuple[dict[str, str], int | None]] = {
     "no cgroups at all": ({"/proc/meminfo": MEMINFO}, MACHINE),
     "nothing says": ({}, None),
     "a kernel that does not say what is available": (
@@ -75,41 +84,29 @@ CASES = {
         None,
     ),
     "v2, at the root, which has no limit": (machine("0::/\n", V2_MOUNT), MACHINE),
-    "v2, in a container, which sees its own cgroup as the root": (
-        machine("0::/\n", V2_MOUNT, v2(V2, str(3072 * MIB), 1000)),
-        2072 * MIB,
-    ),
-    "v2, page cache can be given up": (
-        machine("0::/\n", V2_MOUNT, v2(V2, str(3072 * MIB), 2900, file=2000)),
-        2172 * MIB,
-    ),
+    "v2, in a container": (container(3072, 1000), 2072),
+    "v2, page cache can be given up": (container(3072, 2900, file=2000), 2172),
     "v2, no limit": (machine("0::/\n", V2_MOUNT, v2(V2, "max", 1000)), MACHINE),
-    "v2, a limit beyond the machine": (
-        machine("0::/\n", V2_MOUNT, v2(V2, str(1 << 40), 1000)),
-        MACHINE,
-    ),
-    "v2, throttled before it is killed": (
-        machine("0::/\n", V2_MOUNT, v2(V2, str(3072 * MIB), 1000, high=str(2048 * MIB))),
-        1048 * MIB,
-    ),
+    "v2, a limit beyond the machine": (container(1 << 20, 1000), MACHINE),
+    "v2, throttled before it is killed": (container(3072, 1000, high=str(2048 * MIB)), 1048),
     "v2, over its limit": (machine("0::/\n", V2_MOUNT, v2(V2, "4096", 1)), 0),
     "v2, a service whose parent is tighter": (
         machine(
-            "0::/user.slice/app.service\n",
+            SERVICE,
             V2_MOUNT,
-            v2(f"{V2}/user.slice/app.service", str(4096 * MIB), 500),
+            v2(V2_SERVICE, str(4096 * MIB), 500),
             v2(f"{V2}/user.slice", str(5000 * MIB), 3000),
         ),
-        2000 * MIB,
+        2000,
     ),
     "v2, a service whose parents have no limit": (
         machine(
-            "0::/user.slice/app.service\n",
+            SERVICE,
             V2_MOUNT,
-            v2(f"{V2}/user.slice/app.service", str(4096 * MIB), 500),
+            v2(V2_SERVICE, str(4096 * MIB), 500),
             v2(f"{V2}/user.slice", "max", 3000),
         ),
-        3596 * MIB,
+        3596,
     ),
     "v2, without the memory controller": (
         machine("0::/app\n", V2_MOUNT, {f"{V2}/app/cgroup.procs": "1\n"}),
@@ -117,7 +114,7 @@ CASES = {
     ),
     "v2, a process from outside the namespace": (
         machine("0::/../app\n", V2_MOUNT, v2(V2, str(3072 * MIB), 1000)),
-        2072 * MIB,
+        2072,
     ),
     "v2, no statistics": (
         machine(
@@ -125,7 +122,7 @@ CASES = {
             V2_MOUNT,
             {f"{V2}/memory.max": str(900 * MIB), f"{V2}/memory.current": str(100 * MIB)},
         ),
-        800 * MIB,
+        800,
     ),
     "v1, no limit anywhere": (
         machine(
@@ -143,7 +140,7 @@ CASES = {
             v1(f"{V1}/user", str(3072 * MIB), 2000, file=500),
             v1(V1, V1_UNLIMITED, 4000),
         ),
-        1572 * MIB,
+        1572,
     ),
     "v1, nested": (
         machine(
@@ -153,7 +150,7 @@ CASES = {
             v1(f"{V1}/kubepods/pod1", str(2048 * MIB), 1024),
             v1(f"{V1}/kubepods", str(1 << 40), 9000),
         ),
-        1024 * MIB,
+        1024,
     ),
     "v1, a container that sees only its own folder": (
         machine(
@@ -161,15 +158,11 @@ CASES = {
             "35 31 0:32 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n",
             v1(V1, str(3072 * MIB), 72),
         ),
-        3000 * MIB,
+        3000,
     ),
     "v2 beside v1, which has the memory": (
-        machine(
-            "4:memory:/app\n0::/app\n",
-            V1_MOUNTS,
-            v1(f"{V1}/app", str(2048 * MIB), 48),
-        ),
-        2000 * MIB,
+        machine("4:memory:/app\n0::/app\n", V1_MOUNTS, v1(f"{V1}/app", str(2048 * MIB), 48)),
+        2000,
     ),
 }
 
@@ -178,7 +171,8 @@ CASES = {
 def test_available_memory_is_the_tightest_limit(
     files: dict[str, str], available: int | None
 ) -> None:
-    assert available_bytes(files.get) == available
+    found = available_bytes(files.get)
+    assert found == (None if available is None else available * MIB)
 
 
 def test_this_machine_says(tmp_path: Path) -> None:

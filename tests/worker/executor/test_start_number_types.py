@@ -1,7 +1,6 @@
 """Types of weights and of the KV cache on a CPU: what they take and answer, and what is refused."""
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,7 +13,9 @@ import gguf
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
+from tests.support.model.tiny_checkpoint import edit, rewritten
 from tests.support.model.tiny_llama import BLOCK_SIZE, step_of
 from tests.support.model.whole_engine import outputs_of, tokens_of
 from worker.config import EngineConfig, SchedulerConfig, SpeculativeConfig
@@ -45,12 +46,8 @@ def kernels() -> CpuKernels:
     return found
 
 
-def rewritten(checkpoint: Path, folder: Path, change: Callable[..., torch.Tensor]) -> Path:
-    shutil.copy(checkpoint / "config.json", folder)
-    tensors = load_file(checkpoint / "model.safetensors")
-    changed = {name: change(name, tensor) for name, tensor in tensors.items()}
-    save_file(changed, folder / "model.safetensors")
-    return folder
+def each(change: Callable[[str, Tensor], Tensor]) -> Callable[[dict[str, Tensor]], Any]:
+    return lambda tensors: {name: change(name, tensor) for name, tensor in tensors.items()}
 
 
 def loaded(path: Path, kernels: CpuKernels, quantization: str = "none") -> LlamaModel:
@@ -88,8 +85,8 @@ def test_half_precision_weights_stay_as_they_are_stored(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     half, single = (tmp_path_factory.mktemp(name) for name in ("half", "single"))
-    model = loaded(rewritten(tiny_checkpoint, half, lambda _, t: t.to(dtype)), kernels)
-    twin = loaded(rewritten(half, single, lambda _, t: t.float()), kernels)
+    model = loaded(rewritten(tiny_checkpoint, half, each(lambda _, t: t.to(dtype))), kernels)
+    twin = loaded(rewritten(half, single, each(lambda _, t: t.float())), kernels)
     assert held_bytes(products(model)) == 2 * elements(products(model))
     assert held_bytes(products(twin)) == 4 * elements(products(twin))
     assert torch.equal(logits(model), logits(twin))
@@ -114,9 +111,9 @@ def test_a_quantised_model_is_that_of_its_rounded_weights(
         blocks = gguf.quants.quantize(tensor.float().numpy(), kind)
         return torch.tensor(gguf.quants.dequantize(blocks, kind))
 
-    path = rewritten(tiny_checkpoint, original, lambda _, t: t.to(source))
+    path = rewritten(tiny_checkpoint, original, each(lambda _, t: t.to(source)))
     model = loaded(path, kernels, quantization)
-    twin = loaded(rewritten(path, rounded, decoded), kernels)
+    twin = loaded(rewritten(path, rounded, each(decoded)), kernels)
     error = (logits(model) - logits(twin)).abs().max()
     assert error < 1e-3 * (logits(model) - logits(loaded(path, kernels))).abs().max()
     whole = [part for part in products(model) if part.shape[1] % 32 == 0]
@@ -128,11 +125,11 @@ def test_an_untied_head_is_converted_too(
     kernels: CpuKernels, make_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     path = make_checkpoint(seed=3, tie_word_embeddings=False)
-    tensors = load_file(path / "model.safetensors")
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].flip(0).contiguous()
-    shutil.copy(path / "config.json", tmp_path)
-    save_file(tensors, tmp_path / "model.safetensors")
-    model = loaded(tmp_path, kernels, "q4_1")
+    embedding = "model.embed_tokens.weight"
+    flipped = rewritten(
+        path, tmp_path, lambda t: t | {"lm_head.weight": t[embedding].flip(0).contiguous()}
+    )
+    model = loaded(flipped, kernels, "q4_1")
     head, embedding = model.head, model.embedding
     assert isinstance(head, BlockLinear)
     assert held_bytes([head]) == elements([head]) * 5 // 8
@@ -240,18 +237,18 @@ def test_a_cache_of_eight_bits_takes_triton_and_a_gpu_that_has_them(
 def test_scales_of_the_cache_are_read_from_the_checkpoint(
     form: str, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    shutil.copy(tiny_checkpoint / "config.json", tmp_path)
-    tensors = load_file(tiny_checkpoint / "model.safetensors")
-    for part, scale in (("k", torch.tensor(0.5)), ("v", torch.tensor([2.0, 4.0]))):
-        tensors[f"model.layers.1.self_attn.{form.format(part, part)}"] = scale
-    save_file(tensors, tmp_path / "model.safetensors")
+    scales = {
+        f"model.layers.1.self_attn.{form.format(part, part)}": scale
+        for part, scale in (("k", torch.tensor(0.5)), ("v", torch.tensor([2.0, 4.0])))
+    }
+    rewritten(tiny_checkpoint, tmp_path, lambda tensors: tensors | scales)
     first, second = load_model(tmp_path, torch.float32, CPU).layers
     assert first.kv_scales is None
     assert second.kv_scales is not None
     assert second.kv_scales.tolist() == [[0.5, 0.5], [2.0, 4.0]]
     name = f"model.layers.0.self_attn.{form.format('k', 'k')}"
     for wrong in (torch.tensor(0.0), torch.tensor(torch.nan), torch.ones(3)):
-        save_file(tensors | {name: wrong}, tmp_path / "model.safetensors")
+        edit(tmp_path, lambda tensors, wrong=wrong: tensors.update({name: wrong}))
         with pytest.raises(ModelError, match=f"{name} must be a positive number"):
             load_model(tmp_path, torch.float32, CPU)
 

@@ -1,15 +1,13 @@
 """A whole engine on the Triton backend answers as it does on torch's; see `test_kernels`."""
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
-from tests.support.model.tiny_checkpoint import save_checkpoint
+from tests.support.model.tiny_checkpoint import rewritten, save_checkpoint
 from tests.support.model.whole_engine import Way, run_way, tokens_of, torch_config
 from tests.support.worker.poisoned_graphs import PoisonedGraphs
 from worker.config import EngineConfig, SchedulerConfig
@@ -115,11 +113,9 @@ def test_graphs_answer_as_torch_does(checkpoint: Path, expected: Answers, drafts
 
 def test_a_cache_of_eight_bits_answers_as_torch_does(checkpoint: Path, tmp_path: Path) -> None:
     """Torch's cache is as coarse; values saturate in it, so an exact one answers otherwise."""
-    shutil.copy(checkpoint / "config.json", tmp_path)
     scales = {"k_proj.k_scale": torch.tensor(0.05), "v_proj.v_scale": torch.tensor([0.0005])}
-    tensors = load_file(checkpoint / "model.safetensors")
-    tensors |= {f"model.layers.0.self_attn.{name}": scale for name, scale in scales.items()}
-    save_file(tensors, tmp_path / "model.safetensors")
+    named = {f"model.layers.0.self_attn.{name}": scale for name, scale in scales.items()}
+    rewritten(checkpoint, tmp_path, lambda tensors: tensors | named)
     asked = {name: request for name, request in requests().items() if int(name) < 7}
     config = replace(engine_config(tmp_path, "triton"), kv_cache_dtype="fp8_e4m3")
     runner, _ = build_executor(config)
