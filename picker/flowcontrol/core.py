@@ -153,7 +153,7 @@ class FlowCore:
             self.queue = None
             return
         for waiting in self._waiting.values():
-            self._reporter.stopped_waiting(waiting.labels, waiting.item)
+            self._reporter.waits(waiting.labels, waiting.item, -1)
         self._reporter.use(settings)
         self._use(settings, now_seconds)
         for waiting in self._waiting.values():
@@ -416,7 +416,7 @@ class FlowCore:
         self._deadlines.remove(waiting)
         if queue is not None:
             queue.remove(item, now_seconds, is_dispatched)
-        self._reporter.stopped_waiting(waiting.labels, item)
+        self._reporter.waits(waiting.labels, item, -1)
 
     def _end(self, waiting: Waiting, outcome: FlowOutcome, now_seconds: float) -> None:
         waiting.outcome = outcome

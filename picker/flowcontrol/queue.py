@@ -87,20 +87,15 @@ class FlowQueue:
 
     def excess(self, item: QueuedRequest, band: Band) -> dict[Cap, int]:
         """The amount above each cap that `item` would exceed."""
-        every, own, size = self._settings, band.settings, item.size_bytes
-        found = {}
-        if every.max_bytes is not None and self.num_bytes + size > every.max_bytes:
-            found[Cap.BYTES] = self.num_bytes + size - every.max_bytes
-        if every.max_requests is not None and self.num_requests + 1 > every.max_requests:
-            found[Cap.REQUESTS] = self.num_requests + 1 - every.max_requests
-        held, limit = self.held_bytes + item.held_bytes, every.max_memory_bytes
-        if limit is not None and held > limit:
-            found[Cap.MEMORY] = held - limit
-        if band.num_bytes + size > own.max_bytes:
-            found[Cap.BAND_BYTES] = band.num_bytes + size - own.max_bytes
-        if band.num_requests + 1 > own.max_requests:
-            found[Cap.BAND_REQUESTS] = band.num_requests + 1 - own.max_requests
-        return found
+        every, own = self._settings, band.settings
+        sizes = (
+            (Cap.BYTES, self.num_bytes + item.size_bytes, every.max_bytes),
+            (Cap.REQUESTS, self.num_requests + 1, every.max_requests),
+            (Cap.MEMORY, self.held_bytes + item.held_bytes, every.max_memory_bytes),
+            (Cap.BAND_BYTES, band.num_bytes + item.size_bytes, own.max_bytes),
+            (Cap.BAND_REQUESTS, band.num_requests + 1, own.max_requests),
+        )
+        return {cap: size - most for cap, size, most in sizes if most is not None and size > most}
 
     def never_fits(self, item: QueuedRequest, priority: int) -> tuple[int, int] | None:
         """The size of `item` and the limit that it exceeds even alone; None: it fits."""

@@ -1,7 +1,7 @@
 """Reports the series of flow control; the label `priority` is that of the band of a request."""
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Protocol
 
@@ -64,15 +64,11 @@ class FlowReporter:
         times = self._series.request_enqueue_duration_seconds
         times.labels(fairness_id, priority, outcome.value).observe(seconds)
 
-    def waits(self, labels: Labels, item: QueuedRequest) -> None:
+    def waits(self, labels: Labels, item: QueuedRequest, times: int = 1) -> None:
+        """Count a waiting request, or with -1 one that waits no longer."""
         where = self._where(labels)
-        self._series.queue_size.labels(*where).inc()
-        self._series.queue_bytes.labels(*where).inc(item.size_bytes)
-
-    def stopped_waiting(self, labels: Labels, item: QueuedRequest) -> None:
-        where = self._where(labels)
-        self._series.queue_size.labels(*where).dec()
-        self._series.queue_bytes.labels(*where).dec(item.size_bytes)
+        self._series.queue_size.labels(*where).inc(times)
+        self._series.queue_bytes.labels(*where).inc(times * item.size_bytes)
 
     def forgotten(self, priority: int, flow: str) -> None:
         fairness_id = self._metrics.labels.tenant(flow)
@@ -143,17 +139,19 @@ class FlowReporter:
         self._bands = current
 
     def _report_caps(self, settings: FlowControlSettings | None) -> None:
-        series, readings = self._series, self._readings
-        requests = series.global_capacity_utilization_requests
-        sizes = series.global_capacity_utilization_bytes
-        requests.remove(self._pool)
-        sizes.remove(self._pool)
-        if settings is not None and settings.max_requests is not None:
-            share = _share(lambda: readings.queued()[0], settings.max_requests)
-            requests.labels(self._pool).set_function(share)
-        if settings is not None and settings.max_bytes is not None:
-            share = _share(lambda: readings.queued()[1], settings.max_bytes)
-            sizes.labels(self._pool).set_function(share)
+        series = self._series
+        caps = (None, None) if settings is None else (settings.max_requests, settings.max_bytes)
+        gauges = (
+            series.global_capacity_utilization_requests,
+            series.global_capacity_utilization_bytes,
+        )
+        for place, (gauge, cap) in enumerate(zip(gauges, caps, strict=True)):
+            gauge.remove(self._pool)
+            if cap is not None:
+                gauge.labels(self._pool).set_function(partial(self._used, place, cap))
+
+    def _used(self, place: int, cap: int) -> float:
+        return _part(self._readings.queued()[place], cap)
 
     def _report_stages(self, current: frozenset[str]) -> None:
         gauge = self._series.pool_saturation
@@ -172,25 +170,19 @@ class FlowReporter:
             self._ends.clear()
         self._where(labels)
         durations, totals = self._series.request_queue_duration_seconds, self._series.requests_total
+        value = outcome.value
+        model, target, fairness_id, priority = self._metrics.labels.ending(labels, value)
         ends = self._ends[labels, outcome] = (
-            durations.labels(*self._ending(labels, outcome)),
-            totals.labels(outcome.value, labels[3], self._pool),
+            durations.labels(fairness_id, priority, value, self._pool, model, target),
+            totals.labels(value, labels[3], self._pool),
         )
         return ends
-
-    def _ending(self, labels: Labels, outcome: FlowOutcome) -> tuple[str, ...]:
-        model, target, fairness_id, priority = self._metrics.labels.ending(labels, outcome.value)
-        return fairness_id, priority, outcome.value, self._pool, model, target
 
     def _where(self, labels: Labels, is_reported: bool = True) -> tuple[str, ...]:
         model, target, fairness_id, priority = labels
         if is_reported:
             self._models.setdefault((fairness_id, priority), set()).add((model, target))
         return fairness_id, priority, self._pool, model, target
-
-
-def _share(used: Callable[[], int], cap: int) -> Callable[[], float]:
-    return lambda: _part(used(), cap)
 
 
 def _part(used: int, cap: int) -> float:
