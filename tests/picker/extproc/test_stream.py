@@ -638,9 +638,7 @@ def test_a_proxy_that_only_observes_is_never_answered() -> None:
     assert feed(machine, m.Closed(Ending.END_OF_STREAM)) == [Finish(FinishCause.SKIPPED)]
 
 
-def test_a_message_of_an_unknown_kind_is_passed_over_in_full_duplex(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_message_of_an_unknown_kind_is_passed_over_in_full_duplex(caplog: Any) -> None:
     machine = StreamMachine()
     feed(machine, m.RequestHeaders(HEADERS))
     assert feed(machine, m.UnknownMessage()) == []

@@ -110,9 +110,7 @@ HALVES: list[tuple[str, bytes]] = [
 ]
 
 
-async def test_half_a_character_is_routed_unchanged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_half_a_character_is_routed_unchanged(tmp_path: Path, capsys: Any) -> None:
     one, recording = pods(page(model="m")), tmp_path / "recording.jsonl"
     flags = RecordFlags(recording)
     async with whole_picker(tmp_path, one, EVERY_PARSER, record=flags) as picker:
@@ -158,9 +156,7 @@ ODD: list[tuple[str, bytes]] = [
 ]
 
 
-async def test_odd_bodies_are_routed_unchanged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_odd_bodies_are_routed_unchanged(tmp_path: Path, caplog: Any) -> None:
     one = pods(page())
     async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:
         for path, body in ODD:
@@ -230,9 +226,7 @@ PYTHONS = (b"nonetype", b"codec", b"recursion", b"object has no", b"`", b"dict",
 RENAMING = {"x-llm-d-model-name-rewrite": "n"}
 
 
-async def test_bad_bodies_are_left_to_the_endpoints(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_bad_bodies_are_left_to_the_endpoints(tmp_path: Path, caplog: Any) -> None:
     one = pods(page())
     async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:
         for path, body in BAD:

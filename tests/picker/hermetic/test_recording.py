@@ -5,8 +5,7 @@ import json
 import stat
 from pathlib import Path
 from random import Random
-
-import pytest
+from typing import Any
 
 from fleet.commands.cli import main
 from picker.cli.options import RecordFlags
@@ -149,9 +148,7 @@ def decided(path: Path) -> list[Redecided]:
     return list(Replay(str(path)).decisions(read_recording(path)))
 
 
-async def test_mixed_requests_are_decided_again_as_they_were(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_mixed_requests_are_decided_again_as_they_were(tmp_path: Path, capsys: Any) -> None:
     path = await recorded(tmp_path)
     found = decided(path)
     assert [one for one in found if not one.is_identical] == []
@@ -184,9 +181,7 @@ async def test_the_end_of_the_recording_is_not_the_end_of_the_picker(tmp_path: P
 REQUESTS_BY_POOL = {"llama": 40, "x/qwen": 25, "y/qwen": 15}
 
 
-async def test_each_pool_is_decided_again_as_it_was(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_each_pool_is_decided_again_as_it_was(tmp_path: Path, capsys: Any) -> None:
     some = pods(page(), page(queue=2), page(queue=1))
     pools = {"llama": some, "x/qwen": some, "y/qwen": pods(page())}
     record = RecordFlags(tmp_path / "decisions-{pool}.jsonl")

@@ -540,22 +540,6 @@ PROMPT = "the same beginning " * 100
 DeltaRequest = discovery_pb2.DeltaDiscoveryRequest
 
 
-@asynccontextmanager
-async def several(
-    folder: Path, pools: dict[str, list[Pod]], **changes: Any
-) -> AsyncIterator[SeveralPools]:
-    folder.mkdir()  # noqa: ASYNC240 (it takes no time)
-    flags: list[PoolFlags] = []
-    for key, some in pools.items():
-        write_endpoints(file_of(folder, key), some)
-        flags.append(pool_flags(key, endpoints_file=file_of(folder, key)))
-    given = {"pools": tuple(flags), "config_text": CONFIG, **changes}
-    async with pools_picker(folder, given, pools) as scene:
-        for one in scene.pools.values():
-            await until(one.has_read_pages)
-        yield scene
-
-
 async def learned(picker: WholePicker) -> float:
     """Return the number of prompts reported by other replicas."""
     name = "pointsman_peer_entries_total"
@@ -569,7 +553,13 @@ async def test_replicas_share_the_pools_that_both_have(tmp_path: Path) -> None:
             await stack.enter_async_context(serving(pod))
         first, second = [
             await stack.enter_async_context(
-                several(tmp_path / keys, dict.fromkeys(keys, some), peers=peer_flags(port, ports))
+                several_pools(
+                    tmp_path / keys,
+                    dict.fromkeys(keys, some),
+                    CONFIG,
+                    serves=False,
+                    peers=peer_flags(port, ports),
+                )
             )
             for keys, port in zip(("ab", "bc"), ports, strict=True)
         ]
@@ -626,10 +616,9 @@ async def test_proxies_receive_each_pool_as_a_cluster(tmp_path: Path) -> None:
     one, two, three = pods(page(), page(), page())
     keys = {"llama": [one], "x/qwen": [two], "y/qwen": []}
     async with AsyncExitStack() as stack:
-        for pod in (one, two, three):
-            await stack.enter_async_context(serving(pod))
+        await stack.enter_async_context(serving(three))
         scene = await stack.enter_async_context(
-            several(tmp_path / "p", keys, xds=XdsFlags(0, cluster_name="for one pool"))
+            several_pools(tmp_path, keys, CONFIG, xds=XdsFlags(0, cluster_name="for one pool"))
         )
         call = await stack.enter_async_context(subscribed(scene, *keys))
         found: dict[str, list[str]] = {}
@@ -644,17 +633,6 @@ async def test_proxies_receive_each_pool_as_a_cluster(tmp_path: Path) -> None:
         counts = [await scene.common.series(name, inference_pool=key) for key in keys]
         assert counts == [0, 1, 1]
         assert await scene.common.series("pointsman_xds_clients") == 1
-
-
-@asynccontextmanager
-async def showing(folder: Path, tls: TlsFlags) -> AsyncIterator[SeveralPools]:
-    flags = []
-    for key in ("llama", "qwen"):
-        write_endpoints(file_of(folder, key), ())
-        flags.append(pool_flags(key, endpoints_file=file_of(folder, key)))
-    given = {"pools": tuple(flags), "config_text": FOUR_SCORERS, "tls": tls}
-    async with pools_picker(folder, given) as scene:
-        yield scene
 
 
 async def shown(scene: SeveralPools) -> list[str]:
@@ -674,7 +652,8 @@ async def test_a_renewed_certificate_is_shown_at_all_ports(tmp_path: Path) -> No
         return made.certificate_chain.decode()
 
     before = put(self_signed())
-    async with showing(tmp_path, TlsFlags(folder, reload=True)) as scene:
+    tls = TlsFlags(folder, reload=True)
+    async with several_pools(tmp_path, {"llama": (), "qwen": ()}, tls=tls) as scene:
         assert await shown(scene) == [before] * 3
         after = put(self_signed())
         await until(lambda: shown(scene), lambda found: found == [after] * 3)

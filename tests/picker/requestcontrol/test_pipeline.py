@@ -351,9 +351,7 @@ def test_equal_claims_go_to_the_parser_configured_first() -> None:
     assert ParserTable([twin, SHORT, FALLBACK]).select("/generate") is twin
 
 
-def test_parsers_after_a_fallback_are_unused_and_that_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_parsers_after_a_fallback_are_unused_and_that_is_logged(caplog: Any) -> None:
     table = ParserTable([SHORT, FALLBACK, CHAT, Claiming()])
     assert table.select("/generate") is SHORT
     assert table.select("/v1/chat/completions") is FALLBACK

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from h2 import events
@@ -113,9 +114,7 @@ async def test_a_reset_cancels_the_call_and_frees_it() -> None:
     assert not peer.connection._tasks
 
 
-async def test_a_reset_before_the_call_has_begun_is_no_trouble(
-    peer: Peer, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_reset_before_the_call_has_begun_is_no_trouble(peer: Peer, caplog: Any) -> None:
     peer.http2.send_headers(1, REQUEST)
     peer.http2.reset_stream(1)
     await peer.settle()
@@ -228,9 +227,7 @@ async def test_a_peer_that_says_goodbye_gets_its_answers_first() -> None:
     assert peer.transport.closed
 
 
-async def test_a_failing_method_is_logged_but_a_refusal_is_not(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_failing_method_is_logged_but_a_refusal_is_not(caplog: Any) -> None:
     async def broken(read: Read, write: Write) -> None:
         raise ValueError("secret")
 
@@ -451,9 +448,7 @@ async def test_empty_messages_close_the_window_too() -> None:
     assert sent < window + grpc_call.MAX_UNREAD_BYTES
 
 
-async def test_messages_that_were_read_cost_nothing_any_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_messages_that_were_read_cost_nothing_any_more(monkeypatch: Any) -> None:
     monkeypatch.setattr(grpc_call, "MAX_UNREAD_BYTES", 16_100)
     num_read = 0
 

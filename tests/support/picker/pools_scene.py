@@ -93,11 +93,14 @@ async def several_pools(
     *,
     configs: Mapping[str, Path] | None = None,
     policies: Mapping[str, Sequence[PolicyObject]] | None = None,
+    serves: bool = True,
     **changes: Any,
 ) -> AsyncIterator[SeveralPools]:
     flags = []
+    folder.mkdir(exist_ok=True)  # noqa: ASYNC240 (it takes no time)
     async with AsyncExitStack() as stack:
-        for pod in {id(pod): pod for some in pools.values() for pod in some}.values():
+        every = {id(pod): pod for some in pools.values() for pod in some}
+        for pod in every.values() if serves else ():
             await stack.enter_async_context(serving(pod))
         for key, some in pools.items():
             path = file_of(folder, key)
