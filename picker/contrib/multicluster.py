@@ -42,11 +42,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import (
-    Parameters,
-    PluginType,
-    Stability,
-)
+from picker.framework.registry import Parameters, PluginType, Stability
 from picker.plugins._shared.load_signals import least_first, with_neutral
 from picker.plugins.discoveries import FileDiscoverySettings
 from picker.plugins.endpoint_attribute import attribute_number

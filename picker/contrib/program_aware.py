@@ -32,12 +32,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from picker.framework.flow import ProgramShare, QueuedRequest, Rank
-from picker.framework.registry import (
-    NonNegativeFloat,
-    Parameters,
-    PluginType,
-    PositiveFloat,
-)
+from picker.framework.registry import NonNegativeFloat, Parameters, PluginType, PositiveFloat
 from picker.types import DEFAULT_FAIRNESS_ID, Usage
 
 COMPLETION_WEIGHT = 2

@@ -27,12 +27,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from picker.framework.registry import (
-    Parameters,
-    PluginType,
-    PositiveFloat,
-    Stability,
-)
+from picker.framework.registry import Parameters, PluginType, PositiveFloat, Stability
 
 
 class StaticUsageLimitPolicy(Parameters, frozen=True):

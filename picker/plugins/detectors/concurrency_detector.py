@@ -23,12 +23,7 @@ from picker.framework.attributes import (
     LiveLoad,
     inflight_load_key,
 )
-from picker.framework.registry import (
-    NonNegativeFloat,
-    Parameters,
-    PluginType,
-    PositiveInt,
-)
+from picker.framework.registry import NonNegativeFloat, Parameters, PluginType, PositiveInt
 from picker.plugins._shared.load_signals import own_requests, with_headroom
 from picker.types import Candidate, Candidates, InferenceRequest
 

@@ -16,12 +16,7 @@ from random import Random
 from typing import Literal
 
 from picker.framework.attributes import Attributes, InFlightLoad, inflight_load_key
-from picker.framework.registry import (
-    NonNegativeFloat,
-    Parameters,
-    PluginType,
-    Stability,
-)
+from picker.framework.registry import NonNegativeFloat, Parameters, PluginType, Stability
 from picker.plugins._shared.load_signals import running_requests, waiting_requests
 from picker.types import Candidate, Candidates, InferenceRequest
 

@@ -43,12 +43,7 @@ from picker.framework.attributes import (
     inflight_load_key,
 )
 from picker.framework.interfaces import Flight
-from picker.framework.registry import (
-    NonNegativeFloat,
-    NonNegativeInt,
-    Parameters,
-    PluginType,
-)
+from picker.framework.registry import NonNegativeFloat, NonNegativeInt, Parameters, PluginType
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.match import match_info_key
 from picker.types import (

@@ -52,13 +52,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from picker.framework.attributes import Attributes, InFlightLoad, inflight_load_key
-from picker.framework.registry import (
-    NonNegativeInt,
-    Parameters,
-    PluginType,
-    PositiveInt,
-    Share,
-)
+from picker.framework.registry import NonNegativeInt, Parameters, PluginType, PositiveInt, Share
 from picker.plugins._shared.load_signals import (
     all_own_requests,
     kv_usages,

@@ -37,13 +37,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import (
-    Parameters,
-    PluginType,
-    PositiveInt,
-    Share,
-    Stability,
-)
+from picker.framework.registry import Parameters, PluginType, PositiveInt, Share, Stability
 from picker.plugins._shared.stages import prompt_readers
 from picker.plugins.producers.precise_prefix_cache_producer import (
     PrecisePrefixCacheParameters,

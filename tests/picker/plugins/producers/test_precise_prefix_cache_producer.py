@@ -10,9 +10,7 @@ import pytest
 
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import KvEventConsumer, KvEventFeed, KvEventSource
-from picker.plugins.producers.precise_prefix_cache_producer import (
-    PrecisePrefixCacheProducer,
-)
+from picker.plugins.producers.precise_prefix_cache_producer import PrecisePrefixCacheProducer
 from picker.prefix.kv_event_codec import BlocksStored, KvEventError, decode_events
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import Endpoint, InferenceRequest, MultiModalFeature

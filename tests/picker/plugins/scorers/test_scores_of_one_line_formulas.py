@@ -17,14 +17,7 @@ from picker.framework.attributes import (
     inflight_load_key,
 )
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
-from picker.types import (
-    Api,
-    Candidate,
-    Endpoint,
-    EndpointMetrics,
-    InferenceRequest,
-    ParsedBody,
-)
+from picker.types import Api, Candidate, Endpoint, EndpointMetrics, InferenceRequest, ParsedBody
 from tests.support.picker.plugin_scenes import configured, found_by, scores
 
 REQUEST = InferenceRequest("r", {}, ParsedBody(Api.RAW, "a"), "a", "a")
