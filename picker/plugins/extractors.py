@@ -4,16 +4,15 @@ core-metrics-extractor: the load of an endpoint and further numbers from its met
 
 The endpoint's engine determines the names of series: its label `engineLabelKey`
 (`llm-d.ai/engine-type`, else the legacy `inference.networking.k8s.io/engine-type`), else
-`defaultEngine` (vllm), which also replaces an unknown label. `engineConfigs` adds engines or
-redefines built-in ones by name. A spec is `name` or `name{label=value,…}`, empty for a number that
-the engine does not report; the labels of `cacheInfoSpec` are vLLM's by default. `customMetrics`
-become attributes `<attributeKey>/core-metrics-extractor`. `scrape.extract` reads the page.
+`defaultEngine`, which also replaces an unknown label. `engineConfigs` adds engines or redefines
+built-in ones by name. A spec is `name` or `name{label=value,…}`, empty for a number that the engine
+does not report. `customMetrics` become attributes `<attributeKey>/core-metrics-extractor`.
 
 models-data-extractor: the models that an endpoint serves, from its `/v1/models`.
 
-Attribute `/v1/models/models-data-extractor`: a tuple of `ServedModel`, in the endpoint's order. An
-entry without an id is skipped and reported; after a body that is not a list of models, the previous
-models remain. Takes no parameters.
+Attribute `/v1/models/models-data-extractor`: a tuple of `ServedModel`, in the endpoint's order,
+without entries that have no id; after a body that is not a list of models, the previous ones
+remain.
 """
 
 from collections.abc import Sequence

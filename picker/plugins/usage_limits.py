@@ -9,8 +9,6 @@ priorities counted from the highest, i = 0, to the lowest:
     domain value    ceiling = minCeiling + (p − lowest) / (highest − lowest)
                               · (maxCeiling − minCeiling)
 
-A single priority may fill the pool to `maxCeiling`.
-
 soft-reflective-ceiling-policy: the fuller the pool, the less often lower priorities are dispatched.
 With saturation s and the n priorities counted from the highest, i = 0, to the lowest:
 

@@ -1,8 +1,8 @@
 """Types that act on the latency objectives of requests: whom to admit, where to send, whose turn.
 
-latency-slo-admitter: reject sheddable requests whose latency objectives no endpoint can meet. Only
-a request of a priority below 0 that names an objective is affected. It is refused (429) when there
-are predictions, and no endpoint
+latency-slo-admitter: reject sheddable requests whose latency objectives no endpoint can meet. A
+request of a priority below 0 that names an objective is refused (429) when there are predictions,
+and no endpoint
 
 - is predicted to meet the objectives, or
 - is idle: it runs nothing, and this picker has nothing in flight there, or
@@ -16,15 +16,14 @@ slo-headroom-tier-filter: keep the endpoints that are predicted to meet the obje
     positive ⇔ TTFT headroom ≥ 0 and TPOT headroom ≥ 0      (headroom = objective − prediction)
     keep = positive; negative with probability epsilonExploreNeg; all when one tier is empty
 
-An endpoint without a prediction is negative. Without any prediction there are no tiers, and all
-pass. Exploring negative endpoints gives wrong predictions a chance to be corrected.
+An endpoint without a prediction is negative. Exploring negative endpoints gives wrong predictions a
+chance to be corrected.
 
 slo-deadline-ordering-policy: the request whose first token is due soonest goes first.
 
     rank = (arrival at the picker + x-llm-d-slo-ttft-ms, arrival at the picker)
 
-A request whose header is missing or is not a positive number comes after all others: otherwise zero
-would be the way to the front. `x-slo-ttft-ms` is the header's former name.
+A request without a positive number comes last: otherwise zero would be the way to the front.
 """
 
 import math

@@ -1,21 +1,16 @@
 """Parsers of the HTTP APIs: one for each API, and the fallback.
 
+Only bodies that are not JSON objects are refused: missing members and wrong types are the
+endpoint's business, and a request without a readable prompt is routed without a prefix.
+
 openai-parser: understands the request bodies of the OpenAI APIs, as far as routing needs them.
 
-Only bodies that are not JSON objects are refused: missing members and wrong types are the
-endpoint's business, and a request without a readable prompt is routed without a prefix. Lists of
-token ids are prompts that need no tokenizer, and so are lists of such lists. vLLM's own `pooling`
-is treated as `embeddings`.
-
-A response reports its usage in its `usage`, or in that of an event.
+Lists of token ids are prompts that need no tokenizer, and so are lists of such lists. vLLM's own
+`pooling` is treated as `embeddings`.
 
 anthropic-parser: understands the request bodies of Anthropic's Messages API.
 
-`messages`: any JSON object; without readable messages it is routed without a prefix.
-`messages/count_tokens`: only the model is read, because counting fills no cache; the response is
-not read.
-
-A response reports its usage in `usage`; a stream in its `message_start` and `message_delta`.
+Of `messages/count_tokens` only the model is read, because counting fills no cache.
 
 sglanghttp-parser: understands the bodies of SGLang's `/generate`.
 
@@ -24,15 +19,11 @@ list of texts. `extra_key` is the cache salt, and `sampling_params.max_new_token
 The body is forwarded unchanged; it names no model. A body with neither, and a body of another path
 that ends in `/generate`, belongs to another server's API and is forwarded unread.
 
-A response reports its usage in `meta_info`; a stream in the event that has a finish reason.
-
 vllmhttp-parser: understands the bodies of vLLM's token-level API, `/inference/v1/generate`.
 
 `token_ids`, a list of whole numbers in [0, 2**32), is the prompt; `features` may place multi-modal
 items in it, and `sampling_params.max_tokens` caps the output. A body with other token ids or items
 is routed without a prefix.
-
-A response reports its usage as those of the OpenAI APIs do.
 
 passthrough-parser: keeps every body raw; takes the paths that no other parser claims.
 """

@@ -1,24 +1,21 @@
 """approx-prefix-cache-producer: guess which endpoint holds how much of the prompt.
 
-It remembers, for each endpoint, the hashes of the prompt blocks that it sent there (`pre_request`,
-before the endpoint answers) and matches each new prompt against that memory. No engine is asked. A
-request that fails later is not forgotten: most failed prompts were read, and their blocks would
-have to be distinguished from those of other requests.
+It remembers the hashes of the prompt blocks that it sent to each endpoint (`pre_request`, before
+the endpoint answers) and matches each new prompt against that memory. A request that fails later is
+not forgotten: most failed prompts were read, and their blocks would have to be distinguished from
+those of other requests.
 
 Block size: with `autoTune` that of the first candidate that reports one, else `blockSizeTokens`,
 and never below 64 tokens. Memory per endpoint: with `autoTune` the number of blocks that fit into
 its KV cache, `num_kv_blocks · block_size / 64`, else `lruCapacityPerServer`. (The reference takes
 num_kv_blocks unscaled, and so may remember four times more than the GPU holds.) Impossible reports
-are ignored: blocks of more than 65,536 tokens, and memory beyond 2^20 blocks. Prompt length
-considered: `maxPrefixTokensToMatch`, else `maxPrefixBlocksToMatch` blocks; both 0: all of it.
+are ignored. Prompt length considered: `maxPrefixTokensToMatch`, else `maxPrefixBlocksToMatch`
+blocks; both 0: all of it.
 
-A match is contiguous from the first block; with several prompts the matches of the first 256 are
-added (a request may have a hundred thousand of one token each). Models, adapters and salts share
-nothing: every hash includes the target model and the request's cache salt. It also includes a
-seed, random for each process unless `hashSeed` is given.
-
-Replicas of the picker report to each other what they sent where, and agree on a seed for that
-(`picker.framework.replicas`).
+A match is contiguous from the first block; the matches of several prompts are added. Models,
+adapters and salts share nothing: every hash includes the target model and the request's cache salt,
+and a seed, random for each process unless `hashSeed` is given. Replicas report to each other what
+they sent where, and agree on a seed for that (`picker.framework.replicas`).
 """
 
 from collections import Counter

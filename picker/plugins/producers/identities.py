@@ -6,16 +6,13 @@ agent-identity: all turns of an agent's session are one flow.
                x-session-affinity, session-id, session_id
 
 It becomes the fairness id of a request that names none, before admission. Other plugins can read it
-as a finding whatever the fairness id is, e.g. session affinity with a source
-`{attribute: agent-identity}`. Without such a header nothing changes.
+as a finding, e.g. session affinity with a source `{attribute: agent-identity}`.
 
 session-id-producer: find the session of a request.
 
     session = headers[headerName]     or     the cookie called cookieName
 
-Exactly one of the two parameters is required. Blanks around the value are removed; an empty value
-is no session, and then nothing is written. The session affinity plugins read the finding with a
-source `{attribute: SessionID}`.
+Session affinity reads the finding with a source `{attribute: SessionID}`.
 """
 
 from msgspec.structs import replace

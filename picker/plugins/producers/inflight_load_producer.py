@@ -1,7 +1,6 @@
 """inflight-load-producer: count the requests and tokens that this picker has in flight.
 
-Theory of operation. When a request leaves (`pre_request`), the first endpoint of each profile that
-picked one gets
+When a request leaves (`pre_request`), the first endpoint of each profile that picked one gets
 
     requests + 1
     tokens   + uncached + output
@@ -10,19 +9,18 @@ picked one gets
     output   = min(round(input · outputRatio), the client's limit, maxEstimatedOutputTokens)
                with `addEstimatedOutputTokens`, else 0
 
-The response comes from the primary profile's endpoint. With its first piece, the other profiles'
-endpoints (prefill, encode) have done their part and return everything; the primary one has read the
-prompt, and without `addEstimatedOutputTokens` returns its tokens. The rest is returned when the
-request ends. Where the proxy shows no response bodies there is no first piece, and all is held to
-the end.
+With the first piece of the response, the other profiles' endpoints (prefill, encode) have done
+their part and return everything; the primary one has read the prompt, and without
+`addEstimatedOutputTokens` returns its tokens. The rest is returned when the request ends, and so is
+all of it where the proxy shows no response bodies.
 
 The hold of a request travels in its `Attributes`, not under its id, because ids repeat. Each part
 is returned once, in whatever order the hooks are called. A request that vanishes without an end
 returns everything when nothing refers to it any longer. When an endpoint leaves or restarts, its
 account is closed: later returns go to the closed account and change nothing.
 
-With `syncCrossReplicaState`, replicas of the picker report their load in flight to each other, and
-the load is that of all of them (`picker.framework.replicas`).
+With `syncCrossReplicaState` the load is that of all replicas of the picker
+(`picker.framework.replicas`).
 """
 
 from __future__ import annotations

@@ -6,10 +6,8 @@
             0.5    else, when the page does not report adapters
             0.0    else, and when the endpoint's load is unknown
 
-The target model counts as an adapter even if it is the base model, so requests for the base model
-score 0.8, 0.5 or 0.0. A page without the series, such as that of a vLLM before its first request,
-shows neither room nor the lack of it: its endpoint ranks below those that have the adapter, can
-load it or are about to, and above those that are known to be full.
+The target model counts as an adapter even if it is the base model. A page without the series, such
+as that of a vLLM before its first request, shows neither room nor the lack of it.
 """
 
 from collections.abc import Sequence

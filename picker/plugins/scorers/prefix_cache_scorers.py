@@ -5,16 +5,14 @@ prefix-cache-scorer: prefer endpoints that already hold the beginning of the pro
     score = w · min(1, match · B / scale)² + (1 − w) · match / total
 
 with match and total in blocks of B tokens as the prefix producer found them, w =
-`matchLengthWeight` (0) and scale = `matchLengthScaleTokens` (8192). Without a finding, and for an
-empty prompt, 0.0 for all.
+`matchLengthWeight` and scale = `matchLengthScaleTokens`; 0.0 without a finding or a prompt.
 
 precise-prefix-cache-scorer: a precise-prefix-cache-producer that scores what it finds.
 
     score = match / total
 
-as prefix-cache-scorer with `matchLengthWeight` 0. Deprecated: configure the producer, and a
-prefix-cache-scorer with its name as `prefixMatchInfoProducerName`. The parameters are the
-producer's.
+Deprecated: configure the producer, and a prefix-cache-scorer with its name as
+`prefixMatchInfoProducerName`.
 
 no-hit-lru-scorer: spread prompts that no endpoint has cached, least recently used first.
 
@@ -25,11 +23,8 @@ A decision is cold when no candidate has a block of the prompt. Of n candidates,
 
 The first ranks are endpoints that got no cold request yet, in the order of the candidates; then the
 others, least recently used first. Before a cold request leaves, the endpoints that the primary
-profile and the profile `prefill` picked become the most recently used.
-
-The order of at most `lruSize` (1024) endpoints is remembered; those that leave or restart are
-forgotten. (In the reference, a used endpoint's rank counts used endpoints that are not candidates;
-here it does not.)
+profile and the profile `prefill` picked become the most recently used of at most `lruSize`. (In the
+reference, a used endpoint's rank counts used endpoints that are not candidates.)
 """
 
 from collections import OrderedDict
