@@ -171,14 +171,6 @@ def encoder_matches_key(producer: str = "mm-embeddings-cache-producer") -> DataK
     return DataKey(ENCODER_MATCHES, producer)
 
 
-def session_id_key(producer: str = "session-id-producer") -> DataKey[str]:
-    return DataKey(SESSION_ID, producer)
-
-
-def agent_identity_key(producer: str = "agent-identity") -> DataKey[str]:
-    return DataKey(AGENT_IDENTITY, producer)
-
-
 # The endpoint of an earlier stage of a disaggregated request: the candidate itself, not its key,
 # because it need not be among the candidates of the later stage.
 PEER_ENDPOINT_KEY: DataKey[Candidate] = DataKey(PEER_ENDPOINT, "disagg-profile-handler")

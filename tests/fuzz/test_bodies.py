@@ -13,7 +13,6 @@ from picker.errors import RefusedError
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Parser, ReadsResponses
 from picker.plugins.producers.token_producer import TokenProducer
-from picker.requestcontrol.headers import path_of
 from picker.requestcontrol.pipeline import ParserTable
 from picker.tokenization.prompt_stream import MAX_MEDIA_TOKENS
 from picker.tokenization.render import prompts_of, question_of
@@ -55,7 +54,7 @@ class ForSeconds(Protocol):
 
 def check_body(path: str, body: bytes) -> ParsedBody | None:
     headers = {":path": path, **HEADERS}
-    found = path_of(headers)
+    found = path.partition("?")[0]
     try:
         parsed = TABLE.select(found).parse(found, headers, body)
     except RefusedError as refusal:

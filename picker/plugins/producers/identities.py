@@ -17,7 +17,7 @@ Session affinity reads the finding with a source `{attribute: SessionID}`.
 
 from msgspec.structs import replace
 
-from picker.framework.attributes import Attributes, agent_identity_key, session_id_key
+from picker.framework.attributes import AGENT_IDENTITY, SESSION_ID, Attributes, DataKey
 from picker.framework.registry import Parameters, PluginType, Stability
 from picker.types import Candidates, InferenceRequest
 
@@ -36,7 +36,7 @@ class AgentIdentity:
         if not all(extra):
             raise ValueError("additionalSessionHeaders must not hold an empty name")
         self._headers = (*extra, *_AGENT_HEADERS)
-        self._key = agent_identity_key(name)
+        self._key: DataKey[str] = DataKey(AGENT_IDENTITY, name)
         self.produces = (self._key,)
 
     def process(self, request: InferenceRequest) -> InferenceRequest:
@@ -72,7 +72,7 @@ class SessionIdProducer:
         self._cookie = parameters.cookie_name.strip()
         if bool(self._header) == bool(self._cookie):
             raise ValueError("exactly one of headerName and cookieName is needed")
-        self._key = session_id_key(name)
+        self._key: DataKey[str] = DataKey(SESSION_ID, name)
         self.produces = (self._key,)
 
     def produce(

@@ -149,13 +149,6 @@ def test_an_expression_may_fail_on_a_response(source: str, usage: Usage) -> None
         expression.evaluate(usage)
 
 
-def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    blocked: Any = None
-    monkeypatch.setitem(sys.modules, "cel", blocked)
-    with pytest.raises(ValueError, match=r"pip install '\.\[cel\]'"):
-        UsageExpression("1", int, where="here")
-
-
 ANSWER = b'{"usage":{"prompt_tokens":7,"completion_tokens":10}}'
 
 

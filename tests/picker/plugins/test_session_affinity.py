@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picker.framework.attributes import Attributes, DataKey, agent_identity_key, session_id_key
+from picker.framework.attributes import AGENT_IDENTITY, SESSION_ID, Attributes, DataKey
 from picker.framework.interfaces import Flight
 from picker.plugins.session_affinity import (
     MAX_SESSION_ID,
@@ -30,6 +30,7 @@ from picker.types import (
 from tests.depth import examples
 from tests.support.picker.plugin_scenes import configured, decided
 
+SESSION_KEY: DataKey[str] = DataKey(SESSION_ID, "session-id-producer")
 A, B, C = (Candidate(Endpoint(name, "10.0.0.1", 8000)) for name in "abc")
 
 
@@ -158,9 +159,9 @@ def test_a_session_is_bound_to_the_endpoint_of_the_configured_profile() -> None:
 def test_the_first_source_with_an_id_wins() -> None:
     sources = [{"header": "X-Session-Id"}, {"attribute": "SessionID"}, {"header": "x-other"}]
     strategy = by_id(sources=sources)
-    assert strategy.consumes == (session_id_key(),)
+    assert strategy.consumes == (SESSION_KEY,)
     found = Attributes()
-    found[session_id_key()] = "from-attribute"
+    found[SESSION_KEY] = "from-attribute"
     for session, to in (("from-header", A), ("from-attribute", B), ("from-other", C)):
         strategy.pre_request(request(x_session_id=session), went_to(to), Attributes())
     pool = [A, B, C]
@@ -173,9 +174,9 @@ def test_the_first_source_with_an_id_wins() -> None:
 @pytest.mark.parametrize(
     ("source", "key"),
     [
-        ({"attribute": "SessionID"}, session_id_key()),
-        ({"attribute": "SessionID", "producer": "mine"}, session_id_key("mine")),
-        ({"attribute": "agent-identity"}, agent_identity_key()),
+        ({"attribute": "SessionID"}, SESSION_KEY),
+        ({"attribute": "SessionID", "producer": "mine"}, DataKey(SESSION_ID, "mine")),
+        ({"attribute": "agent-identity"}, DataKey(AGENT_IDENTITY, "agent-identity")),
         ({"attribute": "Tenant", "producer": "tenants"}, DataKey("Tenant", "tenants")),
     ],
 )

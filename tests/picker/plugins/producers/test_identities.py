@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from picker.framework.attributes import Attributes, agent_identity_key, session_id_key
+from picker.framework.attributes import AGENT_IDENTITY, SESSION_ID, Attributes, DataKey
 from picker.framework.interfaces import DataProducer, ProducesData, RequestProcessor
 from tests.support.picker.plugin_scenes import configured, request_for
 
@@ -41,8 +41,8 @@ def test_the_first_header_with_a_value_is_the_identity(
     assert plugin.process(request).fairness_id == (expected or "default-flow")
     attributes = Attributes()
     assert plugin.produce(request, [], attributes) is request
-    assert attributes.get(agent_identity_key("mine")) == expected
-    assert plugin.produces == (agent_identity_key("mine"),)
+    assert attributes.get(DataKey(AGENT_IDENTITY, "mine")) == expected
+    assert plugin.produces == (DataKey(AGENT_IDENTITY, "mine"),)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_fairness_header_comes_first(header: str) -> None:
     assert plugin.process(named) is named
     attributes = Attributes()
     plugin.produce(named, [], attributes)
-    assert attributes.get(agent_identity_key()) == "session-abc"
+    assert attributes.get(DataKey(AGENT_IDENTITY, "agent-identity")) == "session-abc"
     empty = replace(request_for(), headers={header: "", CLAUDE: "session-abc"})
     assert plugin.process(empty).fairness_id == "session-abc"
 
@@ -86,7 +86,7 @@ def test_the_session_is_read_from_its_one_source(
     producer = configured("session-id-producer", parameters, "mine")
     assert isinstance(producer, DataProducer)
     assert isinstance(producer, ProducesData)
-    assert producer.produces == (session_id_key("mine"),)
+    assert producer.produces == (DataKey(SESSION_ID, "mine"),)
     request, attributes = replace(request_for(), headers=headers), Attributes()
     assert producer.produce(request, [], attributes) is request
-    assert attributes.get(session_id_key("mine")) == expected
+    assert attributes.get(DataKey(SESSION_ID, "mine")) == expected
