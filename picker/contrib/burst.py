@@ -2,16 +2,16 @@
 
 burst-prefix-cache-producer: send simultaneous requests with a common prefix together. When many
 requests with the same new prompt arrive at once, no endpoint has seen it before, and each request
-would go to the least busy endpoint. So requests wait up to `windowDurationMs` (100) for each other
-and are then distributed over the endpoints together. Each gets
+would go to the least busy endpoint. So requests wait up to `windowDurationMs` for each other and
+are then distributed over the endpoints together. Each gets
 
     match = all its blocks at the endpoint that it is assigned to, 0 elsewhere
 
-for a prefix-cache-scorer whose `prefixMatchInfoProducerName` is this plugin. The first request
-opens the window; a request that finds `maxBatchSize` (1000, -1: any number) others in it opens the
-next one. The producer remembers nothing: configure an approx-prefix-cache-producer for that.
+for a prefix-cache-scorer whose `prefixMatchInfoProducerName` is this plugin. A request that finds
+`maxBatchSize` (-1: any number) others in the window opens the next one. The producer remembers
+nothing: configure an approx-prefix-cache-producer for that.
 
-1. Requests that begin with the same `minColocateBlocks` (0: one) blocks of `blockSizeTokens` (64)
+1. Requests that begin with the same `minColocateBlocks` (0: one) blocks of `blockSizeTokens`
    and may go to the same endpoints form a group: each that goes elsewhere would have the beginning
    computed once more. Blocks beyond `maxPrefixTokensToMatch` (0: 2048 blocks) are ignored.
 2. Groups are placed whole, the heaviest first, each at the endpoint that was assigned least so far;

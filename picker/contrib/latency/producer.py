@@ -13,20 +13,17 @@ For a request that names one objective only, the other headroom is 0; without an
 are 0, so that no endpoint meets them and the least prediction is best. A model with fewer than 50
 answers has no predictions.
 
-It learns the time to the first piece, as soon as it is seen, and from completed answers the mean
-per token after it, by the usage, where the proxy shows bodies. Where it does not, it learns the
-time to the response's headers, which is that to the first token where a server sends them together
-(ours does; vLLM sends them at once: have bodies shown there); and the time per token at an
-endpoint: the total time of its running requests, by the number of generated tokens in its metrics.
-Once lengths of answers are known as well, predictions have a cost.
+Where the proxy shows bodies, it learns the time to the first piece, and from completed answers the
+mean per token after it, by the usage. Where it does not, it learns the time to the response's
+headers, which is that to the first token where a server sends them together (ours does; vLLM sends
+them at once: have bodies shown there), and the time per token from the number of generated tokens
+in the metrics of endpoints. Once lengths of answers are known as well, predictions have a cost.
 
 With `predictionServerUrl` (a comma list, used in turn) and `trainingServerUrl`, or the environment
 variables PREDICTION_SERVER_URL and TRAINING_SERVER_URL, predictions come from servers, which get
-samples in the background (`_predictor` has the wire format). Their predictions replace a p90, a
-missing objective is 0, and TPOT counts with `streamingMode` only; without it their TTFT is the time
-to the end. While they fail (`_servers`), the local model predicts. LATENCY_MAX_SAMPLE_SIZE,
-LATENCY_FLUSH_INTERVAL_SEC, LATENCY_HTTP_TIMEOUT_SEC and LATENCY_MAX_BULK_SIZE count as well. Each
-request is sent by itself: rows of several requests are not combined.
+samples in the background (`_predictor` has the wire format and its variables). Their predictions
+replace a p90, a missing objective is 0, and TPOT counts with `streamingMode` only; without it their
+TTFT is the time to the end. While they fail (`_servers`), the local model predicts.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """deficit-round-robin-fairness-policy: equal shares of tokens, or shares by weight, however many
 requests they come in.
 
-Theory of operation. A turn of a flow is worth `quantumTokens` × its weight. The turn lasts while
-any of that is left; the request that uses it up may use more, and the excess is a debt that the
-flow repays by missing turns. (Deficit round robin, Shreedhar and Varghese 1995, in the form that
-need not know the cost of a request beforehand: surplus round robin.)
-
-Missed turns are not enumerated. Each flow has a position, counted in turns, which its tokens move:
+Theory of operation. A turn of a flow is worth `quantumTokens` × its weight. The request that uses a
+turn up may use more, and the excess is a debt that the flow repays by missing turns. (Deficit round
+robin, Shreedhar and Varghese 1995, in the form that need not know the cost of a request beforehand:
+surplus round robin.) Missed turns are not enumerated. Each flow has a position, counted in turns,
+which its tokens move:
 
     position += tokens / (quantumTokens · weight)
 
@@ -25,16 +24,14 @@ one waits, and a flow that is alone is never held back by its debt.
     always          position − the current round is at most maxDebtTokens / (quantumTokens ·
                     weight), and at least the negative of that
 
-A flow that is known already goes to the front of its round, so that a flow with occasional requests
-waits for one request, not for every turn; but at most once per round. A new flow starts in the next
-round, so that ids which clients invent during a round deprive no flow of its turn.
+A known flow goes to the front of its round, at most once per round, so that a flow with occasional
+requests waits for one request, not for every turn. A new flow starts in the next round, so that ids
+which clients invent during a round deprive no flow of its turn.
 
-The last places in the pool are for flows that were charged no more than their share of the last
-seconds' tokens (`RecentUse`); these go out of turn if necessary. So a flow with few requests finds
-a place, and need not wait for the end of a request of a busy flow. The number of places follows the
-bursts of such flows (`CalmLoad`), from `minHeadroom` to `maxHeadroom` of the band's ceiling, and is
-zero without such flows. A tenant that is alone is never held back; among tenants that all want more
-than they get, the one that had less fills the pool.
+The last places in the pool, from `minHeadroom` to `maxHeadroom` of the band's ceiling, are for
+flows that were charged no more than their share of the last seconds' tokens (`RecentUse`); these go
+out of turn if necessary, so that a flow with few requests need not wait for the end of a request of
+a busy flow. The number of places follows the bursts of such flows (`CalmLoad`).
 
 A selection takes amortised O(log n) of the waiting flows.
 """
