@@ -59,6 +59,14 @@ class ClientLimits:
     max_pages: int = 2000
 
 
+@dataclass(frozen=True, slots=True)
+class _Question:
+    method: str
+    path: str
+    query: Mapping[str, str] | None = None
+    document: dict[str, Any] | None = None
+
+
 class KubernetesClient:
     """A `KubernetesApi` over HTTP; a context manager that owns the connections."""
 
@@ -97,7 +105,7 @@ class KubernetesClient:
         query = {"limit": str(self._limits.page_objects), **_selectors(selection)}
         path = resource.path(selection.namespace)
         for _ in range(self._limits.max_pages):
-            body = await self._ask("GET", path, query=query, seconds=self._limits.list_seconds)
+            body = await self._ask(_Question("GET", path, query), self._limits.list_seconds)
             page = decode_listing(body)
             items.extend(page.objects)
             if not page.metadata.continue_:
@@ -118,7 +126,7 @@ class KubernetesClient:
         }
         timeout = self._timeout(sock_read=self._limits.silent_seconds)
         path = resource.path(selection.namespace)
-        response = await self._open("GET", path, query=query, timeout=timeout)
+        response = await self._open(_Question("GET", path, query), timeout)
         try:
             async with aclosing(_events(response, self._limits.silent_seconds)) as events:
                 yield events
@@ -126,15 +134,15 @@ class KubernetesClient:
             response.close()
 
     async def get(self, resource: ApiResource, namespace: str, name: str) -> dict[str, Any]:
-        return decode_object(await self._ask("GET", resource.path(namespace, name)))
+        return decode_object(await self._ask(_Question("GET", resource.path(namespace, name))))
 
     async def send(self, method: str, path: str, document: dict[str, Any]) -> dict[str, Any]:
-        return decode_object(await self._ask(method, path, document))
+        return decode_object(await self._ask(_Question(method, path, document=document)))
 
     async def has(self, resource: ApiResource) -> bool:
-        root = "/apis" if resource.group else "/api"
+        path = f"/apis/{resource.api_version}" if resource.group else f"/api/{resource.version}"
         try:
-            found = decode_object(await self._ask("GET", f"{root}/{resource.api_version}"))
+            found = decode_object(await self._ask(_Question("GET", path)))
         except ApiError as error:
             if error.status == 404:
                 return False
@@ -143,39 +151,26 @@ class KubernetesClient:
         listed = kinds if isinstance(kinds, list) else []
         return any(isinstance(one, dict) and one.get("name") == resource.plural for one in listed)
 
-    async def _ask(
-        self,
-        method: str,
-        path: str,
-        document: dict[str, Any] | None = None,
-        *,
-        query: Mapping[str, str] | None = None,
-        seconds: float | None = None,
-    ) -> bytes:
+    async def _ask(self, question: _Question, seconds: float | None = None) -> bytes:
         timeout = self._timeout(total=seconds or self._limits.request_seconds)
-        body = None if document is None else msgspec.json.encode(document)
-        response = await self._open(method, path, body, query=query, timeout=timeout)
+        response = await self._open(question, timeout)
         with _translated():
             async with response:
                 return await read_bounded(response.content, MAX_BODY_BYTES)
 
     async def _open(
         self,
-        method: str,
-        path: str,
-        body: bytes | None = None,
-        *,
-        query: Mapping[str, str] | None = None,
+        question: _Question,
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - of aiohttp's kinds
     ) -> aiohttp.ClientResponse:
         """Return a successful, unread response; rejected credentials are renewed once."""
         access = await self._credentials.access()
-        response = await self._send(access, method, path, body, query, timeout)
+        response = await self._send(access, question, timeout)
         if response.status == _UNAUTHORIZED:
             renewed = await self._credentials.renewed(access)
             if renewed is not access:
                 response.close()
-                response = await self._send(renewed, method, path, body, query, timeout)
+                response = await self._send(renewed, question, timeout)
         if response.status in _OK:
             if response.content_type != _HTML:
                 return response
@@ -187,25 +182,23 @@ class KubernetesClient:
     async def _send(
         self,
         access: Access,
-        method: str,
-        path: str,
-        body: bytes | None,
-        query: Mapping[str, str] | None,
+        question: _Question,
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - of aiohttp's kinds
     ) -> aiohttp.ClientResponse:
         if self._session is None:
             raise UnreachableError("the client is closed")
         headers = {} if access.authorization is None else {"Authorization": access.authorization}
-        if body is not None:
+        document = question.document
+        if document is not None:
             headers["Content-Type"] = _JSON
         with _translated():
             # The limits of a watch apply to its socket, not to proxies and name servers.
             async with asyncio.timeout(timeout.total or timeout.sock_read):
                 return await self._session.request(
-                    method,
-                    access.url + path,
-                    params=query,
-                    data=body,
+                    question.method,
+                    access.url + question.path,
+                    params=question.query,
+                    data=None if document is None else msgspec.json.encode(document),
                     headers=headers,
                     ssl=access.tls or True,
                     server_hostname=access.tls_server_name,

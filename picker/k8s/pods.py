@@ -42,16 +42,12 @@ class ContainerRun(msgspec.Struct, frozen=True):
 
 
 class PodRecord(msgspec.Struct, frozen=True):
-    """The fields of a Pod that decide whether and how it serves.
-
-    `active_ports` are the target ports to which it restricts itself; None: no restriction.
-    `created` is in RFC 3339, so that later times sort later.
-    """
+    """The fields of a Pod that decide whether and how it serves."""
 
     name: str
     namespace: str
     uid: str
-    created: str
+    created: str  # in RFC 3339, so that later times sort later
     phase: Phase
     address: str | None
     is_ready: bool
@@ -60,7 +56,7 @@ class PodRecord(msgspec.Struct, frozen=True):
     node_address: str | None
     is_on_host_network: bool
     labels: Mapping[str, str]
-    active_ports: frozenset[int] | None
+    active_ports: frozenset[int] | None  # None: it does not restrict itself
     containers: tuple[ContainerRun, ...]
 
     @property

@@ -51,19 +51,14 @@ class Subject(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Intervals in seconds: `gather` between two calls of listeners, `relist` between two lists.
+    """Intervals of a reflector."""
 
-    A watch may resume from its version until `trust` after a failure, and succeeds if it lasts
-    `steady`. `refused` follows an error that an operator has to fix; after `absent` a kind has no
-    objects.
-    """
-
-    gather_seconds: float = 0.005
-    relist_seconds: float = 600.0
-    trust_seconds: float = 30.0
-    steady_seconds: float = 5.0
-    refused_seconds: float = 15.0
-    absent_seconds: float = 60.0
+    gather_seconds: float = 0.005  # the minimum between two calls of listeners
+    relist_seconds: float = 600.0  # the mean between two lists
+    trust_seconds: float = 30.0  # after a failure, in which a watch may resume from its version
+    steady_seconds: float = 5.0  # the minimum of a successful watch
+    refused_seconds: float = 15.0  # after an error that an operator has to fix
+    absent_seconds: float = 60.0  # after which an unknown kind has no objects
 
 
 class Reflector(Generic[R]):

@@ -50,33 +50,22 @@ class AttemptResult(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class OutlierSettings:
-    """The conditions for ejection and return; counts and seconds.
+    """The conditions for ejection and return; counts and seconds."""
 
-    - `failures`: this many in a row eject; also the cap on requests at an unproven endpoint.
-    - `first_wait_seconds`, `longest_wait_seconds`, `jitter`: the wait before a probe doubles from
-      the first to the second; jitter lengthens each by up to this part.
-    - `probe_timeout_seconds`: an unanswered probe delays the next one by no more than this.
-    - `trial_requests`: the cap on requests under way on trial, which lasts until `trial_successes`
-      have succeeded and `trial_seconds` have passed.
-    - `steady_seconds`: an endpoint that is back for this long is ejected as if for the first time.
-    - `silence_seconds`: a request out for this long, and longer than a failure took, does not fail.
-    - `lapse_seconds`: an idle endpoint whose last success is older than this is unproven again.
-    - `burst_wait_seconds`: the longest wait for the first answers of an unproven, full pool.
-    """
-
-    failures: int = 3
-    first_wait_seconds: float = 1.0
+    failures: int = 3  # in a row eject; also the cap on requests at an unproven endpoint
+    first_wait_seconds: float = 1.0  # before a probe; each further wait is twice as long
     longest_wait_seconds: float = 4.0
-    jitter: float = 0.25
-    probe_timeout_seconds: float = 10.0
-    trial_requests: int = 2
-    trial_successes: int = 3
+    jitter: float = 0.25  # the part by which it lengthens a wait at most
+    probe_timeout_seconds: float = 10.0  # an unanswered probe delays the next one by no more
+    trial_requests: int = 2  # under way on trial, at most
+    trial_successes: int = 3  # these end the trial, after `trial_seconds`
     trial_seconds: float = 2.0
-    steady_seconds: float = 30.0
+    steady_seconds: float = 30.0  # back for so long, it is ejected as if for the first time
     probe_gap_seconds: float = 1.0
+    # A request that is out for so long, and for longer than a failure took, does not fail.
     silence_seconds: float = 0.1
-    lapse_seconds: float = 2.0
-    burst_wait_seconds: float = 0.2
+    lapse_seconds: float = 2.0  # an idle endpoint with an older success is unproven again
+    burst_wait_seconds: float = 0.2  # for the first answers of a full, unproven pool
 
 
 def kind_of(answer: Answer) -> AnswerKind:

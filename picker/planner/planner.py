@@ -101,26 +101,21 @@ NO_SUMS: Final = Sums()
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One interval. `arrivals` include refused requests, `cached` and `fresh` are prompt tokens.
-
-    `waiting` and `ready` are those at its end; all other values are means over the interval.
-    `itl_seconds` is None if nothing measures it. Without `is_whole` the metrics of some worker were
-    missing, and the means are those of the others.
-    """
+    """One interval; all values are means over it, unless they are sums or those at its end."""
 
     seconds: float
-    arrivals: int
+    arrivals: int  # includes refused requests
     replicas: int
-    ready: int
-    cached: Sums = NO_SUMS
+    ready: int  # at the end
+    cached: Sums = NO_SUMS  # prompt tokens, and those that are in no cache
     fresh: Sums = NO_SUMS
     output: Sums = NO_SUMS
-    waiting: int = 0
+    waiting: int = 0  # at the end
     mean_waiting: float = 0.0
     running: float = 0.0
     kv_usage: float = 0.0
-    itl_seconds: float | None = None
-    is_whole: bool = True
+    itl_seconds: float | None = None  # None: nothing measures it
+    is_whole: bool = True  # else the metrics of some worker were missing
 
 
 @dataclass(frozen=True, slots=True)

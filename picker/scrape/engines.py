@@ -31,16 +31,12 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class EngineSeries:
-    """The series of one engine; None where the engine has none.
-
-    The geometry of the KV cache is in labels of an info series (`cache_info` with the two label
-    names) or in two gauges. `ttft` is the histogram of times to first token.
-    """
+    """The series of one engine; None where the engine has none."""
 
     waiting: Series | None = None
     running: Series | None = None
     kv_usage: Series | None = None
-    cache_info: Series | None = None
+    cache_info: Series | None = None  # with labels of the geometry, which is else in two gauges
     block_size_label: str = BLOCK_SIZE_LABEL
     num_blocks_label: str = NUM_BLOCKS_LABEL
     block_size: Series | None = None

@@ -165,7 +165,8 @@ _MOVES = st.one_of(
 )
 
 
-def _elector() -> Elector:
+@pytest.fixture
+def elector() -> Elector:
     return Elector("me", TIMINGS)
 
 
@@ -203,8 +204,7 @@ def test_clocks_beyond_the_bound_make_two_leaders() -> None:
         walk.check()
 
 
-def test_a_leader_counts_from_its_request() -> None:
-    elector = _elector()
+def test_a_leader_counts_from_its_request(elector: Elector) -> None:
     elector.wrote(LeaseRecord("me", "2"), asked_at=100.0)
     assert elector.is_leader(109.9)
     assert not elector.is_leader(110.0)
@@ -214,8 +214,7 @@ def test_a_leader_counts_from_its_request() -> None:
     assert not elector.is_leader(105.0)
 
 
-def test_a_standby_counts_from_the_change_it_saw_last() -> None:
-    elector = _elector()
+def test_a_standby_counts_from_the_change_it_saw_last(elector: Elector) -> None:
     elector.saw(OTHERS, 100.0)
     elector.saw(OTHERS, 110.0)
     assert elector.step(114.9) is Step.LOOK
@@ -226,34 +225,31 @@ def test_a_standby_counts_from_the_change_it_saw_last() -> None:
     assert elector.step(130.0) is Step.WRITE
 
 
-def test_a_released_lease_is_taken_at_once() -> None:
-    elector = _elector()
+def test_a_released_lease_is_taken_at_once(elector: Elector) -> None:
     elector.saw(OTHERS, 100.0)
     elector.saw(LeaseRecord("", "2"), 100.5)
     assert elector.step(100.5) is Step.WRITE
-    fresh = _elector()
+    fresh = Elector("me", TIMINGS)
     assert fresh.step(0.0) is Step.LOOK
     fresh.saw_none(0.0)
     assert fresh.step(0.0) is Step.CREATE
 
 
-def test_a_malformed_holder_is_waited_out() -> None:
+def test_a_malformed_holder_is_waited_out(elector: Elector) -> None:
     """An unreadable Lease may have a holder."""
-    elector = _elector()
     elector.saw(LeaseRecord(None, "1"), 100.0)
     assert elector.step(114.0) is Step.LOOK
     assert elector.step(115.0) is Step.WRITE
 
 
-def test_a_deleted_lease_is_waited_out_by_replicas_that_knew_its_holder() -> None:
+def test_a_deleted_lease_is_waited_out_by_replicas_that_knew_its_holder(elector: Elector) -> None:
     """The holder may not know of the deletion yet; it creates the Lease again."""
-    elector = _elector()
     elector.saw(OTHERS, 100.0)
     for now in (101.0, 102.0):
         elector.saw_none(now)
         assert elector.step(now) is Step.LOOK
     assert elector.step(115.0) is Step.CREATE
-    holder = _elector()
+    holder = Elector("me", TIMINGS)
     holder.wrote(LeaseRecord("me", "1"), 100.0)
     holder.lost_track()
     holder.saw_none(101.0)
@@ -261,9 +257,8 @@ def test_a_deleted_lease_is_waited_out_by_replicas_that_knew_its_holder() -> Non
     assert holder.is_leader(101.0)
 
 
-def test_longer_leases_of_others_are_respected_up_to_a_bound() -> None:
+def test_longer_leases_of_others_are_respected_up_to_a_bound(elector: Elector) -> None:
     """A rollout to other timings has both kinds; an absurd duration never blocks for ever."""
-    elector = _elector()
     elector.saw(LeaseRecord("other", "1", stated_seconds=60.0), 0.0)
     assert elector.step(59.0) is Step.LOOK
     elector.saw(LeaseRecord("other", "2", stated_seconds=1e9), 0.0)
@@ -272,8 +267,7 @@ def test_longer_leases_of_others_are_respected_up_to_a_bound() -> None:
     assert elector.step(14.0) is Step.LOOK
 
 
-def test_a_leader_that_sees_another_holder_stops_leading() -> None:
-    elector = _elector()
+def test_a_leader_that_sees_another_holder_stops_leading(elector: Elector) -> None:
     elector.wrote(LeaseRecord("me", "1"), 100.0)
     elector.saw(OTHERS, 101.0)
     assert not elector.is_leader(101.0)

@@ -48,6 +48,11 @@ class Scene:
         self.now += seconds
 
 
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
 def test_every_port_of_a_pod_is_an_endpoint_of_its_own() -> None:
     scene = Scene(8000, 8001)
     scene.put("a", "10.0.0.1", namespace="default")
@@ -94,8 +99,7 @@ def test_a_change_beyond_lost_readiness_takes_effect_at_once(how: dict[str, Any]
     assert not scene.view._on_node
 
 
-def test_an_unready_pod_alone_on_its_node_is_removed_at_once() -> None:
-    scene = Scene()
+def test_an_unready_pod_alone_on_its_node_is_removed_at_once(scene: Scene) -> None:
     scene.put("a", node="n1")
     scene.put("b", node="n2")
     scene.put("a", node="n1", ready=False)
@@ -139,8 +143,7 @@ def test_pods_of_a_node_that_stay_unready_are_removed_after_a_second() -> None:
     assert scene.pods == {"z"}
 
 
-def test_the_last_pods_of_a_pool_remain_for_a_second() -> None:
-    scene = Scene()
+def test_the_last_pods_of_a_pool_remain_for_a_second(scene: Scene) -> None:
     scene.put("a", node="n1")
     scene.put("b", node="n2")
     scene.put("a", node="n1", ready=False)
@@ -162,9 +165,8 @@ def test_a_removed_pod_returns_when_it_is_ready() -> None:
     assert scene.pods == {"a"}
 
 
-def test_the_newer_of_two_pods_with_one_ip_has_it() -> None:
+def test_the_newer_of_two_pods_with_one_ip_has_it(scene: Scene) -> None:
     """This holds even if it is not ready: requests to the older Pod would reach it."""
-    scene = Scene()
     scene.put("a", "10.0.0.1", created="2026-01-01T00:00:00Z")
     scene.put("b", "10.0.0.1", created="2026-01-01T00:00:05Z", ready=False)
     assert scene.pods == set()
@@ -233,8 +235,9 @@ def test_a_pod_without_a_free_port_is_reported() -> None:
 
 
 @pytest.mark.parametrize("how", [at(), at(8000), {"host_network": True}, {}])
-def test_two_pods_with_equal_claims_to_a_port_are_reported_once(how: dict[str, Any]) -> None:
-    scene = Scene()
+def test_two_pods_with_equal_claims_to_a_port_are_reported_once(
+    scene: Scene, how: dict[str, Any]
+) -> None:
     scene.put("a", "10.0.0.1", created="2026-01-01T00:00:00Z", **how)
     scene.put("b", "10.0.0.1", created="2026-01-01T00:00:05Z", **how)
     contest = Contest("10.0.0.1", (8000,), winner=("default", "b"), loser=("default", "a"))

@@ -44,15 +44,18 @@ class _Scene:
         self.reviews = AccessReviews(cast("KubernetesApi", self.api), lambda: self.now)
 
 
-async def test_the_cluster_decides() -> None:
-    scene = _Scene()
+@pytest.fixture
+def scene() -> _Scene:
+    return _Scene()
+
+
+async def test_the_cluster_decides(scene: _Scene) -> None:
     assert await scene.reviews.authorize("good", "/metrics") is Authorization.ALLOWED
     assert await scene.reviews.authorize("good", "/decisions/") is Authorization.FORBIDDEN
     assert await scene.reviews.authorize("bad", "/metrics") is Authorization.UNKNOWN
 
 
-async def test_answers_are_remembered_for_a_while() -> None:
-    scene = _Scene()
+async def test_answers_are_remembered_for_a_while(scene: _Scene) -> None:
     for token, seconds, requests in (("good", ALLOWED_SECONDS, 2), ("bad", REFUSED_SECONDS, 1)):
         scene.api.asked.clear()
         await scene.reviews.authorize(token, "/metrics")
@@ -71,8 +74,7 @@ async def test_answers_are_remembered_for_a_while() -> None:
     assert len(scene.api.asked) == 1
 
 
-async def test_the_cache_of_answers_is_bounded() -> None:
-    scene = _Scene()
+async def test_the_cache_of_answers_is_bounded(scene: _Scene) -> None:
     await scene.reviews.authorize("good", "/metrics")
     for number in range(MAX_REMEMBERED):
         await scene.reviews.authorize(f"guess {number}", "/metrics")
@@ -93,8 +95,9 @@ async def test_the_cache_of_answers_is_bounded() -> None:
         (UnreachableError("connection refused"), "connection refused"),
     ],
 )
-async def test_a_cluster_that_fails_to_answer_denies_access(error: Exception, said: str) -> None:
-    scene = _Scene()
+async def test_a_cluster_that_fails_to_answer_denies_access(
+    scene: _Scene, error: Exception, said: str
+) -> None:
     scene.api.error = error
     with pytest.raises(ReviewError, match=said):
         await scene.reviews.authorize("good", "/metrics")

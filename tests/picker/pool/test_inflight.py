@@ -8,8 +8,12 @@ from picker.pool.inflight import InflightLoad
 from tests.depth import examples
 
 
-def test_counts_rise_and_fall_per_endpoint() -> None:
-    load = InflightLoad()
+@pytest.fixture
+def load() -> InflightLoad:
+    return InflightLoad()
+
+
+def test_counts_rise_and_fall_per_endpoint(load: InflightLoad) -> None:
     for key in ("ns/a", "ns/a", "ns/b"):
         load.acquire(key)
     assert (load.requests("ns/a"), load.requests("ns/b"), load.requests("ns/c")) == (2, 1, 0)
@@ -18,8 +22,7 @@ def test_counts_rise_and_fall_per_endpoint() -> None:
     assert dict(load.counts) == {"ns/a": 2}
 
 
-def test_a_release_without_an_acquire_is_an_error() -> None:
-    load = InflightLoad()
+def test_a_release_without_an_acquire_is_an_error(load: InflightLoad) -> None:
     load.acquire("ns/a")
     load.release("ns/a")
     with pytest.raises(LookupError, match="ns/a"):
@@ -45,18 +48,16 @@ def test_counters_stay_consistent_and_return_to_nothing(steps: list[tuple[str, b
     assert dict(load.counts) == {}
 
 
-def test_check_integrity_notices_a_wrong_count() -> None:
+def test_check_integrity_notices_a_wrong_count(load: InflightLoad) -> None:
     """The check itself can fail."""
-    load = InflightLoad()
     load.acquire("ns/a")
     load._counts["ns/a"] = 0
     with pytest.raises(AssertionError):
         load.check_integrity()
 
 
-def test_parts_of_requests_count_where_they_are_and_nowhere_else() -> None:
+def test_parts_of_requests_count_where_they_are_and_nowhere_else(load: InflightLoad) -> None:
     """A prefill is not answered by its endpoint: totals and signals of load leave it out."""
-    load = InflightLoad()
     load.acquire("decode")
     load.acquire_legs(("prefill", "encode"))
     load.acquire_legs(("prefill",))

@@ -24,6 +24,11 @@ def array(*hashes: int) -> BlockHashes:
     return np.array(hashes, np.uint64)
 
 
+@pytest.fixture
+def index() -> PrefixIndex:
+    return PrefixIndex()
+
+
 class IndexModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -100,8 +105,7 @@ def test_binary_search_finds_the_runs_of_many_endpoints() -> None:
     assert len(set(index.match(prompt).values())) > 20
 
 
-def test_thousands_of_endpoints_may_arrive_and_leave_at_once() -> None:
-    index = PrefixIndex()
+def test_thousands_of_endpoints_may_arrive_and_leave_at_once(index: PrefixIndex) -> None:
     for generation in range(3):
         for endpoint in range(5000):
             index.record(f"w{endpoint}", array(7, 1000 * generation + endpoint), 2)
@@ -119,25 +123,24 @@ def test_thousands_of_endpoints_may_arrive_and_leave_at_once() -> None:
 
 
 @pytest.mark.parametrize("length", [3, 100])
-def test_the_tail_of_a_prompt_is_evicted_before_its_beginning(length: int) -> None:
-    index = PrefixIndex()
+def test_the_tail_of_a_prompt_is_evicted_before_its_beginning(
+    index: PrefixIndex, length: int
+) -> None:
     prompt = chain(list(range(length)))
     index.record("a", prompt, length)
     index.record("a", array(7), length)
     assert index.match(prompt) == {"a": length - 1}
 
 
-def test_only_the_beginning_of_a_prompt_beyond_the_capacity_is_stored() -> None:
+def test_only_the_beginning_of_a_prompt_beyond_the_capacity_is_stored(index: PrefixIndex) -> None:
     """An engine would evict the rest first."""
-    index = PrefixIndex()
     prompt = chain(list(range(100)))
     index.record("a", prompt, 30)
     assert index.match(prompt) == {"a": 30}
     assert len(index) == 30
 
 
-def test_the_least_recently_used_prompt_is_evicted_first() -> None:
-    index = PrefixIndex()
+def test_the_least_recently_used_prompt_is_evicted_first(index: PrefixIndex) -> None:
     for block in (1, 2, 3):
         index.record("a", array(block), 2)
     assert index.match(array(1)) == {}
@@ -145,16 +148,14 @@ def test_the_least_recently_used_prompt_is_evicted_first() -> None:
     assert index.match(array(3)) == {"a": 1}
 
 
-def test_a_smaller_capacity_evicts_at_the_next_prompt() -> None:
+def test_a_smaller_capacity_evicts_at_the_next_prompt(index: PrefixIndex) -> None:
     """An example is a restart with less memory."""
-    index = PrefixIndex()
     index.record("a", chain(list(range(200))), 500)
     index.record("a", array(5), 10)
     assert len(index) == 10
 
 
-def test_an_endpoint_that_returns_inherits_no_blocks() -> None:
-    index = PrefixIndex()
+def test_an_endpoint_that_returns_inherits_no_blocks(index: PrefixIndex) -> None:
     index.record("old", chain([1, 2]), 10)
     index.remove("old")
     index.remove("never there")
@@ -166,8 +167,7 @@ def test_an_endpoint_that_returns_inherits_no_blocks() -> None:
 
 
 @pytest.mark.parametrize("length", [4, 60])
-def test_equal_hashes_within_a_prompt_are_one_block(length: int) -> None:
-    index = PrefixIndex()
+def test_equal_hashes_within_a_prompt_are_one_block(index: PrefixIndex, length: int) -> None:
     prompt = np.concatenate((chain(list(range(length))),) * 2)
     index.record("a", prompt, 1000)
     index.record("a", prompt, 1000)
@@ -185,8 +185,7 @@ def test_blocks_in_arbitrary_order_leave_the_lists_intact() -> None:
     assert len(index) == 120
 
 
-def test_an_empty_prompt_matches_nothing() -> None:
-    index = PrefixIndex()
+def test_an_empty_prompt_matches_nothing(index: PrefixIndex) -> None:
     index.record("a", array(), 10)
     assert len(index) == 0
     assert index.match(array()) == {}

@@ -48,8 +48,12 @@ class Scene:
         return {name: match.blocks for name, match in self.find(*ids, now=now).items()}
 
 
-def test_stored_blocks_match_until_their_removal() -> None:
-    scene = Scene()
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_stored_blocks_match_until_their_removal(scene: Scene) -> None:
     scene.say("a", stored(1, *range(8)))
     scene.say("b", stored(1, *range(4)))
     scene.say("a", stored(3, *range(8, 12), parent=2))
@@ -62,8 +66,7 @@ def test_stored_blocks_match_until_their_removal() -> None:
     assert scene.blocks(*range(12)) == {"a": 1}
 
 
-def test_a_block_in_two_tiers_counts_with_the_better_one() -> None:
-    scene = Scene()
+def test_a_block_in_two_tiers_counts_with_the_better_one(scene: Scene) -> None:
     scene.say("a", stored(1, *range(8)), BlocksStored((1,), None, b"", 4, "cpu"))
     scene.say("b", stored(1, *range(8), tier="cpu"))
     scene.say("c", stored(1, *range(4), tier="disk"))
@@ -76,9 +79,8 @@ def test_a_block_in_two_tiers_counts_with_the_better_one() -> None:
     assert scene.find(*range(8))["a"] == PreciseMatch(1.8, 2, {"gpu": 1, "cpu": 1})
 
 
-def test_a_block_stored_twice_must_be_removed_twice() -> None:
+def test_a_block_stored_twice_must_be_removed_twice(scene: Scene) -> None:
     """An engine may cache equal contents twice."""
-    scene = Scene()
     scene.say("a", stored(1, *range(4)), stored(1, *range(4)), BlocksRemoved((1,)))
     assert scene.blocks(*range(4)) == {"a": 1}
     scene.say("a", BlocksRemoved((1,)))
@@ -86,8 +88,7 @@ def test_a_block_stored_twice_must_be_removed_twice() -> None:
     assert len(scene.index) == 0
 
 
-def test_adapters_and_salts_share_nothing() -> None:
-    scene = Scene()
+def test_adapters_and_salts_share_nothing(scene: Scene) -> None:
     scene.say("a", stored(1, *range(4), adapter="ad"), stored(2, *range(4), extras=(("salt",),)))
     assert scene.blocks(*range(4)) == {}
     assert set(scene.find(*range(4), model="ad")) == {"a"}
@@ -95,8 +96,7 @@ def test_adapters_and_salts_share_nothing() -> None:
     assert set(scene.index.match(salted, 0.0)) == {"a"}
 
 
-def test_blocks_without_a_known_parent_are_dropped_and_counted() -> None:
-    scene = Scene()
+def test_blocks_without_a_known_parent_are_dropped_and_counted(scene: Scene) -> None:
     scene.say("a", stored(5, *range(8), parent=99))
     assert scene.index.dropped_blocks == 2
     assert len(scene.index) == 0
@@ -105,9 +105,10 @@ def test_blocks_without_a_known_parent_are_dropped_and_counted() -> None:
 @pytest.mark.parametrize(
     ("shared", "cpu", "disk"), [(3, 0, 0), (4, 4, 0), (7, 4, 0), (8, 8, 8), (11, 8, 8), (12, 12, 8)]
 )
-def test_only_whole_blocks_of_several_keys_match(shared: int, cpu: int, disk: int) -> None:
+def test_only_whole_blocks_of_several_keys_match(
+    scene: Scene, shared: int, cpu: int, disk: int
+) -> None:
     """Chunks have 16 tokens in host memory and 32 on disk, keys have 4."""
-    scene = Scene()
     scene.say("a", stored(1, *range(48), size=16, tier="cpu"))
     scene.say("b", stored(1, *range(64), size=32, tier="disk"))
     matches = scene.find(*range(4 * shared), *range(900, 932))
@@ -116,8 +117,7 @@ def test_only_whole_blocks_of_several_keys_match(shared: int, cpu: int, disk: in
     assert matches.get("b", NOTHING).blocks == disk
 
 
-def test_part_of_a_chunk_counts_if_another_tier_has_its_keys() -> None:
-    scene = Scene()
+def test_part_of_a_chunk_counts_if_another_tier_has_its_keys(scene: Scene) -> None:
     scene.say("a", stored(1, *range(16), size=16, tier="cpu"), stored(9, *range(8)))
     assert scene.find(*range(12))["a"] == PreciseMatch(2.0, 2, {"gpu": 2})
     assert scene.find(*range(16))["a"] == PreciseMatch(2 + 1.6, 4, {"gpu": 2, "cpu": 4})
@@ -147,8 +147,7 @@ def test_whole_blocks_agree_with_a_scan_of_every_key(
     assert found == list(takewhile(bool, expected))
 
 
-def test_a_block_of_two_cache_groups_matches_until_both_remove_it() -> None:
-    scene = Scene()
+def test_a_block_of_two_cache_groups_matches_until_both_remove_it(scene: Scene) -> None:
     scene.say("a", stored(1, *range(4), group=0), stored(1, *range(4), group=1))
     scene.say("a", BlocksRemoved((1,), group=0))
     assert scene.blocks(*range(4)) == {"a": 1}
@@ -174,16 +173,14 @@ def test_engine_blocks_may_have_any_size(size: int, at_once: bool) -> None:
     assert len(scene.index) == 0
 
 
-def test_a_chain_within_a_key_ends_when_one_of_its_blocks_is_removed() -> None:
-    scene = Scene()
+def test_a_chain_within_a_key_ends_when_one_of_its_blocks_is_removed(scene: Scene) -> None:
     scene.say("a", stored(1, 0, 1, 2, size=1), BlocksRemoved((2,)))
     scene.say("a", stored(4, 3, parent=3, size=1))
     assert scene.blocks(*range(4)) == {}
     assert scene.index.dropped_blocks == 1
 
 
-def test_extras_belong_to_every_key_that_their_block_overlaps() -> None:
-    scene = Scene()
+def test_extras_belong_to_every_key_that_their_block_overlaps(scene: Scene) -> None:
     scene.say("a", stored(1, *range(8), size=2, extras=((), ("x",), ("x",), ())))
     scene.say("b", stored(1, *range(8), size=8, extras=(("y",),)))
     root = MAKER.root("m")
@@ -193,8 +190,7 @@ def test_extras_belong_to_every_key_that_their_block_overlaps() -> None:
     assert {name: match.blocks for name, match in both.items()} == {"b": 2}
 
 
-def test_expected_blocks_match_for_a_limited_time() -> None:
-    scene = Scene()
+def test_expected_blocks_match_for_a_limited_time(scene: Scene) -> None:
     keys = MAKER.prompt("m", tokens(*range(8)))
     scene.index.expect("a", keys, 10.0, 2.0)
     scene.index.expect("b", keys, 11.0, 2.0)
@@ -238,8 +234,7 @@ def test_the_number_of_chains_that_end_within_a_key_is_bounded(
     assert not scene.index._engines["b"].loose
 
 
-def test_a_block_stored_again_with_other_tokens_has_only_the_new_keys() -> None:
-    scene = Scene()
+def test_a_block_stored_again_with_other_tokens_has_only_the_new_keys(scene: Scene) -> None:
     for first in range(0, 400, 4):
         scene.say("a", stored(1, *range(first, first + 4)))
     assert len(scene.index) == 1
@@ -251,16 +246,14 @@ def test_a_block_stored_again_with_other_tokens_has_only_the_new_keys() -> None:
     assert len(scene.index) == 0
 
 
-def test_the_number_of_tiers_of_an_engine_is_bounded() -> None:
+def test_the_number_of_tiers_of_an_engine_is_bounded(scene: Scene) -> None:
     """Every lookup of a block tries all of them; further tiers are dropped and counted."""
-    scene = Scene()
     scene.say("a", *(stored(1, *range(4), tier=f"t{number}") for number in range(100)))
     assert len(scene.find(*range(4))["a"].tiers) == 64
     assert scene.index.dropped_blocks == 36
 
 
-def test_a_key_has_the_distinct_extras_of_its_small_blocks() -> None:
-    scene = Scene()
+def test_a_key_has_the_distinct_extras_of_its_small_blocks(scene: Scene) -> None:
     texts = tuple((f"t{number % 3}", "salt") for number in range(4))
     scene.say("a", stored(1, 0, 1, size=1, extras=texts[:2]))
     scene.say("a", stored(3, 2, 3, parent=2, size=1, extras=texts[2:]))
