@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Generator
 from datetime import datetime
+from functools import partial
 from typing import NoReturn, Protocol, cast
 
 import msgspec
@@ -269,16 +270,6 @@ def _vocabulary(config: ServeConfig, tokenizer: Tokenizer) -> Vocabulary | None:
     return Vocabulary([tokenizer.token_bytes(i) for i in range(size)], special_ids, ends)
 
 
-def _with_cors(application: ASGIApp, api: ApiConfig) -> ASGIApp:
-    return CORSMiddleware(
-        application,
-        allow_origins=api.allowed_origins,
-        allow_credentials=api.allow_credentials,
-        allow_methods=api.allowed_methods,
-        allow_headers=api.allowed_headers,
-    )
-
-
 class _Faults(Protocol):
     def stats(self) -> EngineStats: ...
 
@@ -289,12 +280,9 @@ def _fault_injection(config: ServeConfig, client: EngineClient) -> _Faults:
     shelf = load_shelf("worker.sim.injection")
     if shelf is None:
         raise ConfigError("fault injection needs worker.sim, which is not installed")
-    return cast("_Faults", shelf.FaultInjection(config, client, time.monotonic, _crash))
-
-
-def _crash() -> None:
-    # No clean-up and no exit handlers, as in a crash.
-    os._exit(CRASH_STATUS)
+    # A crash has no clean-up and no exit handlers.
+    crash = partial(os._exit, CRASH_STATUS)
+    return cast("_Faults", shelf.FaultInjection(config, client, time.monotonic, crash))
 
 
 class _Worker:
@@ -332,10 +320,18 @@ class _Worker:
         )
         if faults is not None:
             application = faults.around(application)
+        if api.allowed_origins:
+            application = CORSMiddleware(
+                application,
+                allow_origins=api.allowed_origins,
+                allow_credentials=api.allow_credentials,
+                allow_methods=api.allowed_methods,
+                allow_headers=api.allowed_headers,
+            )
         self._server = _Server(
             uvicorn.Config(
-                _with_cors(application, api) if api.allowed_origins else application,
-                http=protocol_of(api, metrics.connection_refused),
+                application,
+                http=protocol_of(api, metrics.http.refused),
                 ws="none",
                 lifespan="off",
                 interface="asgi3",

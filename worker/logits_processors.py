@@ -1,9 +1,9 @@
 """Logits processors: classes of installed packages that change the logits of chosen requests.
 
-A package names a class in the entry-point group `GROUP`; `--logits-processors` loads it by that
-name. Its constructor's parameters are keys of `vllm_xargs`: a request that sends any of them gets
-an instance, and a ValueError refuses the request. The API builds an instance to check the request;
-only the name and the arguments travel to the engine, which builds its own.
+A package names a class in the entry-point group `GROUP`. Its constructor's parameters are keys of
+`vllm_xargs`: a request that sends any of them gets an instance, and a ValueError refuses it. The
+API builds one only to check the request; name and arguments travel to the engine, which builds its
+own.
 """
 
 import inspect

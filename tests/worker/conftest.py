@@ -242,7 +242,7 @@ async def listening(api: Api) -> AsyncIterator[str]:
             api.app,
             host="127.0.0.1",
             port=0,
-            http=protocol_of(api.config, api.metrics.connection_refused),
+            http=protocol_of(api.config, api.metrics.http.refused),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -129,7 +129,7 @@ class WorkerApi:
         finally:
             # Unknown paths share one label: a scanner must not fill the metrics.
             path = self._path_of(exchange)
-            self._metrics.http_done(
+            self._metrics.http.done(
                 path if path in self._routes else "none",
                 exchange.method,
                 exchange.status or _CLIENT_CLOSED_REQUEST,

@@ -1,9 +1,7 @@
-"""Commands to the engine as a whole: pause, sleep, reset, dump.
+"""Commands to the engine as a whole: pause, sleep, reset, dump. The core runs them between steps.
 
-A command is carried out between steps, when none is in flight; the core sees to that. A pause that
-lets everything finish is pending until then and does not hold up later commands; one that undoes it
-cancels it with an error. Pausing and sleeping are two reasons not to schedule, and each is undone
-by its own command.
+A pause that lets everything finish does not hold up later commands; one that undoes it cancels it
+with an error. Pausing and sleeping are two reasons not to schedule, each undone by its own command.
 """
 
 from concurrent.futures import Future

@@ -1,10 +1,8 @@
 """The engine without its process: schedule, execute, update; and commands in between.
 
-Without overlap one call of `step` schedules, runs and takes in a step. With overlap it schedules
-step N+1 and hands it over while step N still runs, then waits for N: so all other work happens
-while a step runs. When nothing can be scheduled until N is known, N is waited for at once. A
-command waits until no step is in flight, and ends its call of `step`, which reports the state that
-the command left.
+With overlap, a call of `step` schedules step N+1 and hands it over while step N still runs, then
+waits for N. A command waits until no step is in flight, and ends its call of `step`, which reports
+the state that the command left.
 """
 
 import logging

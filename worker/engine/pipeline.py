@@ -1,10 +1,8 @@
-"""Runs the steps of an executor one after the other, the next one handed in early or not.
+"""Runs the steps of an executor strictly in the order of `submit`, ahead of their results or not.
 
-Where a step that was submitted early `takes_pending`, the executor takes the token from what the
-step before drew. Steps run strictly in the order of `submit`: the scheduler relies on that when it
-gives away blocks that a step in flight still writes. After a step that lacked memory no step is
-run, as its tokens are missing. Only its block copies, loads and saves are made, since each is
-ordered once: so a step that is taken back leaves nothing to undo.
+The scheduler relies on that order when it gives away blocks that a step in flight still writes.
+After a step that lacked memory no step is run, as its tokens are missing. Only its block copies,
+loads and saves are made, since each is ordered once.
 """
 
 from collections import deque

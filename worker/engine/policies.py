@@ -1,17 +1,13 @@
-"""The scheduler's choices as functions of values: the order of service, the victim, the end of a
-sequence. No state.
+"""The scheduler's choices as pure functions: the order of service, the victim, a sequence's end.
 
-When blocks run out, `choose_victim` names a running sequence that loses its blocks, waits again and
-re-runs its tokens. It is of the lowest priority class that runs; not the first-ranked one, which
-therefore always continues; and not a *guaranteed* one. A sequence becomes guaranteed when it is
-admitted after `MAX_PREEMPTIONS` preemptions, which happens only when the greatest needs of all
-guaranteed sequences fit in the pool together, as in the banker's algorithm. If that leaves none,
-the one that asks gives way itself, unless it is of a better class, or guaranteed.
+When blocks run out, `choose_victim` names a running sequence of the lowest class, but not the
+first-ranked one and none that is *guaranteed*. A sequence is guaranteed when it is admitted after
+`MAX_PREEMPTIONS` preemptions, which happens only when the greatest needs of all guaranteed
+sequences fit in the pool together, as in the banker's algorithm. If that leaves none, the one that
+asks gives way itself, unless it is of a better class, or guaranteed.
 
-*Why nothing locks up.* Within a class a sequence is preempted `MAX_PREEMPTIONS` times at most:
-after that a request of it finds enough among the others. So preemptions are finite, and between two
-of them every step gives at least one token to a sequence. Across classes a better one may take from
-a lower one as often as it likes: that is what priority means. The head of the line is passed
+*Why nothing locks up.* Within a class a sequence is preempted `MAX_PREEMPTIONS` times at most, and
+between two preemptions every step gives at least one token. The head of the line is passed
 `max_bypasses` times at most; then those that run end one by one, and a sequence alone always fits.
 """
 
@@ -65,30 +61,14 @@ def _recompute_cost(candidate: VictimCandidate) -> tuple[int, ...]:
     return (candidate.num_preemptions, cost, candidate.num_outputs, -candidate.seq_id)
 
 
-def _last(candidate: VictimCandidate) -> tuple[int, ...]:
-    return (-candidate.priority, -candidate.seq_id)
-
-
-def _fewest_outputs(candidate: VictimCandidate) -> tuple[int, ...]:
-    return (candidate.num_outputs, -candidate.seq_id)
-
-
-def _fewest_outputs_longest_input(candidate: VictimCandidate) -> tuple[int, ...]:
-    return (candidate.num_outputs, -candidate.num_prompt, -candidate.seq_id)
-
-
-def _largest(candidate: VictimCandidate) -> tuple[int, ...]:
-    return (-candidate.num_blocks, -candidate.seq_id)
-
-
 # By name, the key whose smallest value gives way: ours; vLLM's (and nano-vllm's youngest);
 # forge-infer's; SGLang's; forge-infer's `evict_largest`.
 VICTIM_POLICIES: Mapping[str, VictimPolicy] = {
     "recompute-cost": _recompute_cost,
-    "last": _last,
-    "fewest-outputs": _fewest_outputs,
-    "fewest-outputs-longest-input": _fewest_outputs_longest_input,
-    "largest": _largest,
+    "last": lambda c: (-c.priority, -c.seq_id),
+    "fewest-outputs": lambda c: (c.num_outputs, -c.seq_id),
+    "fewest-outputs-longest-input": lambda c: (c.num_outputs, -c.num_prompt, -c.seq_id),
+    "largest": lambda c: (-c.num_blocks, -c.seq_id),
 }
 
 
@@ -129,23 +109,12 @@ def readmission_reserve(
 # ---- who goes first -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingRank:
-    """A waiting sequence: its tokens in the prefix cache, and how often later ones were admitted
-    first.
-    """
-
-    rank: Rank
-    num_cached: int
-    num_overtaken: int
-
-
-def lpm_key(waiting: WaitingRank) -> tuple[int, bool, int, int]:
+def lpm_key(rank: Rank, num_cached: int, num_overtaken: int) -> tuple[int, bool, int, int]:
     """Sort by priority, then who was overtaken too often, then the longest cached prefix first."""
-    priority, seq_id = waiting.rank
-    if waiting.num_overtaken >= MAX_OVERTAKES:
+    priority, seq_id = rank
+    if num_overtaken >= MAX_OVERTAKES:
         return (priority, False, 0, seq_id)
-    return (priority, True, -waiting.num_cached, seq_id)
+    return (priority, True, -num_cached, seq_id)
 
 
 def may_pass(blocked: Iterable[tuple[int, int]], priority: int, max_bypasses: int) -> bool:

@@ -1,19 +1,14 @@
 """Blocks of KV in files: a directory of one engine's own, written and read by threads.
 
-One file a block, named by the block's digest. It is written beside its name and renamed; checksums
-find what a crash of the machine leaves. A file has
+One file a block, named by the block's digest: MAGIC, lengths of facts and data, checksums of facts
+and of both, facts (what the block is of, compared to the byte), data (its KV). It is written beside
+its name and renamed; checksums find what a crash of the machine leaves. A wrong file is deleted and
+reported as lost. The directory belongs to a model, its format and the seed of its hashes
+(`identity`); engines that have the same take one each, by a lock. When a file or the directory
+turns out to be gone, a directory is taken again, and what is left is reported.
 
-    MAGIC, length of facts, length of data, checksum of facts, checksum of facts and data
-    facts: what the block is of, as the engine encodes it; compared to the byte
-    data: its KV
-
-A wrong file is deleted and reported as lost. The directory belongs to a model, its format and the
-seed of its hashes (`identity`); engines that have the same take one each, by a lock. When a file or
-the directory turns out to be gone, a directory is taken again, and what is left is reported.
-
-One thread writes and deletes, in order; another reads. Both may hang in a system call for as long
-as a disk does: the engine never waits for them. A read that is not done in time has failed, and
-while the thread hangs in it no other should be begun (`is_stuck`).
+One thread writes and deletes, in order; another reads. The engine never waits for them: a read that
+is not done in time has failed, and while the thread hangs no other should be begun (`is_stuck`).
 """
 
 from __future__ import annotations

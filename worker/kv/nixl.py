@@ -1,13 +1,10 @@
 """KV that NIXL reads from the memory of one engine into that of another, over RDMA where there is.
 
-Who may have what is agreed on over TCP (`worker.kv.wire`); the exporter's reply has the address of
-its memory and its agent's metadata instead of bytes. The reader registers memory and reads; if its
-tag is not the exporter's, the prompt is computed. Both give up the registration then: the next
-transfer may be at the same address, so a reader has one transfer at a time with each peer.
-
-One thread makes all of an agent's calls, in order, so what ends a transfer runs after what began
-it. Memory that an agent does not let go of is held and tried again, and until it is free nothing
-else is read or lent. Source: the Python API of NIXL 1.x, `nixl._api`.
+Who may have what is agreed on over TCP (`worker.kv.wire`). If the tag of what was read is not the
+exporter's, the prompt is computed. Both give up their registrations after a transfer: the next may
+be at the same address, so a reader has one transfer at a time with each peer. One thread makes all
+of an agent's calls, in order. Memory that an agent does not let go of is held and tried again, and
+until it is free nothing else is read or lent. Source: the Python API of NIXL 1.x, `nixl._api`.
 """
 
 from __future__ import annotations

@@ -1,19 +1,14 @@
 """KV over TCP: the connector that the engine calls, and the thread of its transfers.
 
-The engine never waits for a socket. It exports KV (`keep`), begins transfers (`pull`, `ask`) and
-polls whether they are done. Between its steps it answers what other engines ask of its caches
-(`next_question`), for which `bell` wakes it. The engine writes what has arrived into its blocks as
-part of a step, so no block is touched while bytes are on their way, and after a failure the prompt
-is computed.
+The engine never waits for a socket: it exports KV (`keep`), begins transfers (`pull`, `ask`), polls
+whether they are done, and answers what other engines ask of its caches (`next_question`, `bell`).
+What has arrived is written into blocks as part of a step, so no block is touched while bytes are on
+their way. `KvServer` and `KvFetcher` run on the thread of an event loop and share `TransferState`
+alone with the connector. All bytes, connections and waits are bounded.
 
-`TcpConnector` is used on the engine's thread, `KvServer` and `KvFetcher` run on the thread of an
-event loop. They share `TransferState` alone; calls to the loop go through its queue of callbacks.
-
-Between processes of one machine the bytes are put into anonymous memory instead, which the peer
-maps: as /proc/PID/fd/FD, so only under one user and in one PID namespace. Engines that both have
-NIXL use that instead (`worker.kv.nixl`). KV whose name is agreed on beforehand (SGLang's rooms) is
-asked for before it is exported: one connection waits for the export, the next one transfers. All
-bytes, connections and waits are bounded.
+Between processes of one machine the peer maps anonymous memory as /proc/PID/fd/FD, so only under
+one user and in one PID namespace. KV whose name is agreed on beforehand (SGLang's rooms) may be
+asked for before it is exported: one connection waits for the export, the next one transfers.
 """
 
 from __future__ import annotations

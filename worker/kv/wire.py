@@ -8,16 +8,12 @@ A frame is a length (4 bytes, little-endian), a body (msgpack) and a MAC of 32 b
     Fetch(which, of what, from where)  →
                                        ←     Reply(error, or size), the bytes, Tag
 
-A question to the exporter's caches (`worker.kv.asked`) follows the `Fetch`, with its tag: it has
-the tokens, as names of blocks would depend on block sizes and hash seeds. Between processes of one
-machine the reply may name memory, which the taker maps; it says whether it could (`Mapped`), and
-bytes and tag follow if not. With NIXL the taker reads the named memory while the keeper computes
-its tag; `Mapped` says that it has it.
-
-A MAC is HMAC-SHA256 under the key over the kind of frame, both nonces and the body; that of `Hello`
-is over its own nonce alone. So what was recorded of one connection is worth nothing on another, and
-a frame of one kind does not pass for one of another. The bytes are encrypted by AES-256-GCM under a
-key made of key and nonces. What NIXL reads is not encrypted, but has the same tag (GMAC).
+A question to the exporter's caches (`worker.kv.asked`) follows the `Fetch`, with its tag. A reply
+may name memory, which the taker maps, or reads by NIXL; it says whether it could (`Mapped`), and
+bytes and tag follow if not. A MAC is HMAC-SHA256 over the kind of frame, both nonces and the body
+(`Hello`: its own nonce alone), so what was recorded of one connection is worth nothing on another.
+Bytes are encrypted by AES-256-GCM under a key made of key and nonces; what NIXL reads is not, but
+has the same tag (GMAC).
 """
 
 import hmac

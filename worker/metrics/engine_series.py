@@ -20,16 +20,14 @@ class EngineSeries:
     samples: tuple[tuple[str, Read], ...]
 
 
-def _zero(_: EngineStats) -> float:
-    return 0
-
-
 def _gauge(name: str, text: str, read: str | Read) -> EngineSeries:
     read = attrgetter(read) if isinstance(read, str) else read
     return EngineSeries(name, "gauge", text, (("", read),))
 
 
-def _counter(name: str, text: str, read: str | Read) -> EngineSeries:
+def _counter(name: str, text: str, read: str | Read | None = None) -> EngineSeries:
+    """`read` None: the scheduler's counter of this name."""
+    read = read or f"scheduler.{name}"
     return _counters(name, text, (("", attrgetter(read) if isinstance(read, str) else read),))
 
 
@@ -54,7 +52,7 @@ VLLM_SERIES = (
         "gauge",
         "Requests that fetch their KV from elsewhere, by stage.",
         (
-            ('stage="waiting_to_start"', _zero),
+            ('stage="waiting_to_start"', lambda _: 0),
             ('stage="in_progress"', lambda n: n.pulls.num_fetching),
             ('stage="completed_waiting"', lambda n: n.pulls.num_fetched),
         ),
@@ -70,16 +68,8 @@ VLLM_SERIES = (
         ),
     ),
     _gauge("kv_cache_usage_perc", "KV cache in use by live requests, 0 to 1.", "kv_cache_usage"),
-    _counter(
-        "prefix_cache_queries",
-        "Prompt tokens looked up in the prefix cache.",
-        "scheduler.prefix_cache_queries",
-    ),
-    _counter(
-        "prefix_cache_hits",
-        "Prompt tokens found in the prefix cache.",
-        "scheduler.prefix_cache_hits",
-    ),
+    _counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+    _counter("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
     _counter(
         "external_prefix_cache_queries",
         "Prompt tokens asked of other workers.",
@@ -90,14 +80,10 @@ VLLM_SERIES = (
         "Prompt tokens whose KV came from other workers.",
         "scheduler.external_cache_hits",
     ),
-    _counter("mm_cache_queries", "Items looked up in the multi-modal cache.", _zero),
-    _counter("mm_cache_hits", "Items found in the multi-modal cache.", _zero),
-    _counter(
-        "num_preemptions", "Requests preempted to free their blocks.", "scheduler.num_preemptions"
-    ),
-    _counter(
-        "prompt_tokens", "Prompt tokens prefilled, cached ones included.", "scheduler.prompt_tokens"
-    ),
+    _counter("mm_cache_queries", "Items looked up in the multi-modal cache.", lambda _: 0),
+    _counter("mm_cache_hits", "Items found in the multi-modal cache.", lambda _: 0),
+    _counter("num_preemptions", "Requests preempted to free their blocks."),
+    _counter("prompt_tokens", "Prompt tokens prefilled, cached ones included."),
     _counters(
         "prompt_tokens_by_source",
         "Prompt tokens, by where their KV came from.",
@@ -113,11 +99,7 @@ VLLM_SERIES = (
             ('source="external_kv_transfer"', lambda n: n.scheduler.prompt_tokens_external),
         ),
     ),
-    _counter(
-        "prompt_tokens_cached",
-        "Prompt tokens that were not computed.",
-        "scheduler.prompt_tokens_cached",
-    ),
+    _counter("prompt_tokens_cached", "Prompt tokens that were not computed."),
     _counters(
         "prompt_tokens_cached_by_source",
         "Prompt tokens that were not computed, by the memory that held their KV.",
@@ -136,16 +118,16 @@ VLLM_SERIES = (
                 ),
             ),
             ('source="disk"', lambda n: n.scheduler.prompt_tokens_disk),
-            ('source="external_unspecified"', _zero),
+            ('source="external_unspecified"', lambda _: 0),
         ),
     ),
-    _counter("generation_tokens", "Tokens generated.", "scheduler.generation_tokens"),
+    _counter("generation_tokens", "Tokens generated."),
     _counter(
         "corrupted_requests",
         "Requests whose logits were not numbers.",
         "scheduler.num_corrupted_requests",
     ),
-    _counter("watermark_requests", "Not counted; vLLM has it optionally.", _zero),
+    _counter("watermark_requests", "Not counted; vLLM has it optionally.", lambda _: 0),
     _counter(
         "spec_decode_num_drafts",
         "Runs of drafts verified: one for each sequence and step.",

@@ -1,8 +1,7 @@
-"""The whole metrics page.
+"""The whole metrics page, with vLLM 0.32's names, labels and buckets, and own series `pointsman:…`.
 
 A picker scrapes every worker twenty times a second, so a scrape must cost next to nothing:
-`prometheus_client` renders the same page in about two milliseconds. Names, labels and buckets are
-those of vLLM 0.32; the names of series that vLLM does not have begin with `pointsman:`.
+`prometheus_client` renders the same page in about two milliseconds.
 """
 
 import time
@@ -120,7 +119,7 @@ class WorkerMetrics:
         self._adapters = AdapterInfo(max_loras, start_unix_seconds)
         self._cache_info = b""
         self._process = ProcessNumbers()
-        self._http = HttpMetrics()
+        self.http = HttpMetrics()
         self._series: list[AnySeries] = []
         self._declare_latencies()
         self._declare_sizes(max_model_len)
@@ -249,22 +248,6 @@ class WorkerMetrics:
         rest = record.num_generation_tokens - 1
         self._tpot.observe((last - first) / rest if rest > 0 else 0.0)
 
-    def connection_refused(self, status: int) -> None:
-        """Count a request that was answered with an error before its route was known."""
-        self._http.done("none", "other", status, 0.0, 0, 0)
-
-    def http_done(
-        self,
-        handler: str,
-        method: str,
-        status: int,
-        seconds: float,
-        request_bytes: int,
-        response_bytes: int,
-    ) -> None:
-        """Count an HTTP exchange. `handler` is the route's path, "none" when no route matched."""
-        self._http.done(handler, method, status, seconds, request_bytes, response_bytes)
-
     def render(self, stats: EngineStats, now_seconds: float) -> bytes:
         """Write the page, with the gauges of `stats`; `now_seconds` is a monotonic clock."""
         return b"".join(
@@ -273,7 +256,7 @@ class WorkerMetrics:
                 self._cache_info,
                 self._own.render(stats),
                 self._page.render().encode(),
-                self._http.render(),
+                self.http.render(),
                 self._adapters.render(stats, time.time()),
                 self._constant,
                 self._process.render(now_seconds),
@@ -354,7 +337,9 @@ class HttpMetrics:
         request_bytes: int,
         response_bytes: int,
     ) -> None:
-        """Count one exchange, unless its route is one of `EXCLUDED_HANDLERS`."""
+        """Count one exchange, unless its route is one of `EXCLUDED_HANDLERS`. `handler` is the
+        route's path, "none" when no route matched.
+        """
         if handler in EXCLUDED_HANDLERS:
             return
         if method not in _METHODS:  # clients may invent methods, which must not become series
@@ -375,6 +360,10 @@ class HttpMetrics:
         durations.observe(seconds)
         self._all.observe(seconds)
         self._rendered = None
+
+    def refused(self, status: int) -> None:
+        """Count a request that was answered with an error before its route was known."""
+        self.done("none", "other", status, 0.0, 0, 0)
 
     def render(self) -> bytes:
         if self._rendered is None:

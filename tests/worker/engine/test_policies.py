@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from worker.engine import policies
 from worker.engine.cache.block_hash import BlockHash, BlockHasher
-from worker.engine.policies import VICTIM_POLICIES, VictimCandidate, WaitingRank, choose_victim
+from worker.engine.policies import VICTIM_POLICIES, VictimCandidate, choose_victim
 from worker.types import FinishReason, RepetitionDetection, SamplingParams
 
 CANDIDATE = VictimCandidate(
@@ -133,13 +133,13 @@ def test_coming_back_asks_for_twice_the_room_each_time() -> None:
 
 def test_longest_prefix_goes_first_within_a_priority_until_one_was_overtaken_too_often() -> None:
     line = [
-        WaitingRank((1, 0), 99, 0),
-        WaitingRank((0, 1), 0, 0),
-        WaitingRank((0, 2), 64, 0),
-        WaitingRank((0, 3), 64, 0),
-        WaitingRank((0, 4), 16, policies.MAX_OVERTAKES),
+        ((1, 0), 99, 0),
+        ((0, 1), 0, 0),
+        ((0, 2), 64, 0),
+        ((0, 3), 64, 0),
+        ((0, 4), 16, policies.MAX_OVERTAKES),
     ]
-    ordered = [waiting.rank[1] for waiting in sorted(line, key=policies.lpm_key)]
+    ordered = [rank[1] for rank, *_ in sorted(line, key=lambda w: policies.lpm_key(*w))]
     assert ordered == [4, 2, 3, 1, 0]
 
 

@@ -115,7 +115,7 @@ def page() -> bytes:
     metrics.refused("max_num_queued_reqs")
     metrics.refused("draining")
     metrics.internal_error()
-    metrics.http_done("/v1/completions", "POST", 200, 0.2, 100, 1000)
+    metrics.http.done("/v1/completions", "POST", 200, 0.2, 100, 1000)
     return metrics.render(STATS, 0.0)
 
 

@@ -1,12 +1,10 @@
 """Names for the contents of full KV blocks: the same tokens after the same prefix, the same name.
 
 Block i's digest is H((digest of block i−1, its token ids, its extra keys)), as vLLM 0.32 computes
-it, byte for byte; the parent of block 0 is the *root*, H(seed). H serializes its argument by pickle
-protocol 5 or canonical CBOR, then hashes the bytes by SHA-256 (2.9 µs a block with pickle, 7.4 with
-CBOR, measured) or XXH3-128 (2.2 and 6.7), which is no defence against crafted collisions.
-
-Extra keys make equal tokens mean different KV. The cache salt enters block 0 only and reaches the
-others through the chain; a LoRA adapter enters every block, before the salt.
+it, byte for byte; the parent of block 0 is the *root*, H(seed). H is SHA-256 or XXH3-128, which is
+no defence against crafted collisions, of pickle protocol 5 or canonical CBOR. Extra keys make equal
+tokens mean different KV: the cache salt enters block 0 only and reaches the others through the
+chain; a LoRA adapter enters every block, before the salt.
 """
 
 import os
@@ -121,27 +119,9 @@ class BlockHasher:
             parent = digest
 
 
-def _sha256_pickle(value: object) -> bytes:
-    return sha256(pickle.dumps(value, _PICKLE_PROTOCOL)).digest()
-
-
-def _sha256_cbor(value: object) -> bytes:
-    return sha256(cbor2.dumps(value, canonical=True)).digest()
-
-
-def _xxhash_pickle(value: object) -> bytes:
-    digest: bytes = xxhash.xxh3_128_digest(pickle.dumps(value, _PICKLE_PROTOCOL))
-    return digest
-
-
-def _xxhash_cbor(value: object) -> bytes:
-    digest: bytes = xxhash.xxh3_128_digest(cbor2.dumps(value, canonical=True))
-    return digest
-
-
 _HASH_FUNCTIONS: dict[str, Callable[[object], bytes]] = {
-    "sha256": _sha256_pickle,
-    "sha256_cbor": _sha256_cbor,
-    "xxhash": _xxhash_pickle,
-    "xxhash_cbor": _xxhash_cbor,
+    "sha256": lambda value: sha256(pickle.dumps(value, _PICKLE_PROTOCOL)).digest(),
+    "sha256_cbor": lambda value: sha256(cbor2.dumps(value, canonical=True)).digest(),
+    "xxhash": lambda value: xxhash.xxh3_128_digest(pickle.dumps(value, _PICKLE_PROTOCOL)),
+    "xxhash_cbor": lambda value: xxhash.xxh3_128_digest(cbor2.dumps(value, canonical=True)),
 }

@@ -1,22 +1,16 @@
 """Paged KV blocks: the tables that hold them, and the contents that can be used again.
 
 A sequence owns a *table*, the ordered ids of its blocks; a block may be in several tables and
-counts them (`references`). A block in no table is *idle*, and exactly the idle blocks are in the
-free queue. A full block whose KV is written can be *sealed*: it gets its contents' name, is a hit
-at once, and is never written again. Idle, it stays a hit until it is taken, so the free queue is
-the cache's eviction order, and the prefix cache needs no references of its own.
+counts them (`references`). Exactly the blocks in no table are *idle*, in the free queue. A full
+block whose KV is written can be *sealed*: it gets its contents' name, is a hit at once, and is
+never written again. Idle, it stays a hit until it is taken, so the free queue is the eviction
+order.
 
-- Freed blocks become idle in reverse table order: a prefix is of use without its continuation.
-- A hit covers at most all tokens but the last: one must be run to have something to sample from.
-- A hit ends inside a block where the cache knows a block with the same beginning. That block is
-  copied into the first new one.
-- `fork` shares the partly filled block at the end too; `allocate` replaces it by a copy before
-  either side writes into it.
-
-`take_copies` hands copies to the executor, which reads every source before it writes anything of
-the step. So a source may be taken and written in the very step of the copy. A block still to be
-copied to holds nothing yet: a copy of it is made from its own source, and there is never a chain. A
-destination that no table holds any more is forgotten with its copy.
+A hit covers at most all tokens but the last: one must be run to have something to sample from. It
+ends inside a block where the cache knows a block with the same beginning, which is copied into the
+first new one. `fork` shares the partly filled block at the end too; `allocate` replaces it by a
+copy before either side writes into it. The executor reads the sources of all copies before it
+writes anything of the step, so a source may be taken and written in the very step of the copy.
 
 Every operation either does all it says or returns False and changes nothing.
 """

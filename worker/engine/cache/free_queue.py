@@ -1,19 +1,12 @@
 """The order in which idle blocks are used again, fair between tenants.
 
-An idle block is *empty* or *cached*. Empty ones are used first, as a stack. Every held or cached
-block counts for the *tenant* that it was last taken for, not the last that hit it: a flood of
-requests that begin like another tenant's must not take over that tenant's blocks. Cached idle
-blocks wait in their tenant's queue, least recently used first.
-
-A tenant's *share* is the number of blocks over the number of tenants that have any. When nothing is
-empty, the oldest cached block of the tenants above their share is taken, the taker's new block
-counted; with nothing idle there, the oldest of all. So
-
-    a tenant within its share loses nothing while one above its share has an idle block,
-
-one tenant alone has plain LRU, and no idle block is ever refused: fairness orders evictions, it
-reserves nothing. Everything is O(1) but the choice between tenants, and at most `MAX_TENANTS`
-have a queue of their own; further ones share one.
+*Empty* blocks are used first, as a stack. Every held or cached block counts for the *tenant* that
+it was last taken for, not the last that hit it: a flood of requests that begin like another
+tenant's must not take over that tenant's blocks. A tenant's *share* is the number of blocks over
+the number of tenants that have any. When nothing is empty, the oldest cached block of the tenants
+above their share is taken; with nothing idle there, the oldest of all. So a tenant within its share
+loses nothing while one above its share has an idle block, and no idle block is ever refused.
+Everything is O(1) but the choice between tenants; at most `MAX_TENANTS` have a queue of their own.
 """
 
 from collections import OrderedDict

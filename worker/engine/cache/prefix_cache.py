@@ -1,15 +1,12 @@
 """The contents of blocks, found by name or by the longest common beginning.
 
-A *full* block is cached under its digest, so a chain of digests that are all present is a prefix
-whose KV is there. That holds only as long as a digest stands for one lineage. So the cache keeps a
-`_Name` for each digest, as long as a block has that content *or anything cached comes after it*:
+A *full* block is cached under its digest. The cache keeps a `_Name` for each digest:
 
     a name lives  ⇔  some block holds its content, or a name or partial block has it as parent
 
-While it lives, other contents with the same digest are neither stored nor found; contents are
-compared, not trusted. So whatever is found below a name was computed after exactly the tokens that
-the chain says, whatever the hash function is worth. Equal contents may exist twice (two sequences
-that ran side by side); the name answers with the first that is left.
+While it lives, other contents with the same digest are neither stored nor found: whatever is found
+below a name was computed after exactly the tokens that the chain says, whatever the hash function
+is worth. Equal contents may exist twice; the name answers with the first that is left.
 
 A *partial* block is idle and has no digest. Like a full block it is listed under its parent and its
 first token, where `find_beginning` looks for the longest beginning to copy. A partial block that

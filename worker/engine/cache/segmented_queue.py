@@ -1,9 +1,8 @@
 """Eviction orders that look at how often contents were hit: LFU and segmented LRU.
 
-A cached slot has a *level*, 0 when it is new and one more with each hit, up to the highest; the
-least recently used slot of the lowest level goes first. Many levels give LFU; two give segmented
-LRU, where a flood of contents that are never hit evicts none that was. At most `most_protected`
-slots are above level 0; then the oldest of the lowest such level falls back.
+A cached slot has a *level*, one more with each hit; the least recently used of the lowest level
+goes first. Many levels give LFU, two segmented LRU. At most `most_protected` slots are above level
+0; then the oldest of the lowest such level falls back.
 """
 
 from collections import OrderedDict

@@ -1,18 +1,14 @@
 """Tiers below the device: what the prefix cache evicts goes to host memory, and from there to disk.
 
 The host tier is a number of slots, each the size of a block. The step that takes an evicted block
-copies it to a slot first (`save`). A waiting sequence that continues in the host tier has those
-slots loaded by the step that admits it, like KV from another engine. So no step waits, and the
-order of steps makes it safe: within a step saves are read before loads are written, and a slot that
-a step loads is held until that step is scheduled. A slot keeps its content when it is loaded. Slots
-are evicted by a policy, to which a load or a second eviction counts as a hit.
+copies it to a slot first (`save`); the step that admits a waiting sequence loads the slots that it
+continues in. So no step waits, and within a step saves are read before loads are written; a slot
+that a step loads is held until that step is scheduled.
 
-When fewer slots are free than the most that a step has saved, or than an eighth, a thread writes
-the coldest to disk; meanwhile they are held, and still hits. A slot is only written when a step
-after the one that fills it has ended: then its bytes are there, on any device. A sequence whose
-next blocks are on disk waits without blocks while a thread reads them. Blocks that cannot be read
-in time are computed. KV of adapters stays off the disk: the files behind an adapter's name may be
-others at the next start.
+When few slots are free, a thread writes the coldest to disk; meanwhile they are held, and still
+hits. A slot is only written when a step after the one that fills it has ended: then its bytes are
+there, on any device. Blocks that cannot be read in time are computed. KV of adapters stays off the
+disk: the files behind an adapter's name may be others at the next start.
 """
 
 import itertools

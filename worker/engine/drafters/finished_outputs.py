@@ -2,11 +2,8 @@
 
 A group has one text: its outputs, each followed by `END`. A place is a number that keeps counting
 when text is dropped from the front. For each anchor length `latest` names the last place after each
-n-gram, and `before` leads from there to the one before it, as in an LZ77 hash chain. The oldest
-output is dropped first, so a place that is not above `gone` ends a chain.
-
-Naming n-grams takes a few microseconds a token: too long to be done at once. So naming and
-forgetting trail behind; what has no name is not found, and nothing else depends on it:
+n-gram, and `before` leads to the one before it. A place that is not above `gone` ends a chain.
+Naming n-grams takes microseconds a token, so naming and forgetting trail behind:
 
     start ≤ swept ≤ gone ≤ indexed ≤ the end of the text
 """

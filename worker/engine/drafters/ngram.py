@@ -1,9 +1,7 @@
-"""Prompt lookup: the tokens that followed the last earlier occurrence of the last few tokens.
+"""Prompt lookup: the tokens that followed an earlier occurrence of the last few tokens.
 
 The match is the longest n in [min, max] such that the last n tokens occur earlier in the sequence
-too (the two may overlap), and of all such places the earliest, as in vLLM. `find_match` uses the
-interpreter's own string search: a longer match can only end further right, so the search for n + 1
-continues where that for n stopped.
+too (the two may overlap), and of all such places the earliest, as in vLLM.
 """
 
 from dataclasses import dataclass

@@ -1,17 +1,14 @@
-"""Likely continuations of a text, by what followed its last tokens elsewhere.
+"""Likely continuations of a text, by what followed its last tokens elsewhere: SuffixDecoding
+(Oliaro et al., arXiv:2411.04975).
 
-This is SuffixDecoding (Oliaro et al., arXiv:2411.04975). The last m tokens are looked up for every
-m up to a depth. From the places of a match the path takes the token that follows at most places,
-and continues with those places alone. The shares of the places that continue with a token,
-multiplied along the path, are the path's probability; it begins with n / (n + 1) for n places, as
-something new may follow here. A path ends where it falls below a bound, or after (m * factor)
-tokens. Its score is the sum of the probabilities of its tokens. The m with the best score wins, a
-longer one over a shorter. (Arctic starts below 1 only in the sequence itself; its drafts are
-accepted less often.)
+The last m tokens are looked up for every m up to a depth. From the places of a match the path takes
+the token that follows at most places; the shares of these places, multiplied along the path and by
+n / (n + 1) for n places, are its probability. It ends where that falls below a bound, or after (m *
+factor) tokens. The m with the greatest sum of probabilities wins, a longer one over a shorter.
 
-Matches are not counted in a tree, which in Python costs kilobytes a token, but at the places where
-a few of the last tokens, the anchor, occurred the last 32 times: 8 tokens for matches of 8 and
-more, 3 for those of 3 to 7, 1 below. So a look-up has a bound, and counts are of recent text.
+Matches are not counted in a tree, which in Python costs kilobytes a token, but at the last 32
+places of an anchor of 8, 3 or 1 of the last tokens. So a look-up has a bound, and counts are
+recent.
 """
 
 from collections.abc import Sequence

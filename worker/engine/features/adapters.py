@@ -1,9 +1,8 @@
 """LoRA adapters: read from files into the host's memory, and from there into slots of the device.
 
-An adapter keeps its slot while a sequence runs with it, then until the slot is wanted for another:
-the least recently used is evicted. A sequence whose adapter has no slot is passed over at admission
-and holds no blocks. Only as many adapters are read as could have a slot, so that no two evict each
-other again and again. The host keeps a number of the last used ones, slots aside.
+An adapter keeps its slot while a sequence runs with it, then until it is the least recently used
+and another wants the slot. Only as many adapters are read as could have a slot, so that no two
+evict each other again and again.
 """
 
 from collections import OrderedDict

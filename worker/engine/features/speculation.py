@@ -1,26 +1,18 @@
 """Speculation: the source of drafts, how many are verified, and the count of both.
 
-A *drafter* that guesses from tokens alone is asked when a step is planned. The executor's own (a
-draft model, a trained head) returns drafts with a step's result; they are used only if the
-sequence's last token is still the same. What a grammar forces comes before a drafter's proposals,
-of which the grammar keeps those that may follow. Without any drafter only that is drafted
-(`JUMP_FORWARD`).
-
-The executor verifies every draft against what it would have drawn anyway, so no drafter changes an
-answer. One that raises is not asked again for that sequence; its proposals are cut at the first
-invalid token. Drafts that were drawn from a distribution are verified against it, which is exact
-only if whether a draft is verified does not depend on which token it is: their confidences must be
-constant (see `ops.draft`).
+A *drafter* that guesses from tokens alone is asked when a step is planned. The executor's own
+returns drafts with a step's result; they are used only if the sequence's last token is still the
+same. What a grammar forces comes before a drafter's proposals; without any drafter only that is
+drafted (`JUMP_FORWARD`). The executor verifies every draft against what it would have drawn anyway,
+so no drafter changes an answer. Drafts that were drawn from a distribution are verified against it,
+which is exact only if whether one is verified does not depend on which token it is: their
+confidences must be constant (see `ops.draft`).
 
 Drafting never delays a running or admissible sequence. Drafts get the rest of the token budget, and
-a block only while one stays free for each running sequence; room that they did not need is given
-back with the step's results. Beyond a sequence's next block they use only blocks that cache
-nothing. That one block they may take from the cache's far end, a few tokens before the sequence
-would: a cache in use has no empty blocks, and stopping at each block's end costs a tenth to a third
-of the tokens a step (measured, blocks of 16).
-
-Nothing is scheduled before the results of a step with drafts. While drafts may be worth it in the
-next step, nothing is scheduled ahead: a sequence whose last token is unknown has no drafts.
+a block only while one stays free for each running sequence. Beyond a sequence's next block they use
+only blocks that cache nothing; that one they may take from the cache's far end, since stopping at
+each block's end costs a tenth to a third of the tokens a step (measured, blocks of 16). Nothing is
+scheduled before the results of a step with drafts, nor ahead of one in which drafts may pay.
 """
 
 import logging
@@ -30,10 +22,9 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from worker.config import SpeculativeConfig
-from worker.engine.draft_tally import DraftTally
 from worker.engine.drafters.interface import DraftContext, Drafter
 from worker.engine.features.interface import EngineState, Feature
-from worker.engine.lengths.acceptance import Offer
+from worker.engine.lengths.acceptance import DraftTally, Offer
 from worker.engine.lengths.costs import StepCosts
 from worker.engine.lengths.goodput import DraftLengths
 from worker.engine.sequences.planning import Guess, StepInFlight, StepPlan

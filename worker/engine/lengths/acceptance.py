@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
+from typing import Self
+
+from worker.engine.messages import SpeculationFigures
 
 _CLASS_ENDS = (0.3, 0.5, 0.7, 0.85, 0.95)  # of confidences
 _PRIOR, _PRIOR_WEIGHT = 0.6, 2.0
@@ -154,3 +157,38 @@ def _follow(
 def _cell(confidence: float, place: int) -> int:
     """Return the class of a draft's confidence, separate for first drafts."""
     return 2 * bisect_left(_CLASS_ENDS, confidence) + (place > 0)
+
+
+@dataclass(slots=True)
+class DraftTally:
+    """Counts of verified drafts, of one sequence or of all. `accepted_histogram[i]` counts the runs
+    (one sequence's share of a step with drafts) of which exactly i drafts were accepted.
+    """
+
+    accepted_histogram: list[int]
+    num_draft_tokens: int = 0
+
+    @classmethod
+    def up_to(cls, most: int) -> Self:
+        return cls([0] * (most + 1))
+
+    def count(self, num_drafts: int, num_accepted: int) -> None:
+        self.num_draft_tokens += num_drafts
+        self.accepted_histogram[num_accepted] += 1
+
+    @property
+    def num_runs(self) -> int:
+        return sum(self.accepted_histogram)
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        return sum(i * count for i, count in enumerate(self.accepted_histogram))
+
+    @property
+    def num_accepted_by_position(self) -> tuple[int, ...]:
+        """The runs that accepted the first draft, the second, and so on."""
+        return tuple(accumulate(self.accepted_histogram[:0:-1]))[::-1]
+
+    def figures(self) -> SpeculationFigures:
+        accepted, histogram = self.num_accepted_tokens, self.accepted_histogram[:]
+        return SpeculationFigures(self.num_runs, self.num_draft_tokens, accepted, histogram)

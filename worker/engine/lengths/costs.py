@@ -1,9 +1,8 @@
 """Step costs: seconds by the number of tokens, profiled at start and refined by every step.
 
-Only ratios of step times matter, and on a shared machine all times change together. So two steps in
-a row with different numbers of tokens say how these two sizes compare: half of the difference from
-the table corrects it at each size. The more pairs a point has seen, the less another one moves it.
-A late step is clipped.
+Only ratios matter, and on a shared machine all step times change together. So two steps in a row
+with different numbers of tokens correct the table by half of the difference at each size; the more
+pairs a point has seen, the less another one moves it.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
 """Draft lengths: the number of drafts with the best goodput, in tokens a second.
 
 A step of R sequences and B drafts gives R + S(B) tokens in t(R + B) seconds, where S sums the
-survivals of the B likeliest drafts (`acceptance`) and t is the table of step times (`costs`). The B
-with the best rate is verified if it beats none at all by a margin, as in SmartSpec (arXiv
-2406.14066). A survival counts by what a token of its sequence is worth (`worth`). Tokens of prompts
-run anyway, so their seconds count on neither side; a draft beside them costs what it adds to a step
-of that size. A drafter on the device is asked by the survivals of earlier drafts and the seconds of
-drafting; reading a new sequence must pay off over the steps that follow.
-
-What does not pay is tried again, a draft of a few sequences at once, so seldom that tries take less
-than a hundredth of the time. In between no drafter is asked, so that steps are scheduled ahead.
+survivals of the B likeliest drafts (`acceptance`), each times what its token is worth (`worth`),
+and t is the table of step times (`costs`). The best B is verified if it beats none at all by a
+margin, as in SmartSpec (arXiv 2406.14066). What does not pay is tried again so seldom that tries
+take less than a hundredth of the time. In between no drafter is asked, so that steps are scheduled
+ahead.
 """
 
 from collections.abc import Collection, Iterable, Sequence

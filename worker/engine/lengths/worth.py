@@ -1,15 +1,10 @@
 """The worth of a drafted token, by sequence.
 
-A step of n sequences gives n tokens. Where new requests take the places of finished ones, each
-token is worth 1/n of a step. In a closed batch, a sequence that gets ahead of the others saves one
-row of one later step: t(m) - t(m - 1) seconds if m sequences are left then. Only the last sequence
-to finish saves a whole step. Sequences that advance about as fast finish together and share what
-their rows save; where a few copy and the others do not, drafts of those few hardly bring the end
-nearer.
-
-Of m sequences that gain g tokens each, with the spread of g chance events, the last is expected to
-gain g - s·√g, where s is how far the least of m normal numbers is below their mean (Blom's
-approximation). Only what the last one gains brings the end nearer.
+Where new requests take the places of finished ones, each token is worth 1/n of a step. In a closed
+batch, a sequence that gets ahead saves one row of one later step, and only the last to finish saves
+a whole step. Of m sequences that gain g tokens each, with the spread of g chance events, the last
+is expected to gain g - s·√g, where s is how far the least of m normal numbers is below their mean
+(Blom's approximation).
 """
 
 import math

@@ -1,27 +1,16 @@
 """Signs of life of the engine process, from a thread of its own.
 
-A step may take long for good reasons, or never end. They are distinguished by a budget: a multiple
-of what steps of that many tokens have taken so far. The serving thread says what it is doing
-(`Pulse`); the heartbeat thread compares that with the budget and notifies the client, whatever the
-step does.
-
-Time in which this process could not run is not held against a step: the heartbeat thread notices
-late beats of its own, and reads how long threads waited for a core. The kernel keeps two sums for
-each thread: the time it ran, and the time it was ready and waited. Over an interval
+A step is late beyond a budget: a multiple of what steps of that many tokens have taken so far. Time
+in which this process could not run is not held against it. The kernel sums for each thread the time
+it ran, and the time it was ready and waited for a core. Over an interval
 
     counted = max(CPU time of the busiest thread, interval - waits of all threads)
     starved = interval - counted
 
-The waits are those of all threads because a step needs several of them: while one waits for a core,
-the others sleep at a barrier, and seem to be stuck. The busiest thread's CPU time counts in any
-case: an endless loop on a busy machine waits most of the time as well. It is the busiest one's and
-not the sum, because threads that share a step take, on a quiet machine, as long as the one with the
-largest share.
-
-The kernel adds a wait to its sum when the wait ends. A thread that is ready at both ends of an
-interval therefore counts as having waited whenever it did not run. A later sum contains that wait
-again, but a thread's waits are bounded by what its CPU time leaves of the interval, so less than
-one interval is wrongly taken for starved.
+The waits are those of all threads because while one waits for a core, the others sleep at a barrier
+and seem to be stuck. The busiest thread's CPU time counts in any case: an endless loop on a busy
+machine waits most of the time as well. The kernel adds a wait when it ends, so less than one
+interval is wrongly taken for starved.
 """
 
 import faulthandler

@@ -1,30 +1,11 @@
 """Publishes what the prefix cache holds over ZMQ, as vLLM 0.32 does, without ever holding it up.
 
 The engine's thread numbers one batch per step and hands it over by a bounded queue; a thread of the
-publisher's own encodes and sends. When the queue is full, all its batches are dropped, for what is
-left would not make sense to a subscriber; in their place goes one batch that says
-`AllBlocksCleared` and then everything that is cached at that moment. The engine's thread, which
-owns the cache, makes it within the call that found the queue full: so no event is missing or
-reported twice. The numbers of dropped batches are never sent, so a subscriber sees the gap. Batch 0
-is `AllBlocksCleared`.
-
-A batch has three frames: the topic, the number (8 bytes, big-endian), the payload. A subscriber can
-ask for batches again at the replay socket (ROUTER): the request is an empty frame and the first
-number wanted; every batch from there on that is still buffered comes back after an empty frame,
-then an end marker whose number is −1 and whose other frames are empty.
-
-The payload is msgpack, the array `[ts, events, data_parallel_rank]`, ts in seconds since the epoch.
-An event is a map whose first key is `type` (`format` "map"), or an array that begins with its type
-("array", what older vLLM and SGLang send):
-
-    BlockStored       block_hashes, parent_block_hash, token_ids, block_size, lora_id, medium,
-                      lora_name, and extra_keys: if no block has any, a map omits it and an
-                      array has nil
-    BlockRemoved      block_hashes, medium
-    AllBlocksCleared
-
-A hash is the last 64 bits of the digest as an unsigned integer, or the raw digest. `extra_keys` has
-an entry for each block, an array of its keys without their tags, or nil.
+publisher's own encodes and sends. When the queue is full, all its batches are dropped; in their
+place goes one that says `AllBlocksCleared` and then all that is cached at that moment. The engine's
+thread, which owns the cache, makes it within the call that found the queue full: so no event is
+missing or reported twice. Numbers of dropped batches are never sent, so a subscriber sees the gap.
+docs/kv-events.md has the frames, the payload and the replay of batches.
 """
 
 import logging

@@ -1,18 +1,14 @@
 """Admission: which of the waiting sequences join the next step.
 
-The line is walked in order (of arrival within a priority, or of the longest cached prefix) until
-the step's budget or the seats are used up. A sequence that does not fit is passed over: later ones
-of the same priority may be admitted before it, `max_bypasses` times in its life, then no sequence
-is until it fits. A step passes over `max_bypasses` at most, since each costs a look-up of its whole
-prompt.
+The line is walked in order until the step's budget or the seats are used up. A sequence that does
+not fit is overtaken `max_bypasses` times in its life; then no later one of its priority is admitted
+until it fits. A step passes over `max_bypasses` at most, since each costs a look-up of its prompt.
+A sequence that waits for a feature is passed over and holds up no other.
 
-A sequence that shares a long beginning with one whose prompt is being run right now is deferred:
-when the other's blocks are sealed it finds them in the cache. The decision is taken anew in every
-step from the running sequences, so the end of the other sets it free.
-
-A sequence that waits for a feature is passed over and holds up no other. KV that has arrived counts
-like a hit of the cache. One that was preempted comes back only when some room for growth is left,
-and after `policies.MAX_PREEMPTIONS` times only when it can be guaranteed.
+A sequence that shares a long beginning with one whose prompt is being run is deferred: it will find
+the other's blocks in the cache. The decision is taken anew in every step, so the end of the other
+sets it free. One that was preempted comes back only when some room for growth is left, and after
+`policies.MAX_PREEMPTIONS` times only when it can be guaranteed.
 """
 
 from collections.abc import Iterable, Iterator
@@ -111,8 +107,7 @@ class Admitter:
 
         def key(sequence: Sequence) -> tuple[int, bool, int, int]:
             num_cached = self._kv.lookup(sequence).num_tokens
-            view = policies.WaitingRank(sequence.rank, num_cached, sequence.num_overtaken)
-            return policies.lpm_key(view)
+            return policies.lpm_key(sequence.rank, num_cached, sequence.num_overtaken)
 
         return sorted(waiting, key=key)
 

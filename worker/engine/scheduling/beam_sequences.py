@@ -1,11 +1,9 @@
 """Beam searches: each step moves live beams among the sequences of a search.
 
-A search has as many sequences as it may have live beams. In each step some beams continue in
-several, others end. A beam's sequence continues with the likeliest of the beams that follow from
-it. The sequences of beams that ended take over the others by a fork, so they keep their ids, their
-places in line and their seats. A beam may have lost its blocks while it was held; what follows from
-it waits and finds in the prefix cache what is left. The answers are reported at the end: until then
-any beam may become one.
+A search has as many sequences as it may have live beams. A beam's sequence continues with the
+likeliest of the beams that follow from it; sequences of beams that ended take over the others by a
+fork, so they keep their ids, their places in line and their seats. The answers are reported at the
+end: until then any beam may become one.
 """
 
 from collections.abc import Callable

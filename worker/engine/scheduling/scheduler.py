@@ -1,40 +1,21 @@
 """The scheduler: which tokens run in the next step, by continuous batching under a token budget.
 
-There is no prefill or decode phase. Every sequence has tokens and a count of those given to steps
-already; a step raises that count for as many sequences as `max_num_batched_tokens` allows. A
-sequence that reaches its last token draws the next one. Running sequences come first, in order of
-*rank*: priority value, then arrival; then waiting ones are admitted (`admission`). A prompt longer
-than the rest of the budget runs in chunks.
+There is no prefill or decode phase: a step gives tokens to as many sequences as the budget allows,
+running ones first, in order of *rank* (priority value, then arrival); then waiting ones are
+admitted (`admission`). Admission reserves blocks for all tokens known so far, so that two half-run
+prompts cannot starve each other. When no block is free, a running sequence is preempted
+(`policies`): it waits again in its old place in line. No sequence is admitted in a step that
+preempted.
 
-Admission reserves blocks for all tokens known so far, so that two half-run prompts cannot starve
-each other. When no block is free, a running sequence is preempted (`policies` chooses it, and
-proves that this ends): it waits again in its old place in line and re-runs its tokens. No sequence
-is admitted in a step that preempted.
+*Overlap.* One step may be scheduled while the one before it runs. Tokens count as computed when
+they are scheduled, as written when the step's results are there; blocks are sealed only then. Steps
+run strictly one after the other, so a step in flight may write to a block that is already given
+away: the next owner writes to it one step later at the earliest, and reads only what it wrote.
 
-A request with n answers is one sequence until its prompt has been run. That step draws n first
-tokens; then the sequence forks, sharing the prompt's blocks.
-
-*Overlap.* One step may be scheduled while the one before it still runs. Tokens count as computed
-when they are scheduled, as written when the step's results are there. A sequence whose token is
-being drawn takes part in the next step, which `takes_pending`. As steps run strictly one after the
-other:
-
-- A sequence that turns out to have ended in step N may be part of step N+1, which writes its KV to
-  a block that is already free. The next owner writes to that block in step N+2 at the earliest, and
-  a slot is only read after its new owner has written it. Sealed blocks are full, and a partial
-  block is a hit only as far as it was written, so the stray write is never read.
-- The same holds for an abort or a preemption: blocks that step N still writes may be given away in
-  N+1, which runs later.
-- Blocks that step N fills are sealed when its results are there. A sequence that was preempted in
-  between has lost those blocks: it only takes the token.
-
-*Grammars and beams.* Their next tokens depend on the last token, or on all beams of a search, so
-nothing is scheduled while a step in flight draws one: other sequences scheduled without it would
-let it run in every other step only. A beam whose candidates are known is held until those of all
-are; where nothing else can run, held sequences give way.
-
-*Speculation.* Drafts after a sequence's last token do not count as computed: the accepted ones are
-added with the step's results, the KV of the others is overwritten. Such a step is not overlapped.
+*Grammars, beams and drafts* depend on the last token, or on all beams of a search. So nothing is
+scheduled while a step in flight draws one: other sequences scheduled without it would let it run in
+every other step only. A beam whose candidates are known is held until those of all are; where
+nothing else can run, held sequences give way.
 
 *Memory.* A step that the device has too little memory for is taken back, with those after it. Its
 writes are after `num_written`, and are repeated before they are read; block copies are made.

@@ -1,21 +1,17 @@
 """Beam search, one step at a time: log probabilities in, beams that live and answers out. Pure.
 
-A step extends every live beam by its likeliest next tokens (`num_candidates`, enough for `width`
-beams to live on if all end tokens are among them), sets aside those that end, and keeps the `width`
-likeliest of the others. There are two rules for what ends, how answers are compared, and when the
-search is over.
+A step extends every live beam by its likeliest next tokens (`num_candidates`), sets aside those
+that end, and keeps the `width` likeliest of the others. There are two rules for the rest.
 
 *vLLM's* (`early_stopping` None). Every end token among a beam's candidates ends a beam. The score
-is the sum over length ** `length_penalty`, where the length counts the prompt but no end token. At
-the last token the live beams are answers too. vLLM runs every search to its last token. This one
-stops as soon as no live beam can still beat the `width` answers found, which changes no answer: a
-sum of log probabilities only falls.
+is the sum over length ** `length_penalty`; the length counts the prompt but no end token. At the
+last token the live beams are answers too. Unlike vLLM's, this search stops once no live beam can
+beat the `width` answers found: a sum of log probabilities only falls, so no answer changes.
 
-*Transformers'* (`early_stopping` False, True or "never"), as `generate` has it. A beam ends only if
-it is one of the `width` likeliest of the step. The length counts the tokens of the answer, its end
-token too, and no prompt. Once there are `width` answers the search is over at once (True), or when
-the likeliest live beam is no better than the worst of them, scored with its present length (False)
-or with the length that suits it best ("never").
+*Transformers'* (`early_stopping` False, True or "never"). A beam ends only if it is one of the
+`width` likeliest of the step. The length counts the answer's tokens, its end token too. With
+`width` answers the search is over at once (True), or when the likeliest live beam is no better than
+the worst of them, by its present length (False) or the one that suits it best ("never").
 """
 
 from collections.abc import Sequence

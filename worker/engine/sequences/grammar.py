@@ -1,12 +1,10 @@
-"""Grammars that outputs must match: compiled from text, followed token by token.
+"""Grammars that outputs must match: texts of llguidance, compiled and followed token by token.
 
-A grammar is a text of llguidance: Lark, or JSON with schemas in it. A `Matcher` is a function of
-its sequence's outputs and catches up when it is used, so preemption, prefix hits and rejected
-drafts need nothing here. What the grammar allows next is a mask: bit t % 8 of byte t // 8 is that
-of token t. Once the grammar may end, end tokens and stop tokens are allowed too; when it cannot
-continue, they alone are. Where the grammar forces a text, only the tokens of one spelling are
-allowed: the longest that fits, then the longest again. `LLParserLimits` bound work and memory, not
-time: a grammar that is too large fails the same way on every machine.
+A `Matcher` is a function of its sequence's outputs and catches up when it is used, so preemption,
+prefix hits and rejected drafts need nothing here. In a mask, bit t % 8 of byte t // 8 is that of
+token t. Once the grammar may end, end tokens and stop tokens are allowed too; when it cannot
+continue, they alone are. Where it forces a text, only the tokens of one spelling are allowed: the
+longest that fits, then the longest again.
 """
 
 from __future__ import annotations

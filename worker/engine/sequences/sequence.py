@@ -9,7 +9,7 @@ from enum import Enum, auto
 from operator import add
 
 from worker.engine.cache.block_hash import BlockHash
-from worker.engine.draft_tally import DraftTally
+from worker.engine.lengths.acceptance import DraftTally
 from worker.engine.messages import AddRequest, RequestOutput, SpeculationFigures
 from worker.engine.sequences.beams import Beam, BeamSearch
 from worker.engine.sequences.grammar import Matcher
