@@ -101,8 +101,11 @@ class KvFetcher:
     ) -> None:
         try:
             if source.engine_id is None:
+                which = (source.engine_id, source.transfer_id, digest)
+                wait = Fetch(*which, 0, 0, self._state.shape, waits=True)
                 async with asyncio.timeout(self._state.config.kv_lease_duration):
-                    await self._wait_for(source, digest)
+                    async with self._asked(source, wait):
+                        pass
             async with asyncio.timeout(self._state.config.kv_transfer_timeout):
                 await self._reserve(pull, (source.num_tokens - start) * self._state.token_bytes)
                 async with self._seats:
@@ -129,11 +132,6 @@ class KvFetcher:
             await self._has_room.wait()
         self._num_inbound_bytes += num_bytes
         pull.num_reserved_bytes = num_bytes
-
-    async def _wait_for(self, source: KvSource, digest: bytes) -> None:
-        which = (source.engine_id, source.transfer_id, digest)
-        async with self._asked(source, Fetch(*which, 0, 0, self._state.shape, waits=True)):
-            pass
 
     @contextlib.asynccontextmanager
     async def _asked(

@@ -144,7 +144,10 @@ class KvServer:
         try:
             data = exported.data[fetch.start * self._state.token_bytes :]
             if self._nixl is not None and fetch.reads and data:
-                await self._lend(channel, data, self._nixl)
+                async with self._nixl.lent(data) as lent:
+                    await channel.send(Reply(None, data.nbytes, lent=lent))
+                    await channel.send(Tag(await channel.tag_of(data)))
+                    await channel.receive(Mapped)
             elif not await self._has_mapped(channel, data, maps=fetch.maps):
                 await channel.send_data(data)
         except BaseException:
@@ -203,12 +206,6 @@ class KvServer:
             shared = None if memory is None else memory.shared
             await channel.send(Reply(None, data.nbytes, shared))
             return shared is not None and (await channel.receive(Mapped)).ok
-
-    async def _lend(self, channel: Channel, data: memoryview, nixl: NixlTransport) -> None:
-        async with nixl.lent(data) as lent:
-            await channel.send(Reply(None, data.nbytes, lent=lent))
-            await channel.send(Tag(await channel.tag_of(data)))
-            await channel.receive(Mapped)
 
     def _misfit(self, fetch: Fetch) -> str | None:
         difference = fetch.shape.difference(self._state.shape)

@@ -25,6 +25,8 @@ from worker.engine.scheduling.scheduler import Scheduler
 from worker.errors import ConfigError
 from worker.types import FinishReason
 
+PROMPTS = {name: [ord(name) % 7 + 1] * 6 for name in "abc"}
+
 
 class Engine:
     def __init__(self, executor: Any, depth: int) -> None:
@@ -83,14 +85,10 @@ def expected(prompt: list[int], count: int) -> list[int]:
 
 @pytest.fixture
 def load(engine: Engine) -> Engine:
-    for name in ("a", "b", "c"):
-        prompt = [ord(name) % 7 + 1] * 6
+    for name, prompt in PROMPTS.items():
         engine.core.add(make_request(name, prompt, max_tokens=8, ignore_eos=True))
     engine.step(3)
     return engine
-
-
-PROMPTS = {name: [ord(name) % 7 + 1] * 6 for name in "abc"}
 
 
 def assert_all_answered(engine: Engine) -> None:
@@ -119,12 +117,8 @@ def test_wait_lets_what_has_begun_finish_and_answers_then(load: Engine) -> None:
     load.core.add(make_request("d", [1, 2], max_tokens=1))
     load.drain()
     assert load.replies == {1: (True, None)}
-    assert [load.answer(name)[1] for name in "abcd"] == [
-        FinishReason.LENGTH,
-        FinishReason.LENGTH,
-        None,
-        None,
-    ]
+    reasons = [load.answer(name)[1] for name in "abcd"]
+    assert reasons == [FinishReason.LENGTH, FinishReason.LENGTH, None, None]
     assert load.reported.stats.num_deferred == 2
     load.core.command(Resume(2))
     load.drain()

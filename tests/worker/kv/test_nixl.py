@@ -14,17 +14,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.support.worker.kv_connectors import KEY, SHAPE, TOKEN_BYTES, ended
 from tests.support.worker.kv_engines import PATIENT, until
 from worker.config import KvTransferConfig
 from worker.errors import ConfigError
-from worker.kv.content import KvShape
-from worker.kv.fetching import TcpPull
 from worker.kv.nixl import NixlTransport
 from worker.kv.tcp import TcpConnector
 from worker.types import KvSource
 
-SHAPE = KvShape("m", "float32", 2, 2, 8)
-KEY, DIGEST, TOKEN_BYTES = b"k" * 32, b"d" * 32, 256
+DIGEST = b"d" * 32
 DATA = memoryview(bytes(range(256)) * 4096)
 
 Region = tuple[int, int]
@@ -144,13 +142,7 @@ class Pair:
         return connector
 
     def exported(self) -> KvSource:
-        offer = self.keeper.keep("r", DIGEST, DATA, ())
-        return offer.source
-
-
-def ended(pull: TcpPull) -> TcpPull:
-    until(lambda: pull.done)
-    return pull
+        return self.keeper.keep("r", DIGEST, DATA, ()).source
 
 
 @pytest.fixture
@@ -171,17 +163,13 @@ def has_let_go(fabric: Fabric) -> bool:
 def test_kv_is_read_from_the_keepers_memory(pair: Pair, fabric: Fabric) -> None:
     starts = [0, 1, 4000]
     sources = [pair.exported() for _ in starts]
-    pulls = [
-        pair.taker.pull(source, DIGEST, start)
-        for source, start in zip(sources, starts, strict=True)
-    ]
+    pulls = [pair.taker.pull(source, DIGEST, n) for source, n in zip(sources, starts, strict=True)]
     for pull, start in zip(pulls, starts, strict=True):
-        part = ended(pull).part
-        assert part.data == DATA[start * TOKEN_BYTES :]
+        assert ended(pull).data == DATA[start * TOKEN_BYTES :]
     assert fabric.num_reads == 3
     until(lambda: has_let_go(fabric))
     until(lambda: pair.keeper.counts.num_bytes_sent == pair.taker.counts.num_bytes_received)
-    assert ended(pair.taker.pull(sources[0], DIGEST, 0)).part is None
+    assert ended(pair.taker.pull(sources[0], DIGEST, 0)) is None
 
 
 def test_kv_that_is_not_needed_is_not_read(pair: Pair, fabric: Fabric) -> None:
@@ -197,8 +185,7 @@ def test_an_engine_without_nixl_is_served_over_tcp(fabric: Fabric, lacks: str) -
 
     with ExitStack() as stack:
         pair = Pair(stack, agent)
-        part = ended(pair.taker.pull(pair.exported(), DIGEST, 0)).part
-        assert part.data == DATA
+        assert ended(pair.taker.pull(pair.exported(), DIGEST, 0)).data == DATA
     assert fabric.num_reads == 0
 
 
@@ -220,19 +207,18 @@ def test_a_transfer_that_fails_gives_nothing(
     source = pair.exported()
     for name, value in wrong.items():
         setattr(fabric, name, value)
-    assert ended(pair.taker.pull(source, DIGEST, 0)).part is None
+    assert ended(pair.taker.pull(source, DIGEST, 0)) is None
     assert said in caplog.text
     for name in wrong:
         setattr(fabric, name, getattr(Fabric(), name))
     until(lambda: has_let_go(fabric))
-    part = ended(pair.taker.pull(source, DIGEST, 0)).part
-    assert part.data == DATA
+    assert ended(pair.taker.pull(source, DIGEST, 0)).data == DATA
 
 
 def test_a_transfer_that_stands_still_ends(pair: Pair, fabric: Fabric) -> None:
     fabric.state = "PROC"
     impatient = pair.engine("impatient", kv_transfer_timeout=0.3)
-    assert ended(impatient.pull(pair.exported(), DIGEST, 0)).part is None
+    assert ended(impatient.pull(pair.exported(), DIGEST, 0)) is None
     pull = pair.taker.pull(pair.exported(), DIGEST, 0)
     until(lambda: bool(fabric.agents["taker"].registered))
     pull.close()
@@ -244,12 +230,12 @@ def test_memory_that_may_still_be_written_is_held(pair: Pair, fabric: Fabric) ->
     """Nothing is read until the agent lets go of it; then everything is as before."""
     fabric.raises = "release_xfer_handle"
     source = pair.exported()
-    assert ended(pair.taker.pull(source, DIGEST, 0)).part is None
+    assert ended(pair.taker.pull(source, DIGEST, 0)) is None
     fabric.state = "PROC"
-    assert ended(pair.taker.pull(pair.exported(), DIGEST, 0)).part is None
+    assert ended(pair.taker.pull(pair.exported(), DIGEST, 0)) is None
     assert len(fabric.agents["taker"].registered) == 1
     fabric.raises, fabric.state = "", None
-    assert ended(pair.taker.pull(pair.exported(), DIGEST, 0)).part is not None
+    assert ended(pair.taker.pull(pair.exported(), DIGEST, 0)) is not None
     until(lambda: has_let_go(fabric))
 
 
@@ -258,7 +244,7 @@ def test_the_library_itself_moves_kv() -> None:
     with ExitStack() as stack:
         pair = Pair(stack, lambda name: NixlTransport.load(KvTransferConfig(engine_id=name)))
         for start in (0, 1, 4000):
-            part = ended(pair.taker.pull(pair.exported(), DIGEST, start)).part
+            part = ended(pair.taker.pull(pair.exported(), DIGEST, start))
             assert part.data == DATA[start * TOKEN_BYTES :]
 
 

@@ -166,19 +166,18 @@ class Speculation(Feature):
     def after_step(self, step: StepInFlight, result: ModelOutput, now: float) -> None:
         if result.drafts:
             for share in step.shares:
-                drafts = result.drafts.get(share.sequence.seq_id)
-                if drafts is not None and share.sequence.state is not SequenceState.FINISHED:
-                    self._keep(share.sequence, drafts)
+                sequence = share.sequence
+                drafts = result.drafts.get(sequence.seq_id)
+                if drafts is None or sequence.state is SequenceState.FINISHED:
+                    continue
+                if drafts.position == len(sequence.token_ids):
+                    self._unused[sequence.seq_id] = self._checked(sequence, drafts, self._most)
         seconds = now - max(step.scheduled_seconds, self._last_ended_seconds)
         self._last_ended_seconds = now
         num_decoding = sum(share.is_decode for share in step.shares)
         num_known = sum(share.end - share.start for share in step.shares)
         num_drafts = sum(share.num_drafts for share in step.shares)
         self.observe_step((num_decoding, num_known - num_decoding), num_drafts, seconds, result)
-
-    def _keep(self, sequence: Sequence, drafts: Drafts) -> None:
-        if drafts.position == len(sequence.token_ids):
-            self._unused[sequence.seq_id] = self._checked(sequence, drafts, self._most)
 
     def observe_step(
         self, known: tuple[int, int], num_drafts: int, seconds: float, result: ModelOutput

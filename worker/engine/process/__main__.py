@@ -44,7 +44,8 @@ def run(config: EngineConfig, channel: EngineSocket, budget: StepBudget, pulse: 
     publisher: KvEventPublisher | None = None
     try:
         core, ready = build_core(config)
-        budget.compiles_kernels = _has_gpu(config)
+        if config.engine == "torch":
+            budget.compiles_kernels = importlib.import_module("torch").cuda.is_available()
         if publishes(config.kv_events):
             publisher = KvEventPublisher(
                 config.kv_events, config.block_size, core.announce, time.time
@@ -116,10 +117,6 @@ def _exit_with_parent(*addresses: str) -> None:
         sockets[0].parent.rmdir()
     finally:  # the parent may be removing them, too
         os._exit(1)
-
-
-def _has_gpu(config: EngineConfig) -> bool:
-    return config.engine == "torch" and bool(importlib.import_module("torch").cuda.is_available())
 
 
 if __name__ == "__main__":

@@ -118,20 +118,15 @@ def _build_executor(config: EngineConfig) -> tuple[Executor, int]:
             raise ConfigError("--engine sim needs worker.sim, which is not installed")
         return cast("tuple[Executor, int]", shelf.build_sim_executor(config))
     if config.engine == "torch":
-        # Imported here and by name, so that the simulator never loads torch.
         if config.speculative is not None:
-            _keep_more_products()
+            # Steps with drafts have many more numbers of rows than plain ones, and compiling a
+            # product anew costs milliseconds. Before torch loads; some 200 MB instead of 50.
+            for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+                os.environ.setdefault(name, "256")
+        # Imported here and by name, so that the simulator never loads torch.
         start = importlib.import_module("worker.executor.start")
         return cast("tuple[Executor, int]", start.build_executor(config))
     raise ConfigError(f"unknown engine {config.engine!r}; known are 'torch' and 'sim'")
-
-
-def _keep_more_products() -> None:
-    """Before torch loads: steps with drafts have many more numbers of rows than plain ones, and
-    compiling a product anew costs a step several milliseconds. Some 200 MB instead of 50.
-    """
-    for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
-        os.environ.setdefault(name, "256")
 
 
 def _build_speculation(

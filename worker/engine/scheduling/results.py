@@ -169,9 +169,10 @@ class Results:
         for index, draw in zip(share.answers, draws, strict=True):
             member = members.get(index)  # None: aborted since
             if member is not None:
-                outputs.append(
-                    self._take_token(member, draw, logprobs if member is parent else (), now)
-                )
+                reason, stop_token = self._append(member, draw, now)
+                offer = None if reason is None else self._end_well(member)
+                own = logprobs if member is parent else ()
+                outputs.append(member.output((draw,), reason, stop_token, own, kv_offer=offer))
         return outputs
 
     def _take_beam(
@@ -191,13 +192,6 @@ class Results:
         self._counters.generation_tokens += 1
         self._count_prompt(sequence)
         return outputs + self.beams.take(search, sequence, draws[0], now)
-
-    def _take_token(
-        self, sequence: Sequence, draw: Draw, logprobs: tuple[TokenLogprobs, ...], now: float
-    ) -> RequestOutput:
-        reason, stop_token = self._append(sequence, draw, now)
-        offer = None if reason is None else self._end_well(sequence)
-        return sequence.output((draw,), reason, stop_token, logprobs, kv_offer=offer)
 
     def _end_well(self, sequence: Sequence) -> KvOffer | None:
         """End a sequence that has its answer; return the offer of its KV, if it was exported."""

@@ -1,7 +1,6 @@
 """A step may take several times its usual time; a wait for a core is no hang."""
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,53 +20,23 @@ from worker.engine.process.heartbeat import (
 )
 
 
-@dataclass
-class Clock:
-    now: float = 100.0
+class Watched:
+    """A pulse with a made-up clock, step and thread, which is asleep unless it runs or waits."""
 
-    def __call__(self) -> float:
-        return self.now
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.running: tuple[float, int] | None = None
+        self.cpu_seconds = self.waited_seconds = 1.0
+        self.pulse = Pulse(StepBudget(2.0, 4.0), lambda: self.now, self.threads)
+        self.pulse.follow(lambda: self.running)
 
-
-@dataclass
-class Step:
-    running: tuple[float, int] | None = None
-
-    def __call__(self) -> tuple[float, int] | None:
-        return self.running
-
-
-@dataclass
-class Kernel:
-    """The thread is asleep except when it runs or waits for a core."""
-
-    cpu_seconds: float = 1.0
-    waited_seconds: float = 1.0
-
-    def __call__(self) -> Threads:
+    def threads(self) -> Threads:
         return {1: ThreadTimes(self.cpu_seconds, self.waited_seconds)}
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def step() -> Step:
-    return Step()
-
-
-@pytest.fixture
-def kernel() -> Kernel:
-    return Kernel()
-
-
-@pytest.fixture
-def pulse(clock: Clock, step: Step, kernel: Kernel) -> Pulse:
-    pulse = Pulse(StepBudget(2.0, 4.0), clock, kernel)
-    pulse.follow(step)
-    return pulse
+def it() -> Watched:
+    return Watched()
 
 
 def test_short_steps_share_the_least_budget() -> None:
@@ -110,117 +79,115 @@ def test_first_steps_of_a_size_have_time_to_compile() -> None:
     assert budget.seconds(7) == 60.0
 
 
-def test_an_idle_engine_never_stalls(pulse: Pulse, clock: Clock) -> None:
-    pulse.working()
-    pulse.idle()
-    clock.now += 1e6
-    assert pulse.beat() == Heartbeat(0.0)
+def test_an_idle_engine_never_stalls(it: Watched) -> None:
+    it.pulse.working()
+    it.pulse.idle()
+    it.now += 1e6
+    assert it.pulse.beat() == Heartbeat(0.0)
 
 
-def test_a_step_stalls_when_its_budget_is_over(pulse: Pulse, clock: Clock, step: Step) -> None:
-    pulse.working()
-    step.running = (101.0, 1)
-    clock.now = 103.0
-    assert pulse.beat().stalled_seconds == 0.0
-    clock.now = 104.5
-    assert pulse.beat() == Heartbeat(1.5, 2.0)
-    step.running = None
-    pulse.stepped(1)
-    pulse.working()
-    assert pulse.beat().stalled_seconds == 0.0
+def test_a_step_stalls_when_its_budget_is_over(it: Watched) -> None:
+    it.pulse.working()
+    it.running = (101.0, 1)
+    it.now = 103.0
+    assert it.pulse.beat().stalled_seconds == 0.0
+    it.now = 104.5
+    assert it.pulse.beat() == Heartbeat(1.5, 2.0)
+    it.running = None
+    it.pulse.stepped(1)
+    it.pulse.working()
+    assert it.pulse.beat().stalled_seconds == 0.0
 
 
-def test_a_long_prefill_does_not_stall(pulse: Pulse, clock: Clock, step: Step) -> None:
-    pulse.working()
-    clock.now += 8.0
-    pulse.stepped(2048)
-    pulse.working()
-    step.running = (clock.now, 2048)
-    clock.now += 30.0
-    assert pulse.beat().stalled_seconds == 0.0
-    clock.now += 3.0
-    assert pulse.beat().stalled_seconds == pytest.approx(1.0)
+def test_a_long_prefill_does_not_stall(it: Watched) -> None:
+    it.pulse.working()
+    it.now += 8.0
+    it.pulse.stepped(2048)
+    it.pulse.working()
+    it.running = (it.now, 2048)
+    it.now += 30.0
+    assert it.pulse.beat().stalled_seconds == 0.0
+    it.now += 3.0
+    assert it.pulse.beat().stalled_seconds == pytest.approx(1.0)
 
 
-def test_time_between_steps_is_not_learned(pulse: Pulse, clock: Clock, step: Step) -> None:
-    pulse.working()
-    clock.now += 1.0
-    pulse.stepped(1)
-    pulse.idle()
-    clock.now += 1000.0
-    pulse.working()
-    clock.now += 1.0
-    pulse.stepped(1)
-    pulse.working()
-    step.running = (clock.now, 1)
-    clock.now += 5.0
-    assert pulse.beat() == Heartbeat(1.0, 4.0)
+def test_time_between_steps_is_not_learned(it: Watched) -> None:
+    it.pulse.working()
+    it.now += 1.0
+    it.pulse.stepped(1)
+    it.pulse.idle()
+    it.now += 1000.0
+    it.pulse.working()
+    it.now += 1.0
+    it.pulse.stepped(1)
+    it.pulse.working()
+    it.running = (it.now, 1)
+    it.now += 5.0
+    assert it.pulse.beat() == Heartbeat(1.0, 4.0)
 
 
-def test_a_loop_that_hangs_outside_of_steps_stalls(pulse: Pulse, clock: Clock) -> None:
+def test_a_loop_that_hangs_outside_of_steps_stalls(it: Watched) -> None:
     """Bookkeeping that never ends is found too."""
-    pulse.working()
-    clock.now += 2.5
-    assert pulse.beat() == Heartbeat(0.5, 2.0)
+    it.pulse.working()
+    it.now += 2.5
+    assert it.pulse.beat() == Heartbeat(0.5, 2.0)
 
 
-def test_a_command_may_take_long(pulse: Pulse, clock: Clock, step: Step) -> None:
+def test_a_command_may_take_long(it: Watched) -> None:
     """Moving weights is no stall, and the step before it has its own budget."""
-    pulse.working(commanded=True)
-    clock.now += 60.0
-    assert pulse.beat().stalled_seconds == 0.0
-    step.running = (clock.now, 1)
-    clock.now += 3.0
-    assert pulse.beat() == Heartbeat(1.0, 2.0)
-    step.running = None
-    clock.now += COMMAND_SECONDS + 1.0
-    assert pulse.beat().stalled_seconds == 1.0
+    it.pulse.working(commanded=True)
+    it.now += 60.0
+    assert it.pulse.beat().stalled_seconds == 0.0
+    it.running = (it.now, 1)
+    it.now += 3.0
+    assert it.pulse.beat() == Heartbeat(1.0, 2.0)
+    it.running = None
+    it.now += COMMAND_SECONDS + 1.0
+    assert it.pulse.beat().stalled_seconds == 1.0
 
 
-def test_a_step_known_to_be_long_does_not_stall(pulse: Pulse, clock: Clock, step: Step) -> None:
+def test_a_step_known_to_be_long_does_not_stall(it: Watched) -> None:
     modelled = [6.0]
-    pulse.follow(step, lambda: modelled[0])
-    pulse.working()
-    step.running = (clock.now, 1)
-    clock.now += 24.0
-    assert pulse.beat() == Heartbeat(0.0, 24.0)
+    it.pulse.follow(lambda: it.running, lambda: modelled[0])
+    it.pulse.working()
+    it.running = (it.now, 1)
+    it.now += 24.0
+    assert it.pulse.beat() == Heartbeat(0.0, 24.0)
     modelled[0] = 0.0
-    assert pulse.beat().stalled_seconds == pytest.approx(22.0)
+    assert it.pulse.beat().stalled_seconds == pytest.approx(22.0)
 
 
-def test_time_when_nothing_ran_is_no_steps_fault(pulse: Pulse, clock: Clock, step: Step) -> None:
+def test_time_when_nothing_ran_is_no_steps_fault(it: Watched) -> None:
     """The worker was stopped (Ctrl-Z, a frozen container): the step continues from where it was."""
-    pulse.working()
-    step.running = (clock.now, 1)
-    clock.now += 9.0
-    assert pulse.beat(8.0).stalled_seconds == 0.0
-    clock.now += 2.0
-    assert pulse.beat() == Heartbeat(pytest.approx(1.0), 2.0)
-    clock.now += 0.5
-    assert pulse.beat(0.5) == Heartbeat(pytest.approx(1.0), 2.0)
+    it.pulse.working()
+    it.running = (it.now, 1)
+    it.now += 9.0
+    assert it.pulse.beat(8.0).stalled_seconds == 0.0
+    it.now += 2.0
+    assert it.pulse.beat() == Heartbeat(pytest.approx(1.0), 2.0)
+    it.now += 0.5
+    assert it.pulse.beat(0.5) == Heartbeat(pytest.approx(1.0), 2.0)
 
 
-def test_a_step_that_began_later_has_no_use_of_it(pulse: Pulse, clock: Clock, step: Step) -> None:
-    pulse.working()
-    clock.now += 9.0
-    pulse.beat(8.0)
-    step.running = (clock.now, 1)
-    clock.now += 5.0
-    assert pulse.beat() == Heartbeat(3.0, 2.0)
+def test_a_step_that_began_later_has_no_use_of_it(it: Watched) -> None:
+    it.pulse.working()
+    it.now += 9.0
+    it.pulse.beat(8.0)
+    it.running = (it.now, 1)
+    it.now += 5.0
+    assert it.pulse.beat() == Heartbeat(3.0, 2.0)
 
 
-def beats(
-    pulse: Pulse, clock: Clock, kernel: Kernel, seconds: int, *, cpu: float, waited: float
-) -> float:
+def beats(it: Watched, seconds: int, *, cpu: float, waited: float) -> float:
     """Return the stall that the last of many beats reports; the thread runs and waits for these
     times in each second.
     """
-    stalled = pulse.beat().stalled_seconds
+    stalled = it.pulse.beat().stalled_seconds
     for _ in range(4 * seconds):
-        clock.now += 0.25
-        kernel.cpu_seconds += cpu / 4
-        kernel.waited_seconds += waited / 4
-        stalled = pulse.beat().stalled_seconds
+        it.now += 0.25
+        it.cpu_seconds += cpu / 4
+        it.waited_seconds += waited / 4
+        stalled = it.pulse.beat().stalled_seconds
     return stalled
 
 
@@ -230,46 +197,37 @@ def beats(
     ids=["asleep", "endless loop", "starved", "endless loop, starved", "half of it asleep"],
 )
 def test_waiting_for_a_core_does_not_stall_a_step(
-    *,
-    pulse: Pulse,
-    clock: Clock,
-    step: Step,
-    kernel: Kernel,
-    cpu: float,
-    waited: float,
-    stalled: float,
+    it: Watched, cpu: float, waited: float, stalled: float
 ) -> None:
-    pulse.working()
-    step.running = (clock.now, 1)
-    found = beats(pulse, clock, kernel, 20, cpu=cpu, waited=waited)
+    it.pulse.working()
+    it.running = (it.now, 1)
+    found = beats(it, 20, cpu=cpu, waited=waited)
     # At the first two beats of a step nothing is known of its threads.
     assert stalled <= found <= stalled + 0.25
 
 
-def test_waits_for_cores_teach_nothing(
-    pulse: Pulse, clock: Clock, step: Step, kernel: Kernel
-) -> None:
+def test_waits_for_cores_teach_nothing(it: Watched) -> None:
     """After a starved step of 40 s, one that hangs is noticed as soon as before it."""
-    pulse.working()
-    step.running = (clock.now, 1)
-    assert beats(pulse, clock, kernel, 40, cpu=0.0, waited=1.0) == 0.0
-    pulse.stepped(1)
-    pulse.working()
-    step.running = (clock.now, 1)
-    assert beats(pulse, clock, kernel, 5, cpu=0.0, waited=0.0) == 3.0
+    it.pulse.working()
+    it.running = (it.now, 1)
+    assert beats(it, 40, cpu=0.0, waited=1.0) == 0.0
+    it.pulse.stepped(1)
+    it.pulse.working()
+    it.running = (it.now, 1)
+    assert beats(it, 5, cpu=0.0, waited=0.0) == 3.0
 
 
-def test_work_after_a_long_step_begins_at_its_end(pulse: Pulse, clock: Clock, step: Step) -> None:
+def test_work_after_a_long_step_begins_at_its_end(it: Watched) -> None:
     """The outputs of a step of 30 s may take as long, and are not overdue at once."""
-    pulse.follow(step, lambda: 30.0)
-    pulse.working()
-    step.running = (clock.now, 2048)
-    clock.now += 30.0
-    assert pulse.beat().stalled_seconds == 0.0
-    step.running = None
-    assert pulse.beat().stalled_seconds == 0.0
-    clock.now += 3.0
-    assert pulse.beat() == Heartbeat(1.0, 2.0)
+    it.pulse.follow(lambda: it.running, lambda: 30.0)
+    it.pulse.working()
+    it.running = (it.now, 2048)
+    it.now += 30.0
+    assert it.pulse.beat().stalled_seconds == 0.0
+    it.running = None
+    assert it.pulse.beat().stalled_seconds == 0.0
+    it.now += 3.0
+    assert it.pulse.beat() == Heartbeat(1.0, 2.0)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,17 @@
 """Matchers follow outputs; sequences wait for grammars without holding anything up."""
 
-from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
-from tests.support.worker.grammar_bench import END, MARK, NGRAM, OTHER_END, PIECES, SIZE, VOCABULARY
+from tests.support.worker.grammar_bench import END, MARK, OTHER_END, PIECES, SIZE, VOCABULARY
+from tests.support.worker.guesses import Says, by
 from tests.support.worker.step_driver import advance, plan, result_of, scheduler
-from worker.engine.drafters.interface import DraftContext
 from worker.engine.features.grammars import ConstrainedOutputs
 from worker.engine.features.speculation import JUMP_FORWARD, Speculation
 from worker.engine.messages import AddRequest
+from worker.engine.scheduling.scheduler import Scheduler
 from worker.engine.sequences.grammar import GrammarCompiler, Matcher, allows
 from worker.types import Drafts, SamplingParams
 
@@ -28,13 +28,6 @@ def allowed(mask: bytes) -> set[int]:
 
 def piece(text: str) -> int:
     return 256 + PIECES.index(text)
-
-
-@pytest.fixture(scope="module")
-def compiler() -> Iterator[GrammarCompiler]:
-    compiler = GrammarCompiler(VOCABULARY)
-    yield compiler
-    compiler.shutdown()
 
 
 @pytest.fixture
@@ -152,6 +145,10 @@ class HeldGrammars:
     def compile(self, grammar: str) -> Future[Matcher]:
         return self.futures.setdefault(grammar, Future())
 
+    def attached(self, engine: Scheduler) -> Scheduler:
+        engine.attach(ConstrainedOutputs(self))
+        return engine
+
 
 @pytest.fixture
 def grammars() -> HeldGrammars:
@@ -167,8 +164,7 @@ def free(name: str, **params: Any) -> AddRequest:
 
 
 def test_a_wait_for_a_grammar_holds_up_no_other(grammars: HeldGrammars, matcher: Matcher) -> None:
-    engine = scheduler(max_bypasses=0)
-    engine.attach(ConstrainedOutputs(grammars))
+    engine = grammars.attached(scheduler(max_bypasses=0))
     for index in range(40):
         engine.add(constrained(f"c{index}"))
     assert engine.is_compiling
@@ -184,8 +180,7 @@ def test_a_wait_for_a_grammar_holds_up_no_other(grammars: HeldGrammars, matcher:
 
 
 def test_a_sequence_that_waits_for_its_grammar_can_be_aborted(grammars: HeldGrammars) -> None:
-    engine = scheduler()
-    engine.attach(ConstrainedOutputs(grammars))
+    engine = grammars.attached(scheduler())
     engine.add(constrained("c"))
     assert engine.abort("c") is not None
     assert not engine.has_unfinished
@@ -196,13 +191,11 @@ def test_nothing_is_scheduled_while_a_constrained_token_is_drawn(
     grammars: HeldGrammars, matcher: Matcher
 ) -> None:
     """Its neighbours would otherwise run without it in every other step."""
-    engine = scheduler()
-    engine.attach(ConstrainedOutputs(grammars))
+    engine = grammars.attached(scheduler())
     engine.add(free("free"))
     first = engine.schedule(0.0)
     assert engine.schedule(0.0) is not None  # ahead
-    engine = scheduler()
-    engine.attach(ConstrainedOutputs(grammars))
+    engine = grammars.attached(scheduler())
     engine.add(free("free"))
     engine.add(constrained("c"))
     grammars.futures["g"].set_result(matcher)
@@ -216,24 +209,9 @@ def test_nothing_is_scheduled_while_a_constrained_token_is_drawn(
     assert allowed(spec.masks[0]) == {ord("x"), END, OTHER_END}
 
 
-class Stubborn:
-    def __init__(self, tokens: tuple[int, ...]) -> None:
-        self._tokens = tokens
-
-    def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
-        tokens = self._tokens[:num_tokens]
-        return Drafts(len(context.token_ids), tokens, (0.9,) * len(tokens))
-
-    def end(self, context: DraftContext, learns: bool) -> None: ...
-
-    def learn(self, num_tokens: int) -> None: ...
-
-
 def test_drafts_are_cut_at_the_first_forbidden(grammars: HeldGrammars, matcher: Matcher) -> None:
     """Each draft has a mask, and so does the token that follows."""
-    drafter = Stubborn((*b"xxax",))
-    engine = scheduler(speculation=Speculation(NGRAM, drafter, False, SIZE))
-    engine.attach(ConstrainedOutputs(grammars))
+    engine = grammars.attached(scheduler(speculation=by(Says(*b"xxax"))))
     engine.add(constrained("c"))
     grammars.futures["g"].set_result(matcher)
     advance(engine, {0: ord("a")})
@@ -247,8 +225,7 @@ def test_drafts_are_cut_at_the_first_forbidden(grammars: HeldGrammars, matcher: 
 def test_without_a_drafter_what_is_forced_is_verified_for_constrained_sequences_alone(
     grammars: HeldGrammars, compiler: GrammarCompiler
 ) -> None:
-    engine = scheduler(speculation=Speculation(JUMP_FORWARD, None, False, SIZE))
-    engine.attach(ConstrainedOutputs(grammars))
+    engine = grammars.attached(scheduler(speculation=Speculation(JUMP_FORWARD, None, False, SIZE)))
     engine.add(constrained("c"))
     engine.add(AddRequest("p", [1, 2, 3], SamplingParams(max_tokens=9, ignore_eos=True), 0.0))
     grammars.futures["g"].set_result(compiler.compile(regex("[ab]name")).result().fork())
@@ -267,8 +244,7 @@ def test_without_a_drafter_what_is_forced_is_verified_for_constrained_sequences_
 
 def test_drafts_of_a_device_are_not_cut(grammars: HeldGrammars, matcher: Matcher) -> None:
     """Verification must not depend on the token; masks end after the forbidden one."""
-    engine = scheduler(speculation=Speculation(NGRAM, None, True, SIZE))
-    engine.attach(ConstrainedOutputs(grammars))
+    engine = grammars.attached(scheduler(speculation=by(None)))
     engine.add(constrained("c"))
     grammars.futures["g"].set_result(matcher)
     step = engine.schedule(0.0)
