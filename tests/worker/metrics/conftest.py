@@ -105,7 +105,7 @@ def make_record() -> Callable[..., RequestRecord]:
 
 @pytest.fixture
 def page() -> bytes:
-    metrics = WorkerMetrics("m", 2048, 123.5, num_speculative_tokens=3)
+    metrics = WorkerMetrics("m", 1024, 123.5, num_speculative_tokens=3)
     metrics.set_cache_info(cache_info(EngineConfig("sim", None), EngineReady(100, 16, 800, 0.0)))
     metrics.request_ended(record())
     metrics.step_done(12)

@@ -1,95 +1,85 @@
-"""Every series a plain vLLM 0.32 exposes, by name, type, labels and buckets."""
+"""Every series that a plain vLLM 0.32 exposes, as on a page of it: types, labels and buckets."""
+
+from pathlib import Path
 
 import pytest
 from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
+PAGE = Path(__file__).parents[2] / "data" / "vllm_0.32_metrics.txt"
+VLLMS = {family.name: family for family in text_string_to_metric_families(PAGE.read_text())}
 BOTH = {"model_name", "engine"}
-ONE_TWO_FIVE = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
-LATENCY = (
-    *(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920),
-    7680,
-)
-PER_TOKEN = (
-    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40),
-    80,
-)
-FIRST_TOKEN = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20),
-    *(40, 80, 160, 640, 2560),
-)
-
-# family → the extra label and its values (None: no extra label), and the values of the page.
-GAUGES = {
-    "num_requests_running": (None, [2]),
-    "num_requests_waiting": (None, [3]),
-    "num_requests_waiting_by_reason": (("reason", ["capacity", "deferred"]), [2, 1]),
+# Those of vLLM that only options turn on: the type and the extra labels.
+OPTIONAL: dict[str, tuple[str, list[dict[str, str]]]] = {
     "num_requests_kv_fetch_by_stage": (
-        ("stage", ["waiting_to_start", "in_progress", "completed_waiting"]),
-        [0, 2, 1],
+        "gauge",
+        [{"stage": name} for name in ("waiting_to_start", "in_progress", "completed_waiting")],
     ),
-    "engine_sleep_state": (
-        ("sleep_state", ["awake", "weights_offloaded", "discard_all"]),
-        [1, 0, 0],
+    "kv_offload_cpu_cache_usage_perc": ("gauge", [{}]),
+    "kv_offload_store_bytes": ("counter", [{}]),
+    "kv_offload_load_bytes": ("counter", [{}]),
+    "kv_offload_stores_skipped": ("counter", [{}]),
+    "corrupted_requests": ("counter", [{}]),
+    "watermark_requests": ("counter", [{}]),
+    "spec_decode_num_drafts": ("counter", [{}]),
+    "spec_decode_num_draft_tokens": ("counter", [{}]),
+    "spec_decode_num_accepted_tokens": ("counter", [{}]),
+    "spec_decode_num_accepted_tokens_per_pos": (
+        "counter",
+        [{"position": place} for place in ("0", "1", "2")],
     ),
-    "kv_cache_usage_perc": (None, [0.25]),
-    "kv_offload_cpu_cache_usage_perc": (None, [0.75]),
 }
-COUNTERS = {
-    "prefix_cache_queries": (None, [100]),
-    "prefix_cache_hits": (None, [40]),
-    "external_prefix_cache_queries": (None, [90]),
-    "external_prefix_cache_hits": (None, [80]),
-    "mm_cache_queries": (None, [0]),
-    "mm_cache_hits": (None, [0]),
-    "num_preemptions": (None, [5]),
-    "prompt_tokens": (None, [600]),
-    "prompt_tokens_by_source": (
-        ("source", ["local_compute", "local_cache_hit", "external_kv_transfer"]),
-        [400, 140, 60],
-    ),
-    "prompt_tokens_cached": (None, [200]),
-    "prompt_tokens_cached_by_source": (
-        ("source", ["device", "host", "p2p", "disk", "external_unspecified"]),
-        [140, 30, 10, 20, 0],
-    ),
-    "generation_tokens": (None, [70]),
-    "request_success": (
-        ("finished_reason", ["stop", "length", "abort", "error", "repetition"]),
-        [1, 0, 0, 0, 0],
-    ),
-    "kv_offload_store_bytes": (None, [3000]),
-    "kv_offload_load_bytes": (None, [4000]),
-    "kv_offload_stores_skipped": (None, [13]),
-    "corrupted_requests": (None, [8]),
-    "watermark_requests": (None, [0]),
-    "spec_decode_num_drafts": (None, [10]),
-    "spec_decode_num_draft_tokens": (None, [25]),
-    "spec_decode_num_accepted_tokens": (None, [11]),
-    "spec_decode_num_accepted_tokens_per_pos": (("position", ["0", "1", "2"]), [8, 3, 0]),
+# The values of the page.
+VALUES = {
+    "num_requests_running": [2],
+    "num_requests_waiting": [3],
+    "num_requests_waiting_by_reason": [2, 1],
+    "num_requests_kv_fetch_by_stage": [0, 2, 1],
+    "engine_sleep_state": [1, 0, 0],
+    "kv_cache_usage_perc": [0.25],
+    "kv_offload_cpu_cache_usage_perc": [0.75],
+    "prefix_cache_queries": [100],
+    "prefix_cache_hits": [40],
+    "external_prefix_cache_queries": [90],
+    "external_prefix_cache_hits": [80],
+    "mm_cache_queries": [0],
+    "mm_cache_hits": [0],
+    "num_preemptions": [5],
+    "prompt_tokens": [600],
+    "prompt_tokens_by_source": [400, 140, 60],
+    "prompt_tokens_cached": [200],
+    "prompt_tokens_cached_by_source": [140, 30, 10, 20, 0],
+    "generation_tokens": [70],
+    "request_success": [1, 0, 0, 0, 0],
+    "kv_offload_store_bytes": [3000],
+    "kv_offload_load_bytes": [4000],
+    "kv_offload_stores_skipped": [13],
+    "corrupted_requests": [8],
+    "watermark_requests": [0],
+    "spec_decode_num_drafts": [10],
+    "spec_decode_num_draft_tokens": [25],
+    "spec_decode_num_accepted_tokens": [11],
+    "spec_decode_num_accepted_tokens_per_pos": [8, 3, 0],
 }
-# family → buckets, number of observations, their sum.
+# The number of observations, and their sum.
 HISTOGRAMS = {
-    "iteration_tokens_total": (
-        (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
-        1,
-        12,
-    ),
-    "request_prompt_tokens": (ONE_TWO_FIVE, 1, 30),
-    "request_generation_tokens": (ONE_TWO_FIVE, 1, 4),
-    "request_max_num_generation_tokens": (ONE_TWO_FIVE, 1, 7),
-    "request_params_max_tokens": (ONE_TWO_FIVE, 1, 16),
-    "request_prefill_kv_computed_tokens": (ONE_TWO_FIVE, 1, 10),
-    "request_params_n": ((1, 2, 5, 10, 20), 1, 2),
-    "request_num_preemptions": ((1, 2, 3, 4, 5, 10, 20), 1, 1),
-    "time_to_first_token_seconds": (FIRST_TOKEN, 1, 0.5),
-    "sleep_mode_operation_duration_seconds": (FIRST_TOKEN, 1, 0.25),
-    "inter_token_latency_seconds": (PER_TOKEN, 3, 0.06),
-    "request_time_per_output_token_seconds": (PER_TOKEN, 1, 1),
-    "e2e_request_latency_seconds": (LATENCY, 1, 6.5),
-    "request_queue_time_seconds": (LATENCY, 1, 1),
-    "request_inference_time_seconds": (LATENCY, 1, 5),
-    "request_prefill_time_seconds": (LATENCY, 1, 2),
-    "request_decode_time_seconds": (LATENCY, 1, 3),
+    "iteration_tokens_total": (1, 12),
+    "request_prompt_tokens": (1, 30),
+    "request_generation_tokens": (1, 4),
+    "request_max_num_generation_tokens": (1, 7),
+    "request_params_max_tokens": (1, 16),
+    "request_prefill_kv_computed_tokens": (1, 10),
+    "request_params_n": (1, 2),
+    "request_num_preemptions": (1, 1),
+    "time_to_first_token_seconds": (1, 0.5),
+    "sleep_mode_operation_duration_seconds": (1, 0.25),
+    "inter_token_latency_seconds": (3, 0.06),
+    "request_time_per_output_token_seconds": (1, 1),
+    "e2e_request_latency_seconds": (1, 6.5),
+    "request_queue_time_seconds": (1, 1),
+    "request_inference_time_seconds": (1, 5),
+    "request_prefill_time_seconds": (1, 2),
+    "request_decode_time_seconds": (1, 3),
 }
 CACHE_LABELS = {
     *("block_size", "user_specified_block_size", "kv_cache_layout", "prefix_match_unit"),
@@ -103,40 +93,40 @@ CACHE_LABELS = {
 }
 
 
-def check(
-    family: Metric, kind: str, extra: tuple[str, list[str]] | None, values: list[float]
-) -> None:
-    assert family.type == kind
-    suffix = "_total" if kind == "counter" else ""
-    assert {s.name for s in family.samples} == {family.name + suffix}
-    labels = BOTH if extra is None else {*BOTH, extra[0]}
-    assert all(set(s.labels) == labels for s in family.samples)
-    assert [s.value for s in family.samples] == values
-    if extra is not None:
-        assert [s.labels[extra[0]] for s in family.samples] == extra[1]
+def samples(family: Metric) -> list[tuple[str, dict[str, str]]]:
+    """Return the names and extra labels of a family's samples, which must have the others."""
+    assert all(s.labels.keys() >= BOTH for s in family.samples)
+    extra = [{k: v for k, v in s.labels.items() if k not in BOTH} for s in family.samples]
+    return [(s.name, labels) for s, labels in zip(family.samples, extra, strict=True)]
 
 
-@pytest.mark.parametrize("name", GAUGES)
-def test_a_gauge_is_vllms(families: dict[str, Metric], name: str) -> None:
-    check(families[f"vllm:{name}"], "gauge", *GAUGES[name])
-
-
-@pytest.mark.parametrize("name", COUNTERS)
-def test_a_counter_is_vllms(families: dict[str, Metric], name: str) -> None:
-    check(families[f"vllm:{name}"], "counter", *COUNTERS[name])
+@pytest.mark.parametrize("name", VALUES)
+def test_a_gauge_or_counter_is_vllms(families: dict[str, Metric], name: str) -> None:
+    family, vllms = families[f"vllm:{name}"], VLLMS.get(f"vllm:{name}")
+    if vllms is None:
+        kind, labels = OPTIONAL[name]
+        suffix = "_total" if kind == "counter" else ""
+        assert (family.type, samples(family)) == (
+            kind,
+            [(family.name + suffix, each) for each in labels],
+        )
+    else:
+        assert (family.type, samples(family)) == (vllms.type, samples(vllms))
+    assert [s.value for s in family.samples] == VALUES[name]
 
 
 @pytest.mark.parametrize("name", HISTOGRAMS)
 def test_a_histogram_is_vllms(families: dict[str, Metric], name: str) -> None:
     family = families[f"vllm:{name}"]
-    buckets, count, total = HISTOGRAMS[name]
-    assert family.type == "histogram"
-    bounds = [float(s.labels["le"]) for s in family.samples if s.name.endswith("_bucket")]
-    assert bounds == [*buckets, float("inf")]
+    # The duration of sleep is only on the page of an engine that has slept.
+    like = name.replace("sleep_mode_operation_duration", "time_to_first_token")
+    vllms = VLLMS[f"vllm:{like}"]
+    bounds = [[s.labels.get("le") for s in one.samples] for one in (family, vllms)]
+    assert (family.type, bounds[0]) == ("histogram", bounds[1])
     by_name = {s.name: s for s in family.samples if not s.name.endswith("_bucket")}
-    assert by_name[f"vllm:{name}_count"].value == count
-    assert by_name[f"vllm:{name}_sum"].value == pytest.approx(total)
-    assert set(by_name[f"vllm:{name}_sum"].labels) == BOTH
+    sums, counts = by_name[f"vllm:{name}_sum"], by_name[f"vllm:{name}_count"]
+    assert (counts.value, sums.value) == (HISTOGRAMS[name][0], pytest.approx(HISTOGRAMS[name][1]))
+    assert set(sums.labels) == BOTH
 
 
 def test_refusals_have_vllms_labels(families: dict[str, Metric]) -> None:
@@ -196,7 +186,7 @@ def test_other_series_have_the_prefix_of_this_project(families: dict[str, Metric
 
 
 def test_every_vllm_series_of_the_page_is_in_a_table_above(families: dict[str, Metric]) -> None:
-    known = {*GAUGES, *COUNTERS, *HISTOGRAMS}
+    known = {*VALUES, *HISTOGRAMS}
     known |= {"admission_rejections", "lora_requests_info", "cache_config_info"}
     assert {n.removeprefix("vllm:") for n in families if n.startswith("vllm:")} == known
 
