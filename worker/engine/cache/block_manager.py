@@ -124,10 +124,6 @@ class BlockManager:
                 return index * self._block_size
         return holding.num_sealed * self._block_size
 
-    def num_blocks_needed(self, seq_id: int, end: int) -> int:
-        """Return how many blocks a table lacks for `end` tokens, copies not counted."""
-        return max(0, -(-end // self._block_size) - len(self._holding(seq_id).table))
-
     def find(self, chain: Sequence[BlockHash]) -> list[int]:
         """Return the blocks of the longest cached beginning of `chain`; none of them is written
         before the next step is scheduled.

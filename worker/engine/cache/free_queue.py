@@ -104,10 +104,6 @@ class FreeQueue:
         self._disown(block)
         self._empty.append(block)
 
-    def num_blocks_of(self, tenant: str) -> int:
-        account = self._accounts.get(tenant if self._fair else "")
-        return account.num_blocks if account is not None else 0
-
     def check_integrity(self, cached: set[int], held: set[int]) -> None:
         queued = [block for account in self._accounts.values() for block in account.idle]
         if sorted(queued) != sorted(cached - held):

@@ -179,10 +179,6 @@ class OutputText:
         return num_done
 
     @property
-    def num_stored_tokens(self) -> int:
-        return len(self.text) + sum(len(output) + 1 for output in self._coming)
-
-    @property
     def is_empty(self) -> bool:
         return self._gone - self._start == len(self.text) and not self._coming
 

@@ -65,10 +65,6 @@ class DraftLengths:
         self._pays = True
         self._try_at, self._try_distance = 0, 1
 
-    @property
-    def num_tracked(self) -> int:
-        return len(self._tracks)
-
     def may_pay(self, seq_ids: Sequence[int]) -> bool:
         """True if drafts may be worth it in the next step, were these sequences (all that decode)
         in it. False: that step can be scheduled ahead.

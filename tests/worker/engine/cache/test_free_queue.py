@@ -53,7 +53,7 @@ def test_a_newcomer_gets_its_share_from_those_above_theirs() -> None:
     small = fill(queue, "small", 2)
     large = fill(queue, "large", 7)
     assert [queue.take("new") for _ in range(3)] == large[:3]
-    assert [queue.num_blocks_of(t) for t in ("small", "large", "new")] == [2, 4, 3]
+    assert [queue._accounts[t].num_blocks for t in ("small", "large", "new")] == [2, 4, 3]
     assert [queue.take("new") for _ in range(2)] == [large[3], small[0]]
 
 
@@ -69,8 +69,8 @@ def test_tenants_beyond_the_limit_share_an_account() -> None:
     for number in range(2 * MAX_TENANTS):
         fill(queue, f"t{number}", 1)
     queue.check_integrity(set(range(2 * MAX_TENANTS)), set())
-    assert queue.num_blocks_of("t0") == 1
-    assert queue.num_blocks_of(f"t{MAX_TENANTS}") == 0
+    assert queue._accounts["t0"].num_blocks == 1
+    assert f"t{MAX_TENANTS}" not in queue._accounts
     assert queue.take("new") == MAX_TENANTS  # the crowd is far above one share
 
 

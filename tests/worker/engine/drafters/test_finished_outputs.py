@@ -91,7 +91,8 @@ def test_stored_outputs_fit_the_limits_and_no_others_are_found(
         text = finished.of(one)
         # Text that is gone is cut off before there is more of it than of what is left.
         if text:
-            assert text.num_stored_tokens <= 2 * sum(len(o) + 1 for o in text.outputs)
+            stored = len(text.text) + sum(len(output) + 1 for output in text._coming)
+            assert stored <= 2 * sum(len(o) + 1 for o in text.outputs)
             assert all(text.places(output[:1]) for output in text.outputs)
 
 

@@ -125,7 +125,7 @@ def test_estimates_of_short_requests_carry_over_to_the_next() -> None:
         for _ in range(4):
             step(chosen, given, stands=False)
         chosen.forget(number)
-    assert chosen.num_tracked == 0
+    assert chosen._tracks == {}
     taken = [step(chosen, offers(1, first_id=100), stands=False) for _ in range(4)]
     assert sum(taken) <= 1
 
@@ -307,7 +307,7 @@ def test_forgotten_sequences_leave_nothing_behind() -> None:
         chosen.forget(2 * number)
         chosen.forget(2 * number + 1)
         chosen.forget(10_000)
-    assert chosen.num_tracked == 0
+    assert chosen._tracks == {}
 
 
 CONFIDENCES = st.lists(st.floats(0.001, 1.0), max_size=7).map(tuple)
