@@ -305,9 +305,7 @@ class _Worker:
             max_num_queued_tokens=api.max_num_queued_tokens,
             memory=MemoryGuard(api.max_rss_bytes, resident_bytes, time.monotonic),
         )
-        model_text = text.of_model(config)
-        rng = random.Random(api.seed)
-        checks = RequestChecks(api, model_text, rng, adapters)
+        checks = RequestChecks(api, text.of_model(config), random.Random(api.seed), adapters)
         faults = None if config.faults is None else _fault_injection(config, client)
         application: ASGIApp = WorkerApi(
             api,

@@ -116,6 +116,11 @@ class Engine:
     def stats(self) -> EngineStats:
         return self.scheduler.stats()
 
+    @property
+    def num_computed(self) -> int:
+        counted = self.stats.scheduler
+        return counted.prompt_tokens - counted.prompt_tokens_cached
+
     def run(self, *requests: AddRequest, settles: bool = False) -> dict[str, list[RequestOutput]]:
         """Run all requests to their ends. With `settles`, no step is faster than the disk."""
         for request in requests:

@@ -46,9 +46,8 @@ def test_kv_of_a_peer_is_not_computed(
         assert tokens(taker.run(*asking(asked, peer))) == expected
     stats = taker.stats
     assert stats.transfers.num_failed == 0
-    computed = stats.scheduler.prompt_tokens - stats.scheduler.prompt_tokens_cached
     most = here.get("block_size", 4) + there.get("block_size", 4)
-    assert len(asked) <= computed < len(asked) * most
+    assert len(asked) <= taker.num_computed < len(asked) * most
     assert 0 < stats.scheduler.external_cache_hits <= stats.scheduler.external_cache_queries
     assert stats.scheduler.prompt_tokens_external == stats.scheduler.external_cache_hits
     assert stats.transfers.bytes_received > 0
@@ -65,10 +64,9 @@ def test_a_peers_memory_and_disk_are_asked(engines: Callable[..., Engine], tmp_p
     taker = engines()
     with keeper.serving() as peer:
         assert tokens(taker.run(*asking(asked, peer))) == expected
-    stats = taker.stats
-    assert stats.transfers.num_failed == 0
+    assert taker.stats.transfers.num_failed == 0
     assert keeper.stats.tiers.disk_bytes_read > 0
-    assert stats.scheduler.prompt_tokens - stats.scheduler.prompt_tokens_cached < len(asked) * 8
+    assert taker.num_computed < len(asked) * 8
 
 
 def test_blocks_that_are_evicted_meanwhile_do_no_harm(engines: Callable[..., Engine]) -> None:
@@ -85,10 +83,7 @@ def test_blocks_that_are_evicted_meanwhile_do_no_harm(engines: Callable[..., Eng
     keeper.scheduler.check_integrity()
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    ["key", "consumer", "number format", "networks", "gone", "stuck"],
-)
+@pytest.mark.parametrize("wrong", ["key", "consumer", "number format", "networks", "gone", "stuck"])
 def test_a_peer_without_kv_costs_a_recompute(engines: Callable[..., Engine], wrong: str) -> None:
     asked = requests(8, seed=3)
     expected = tokens(engines().run(*asked))
@@ -137,9 +132,7 @@ def test_other_salts_and_tokens_are_not_found(engines: Callable[..., Engine]) ->
     keeper.run(*salted)
     with keeper.serving() as peer:
         taker.run(*asking(asked, peer))
-        assert (taker.stats.scheduler.external_cache_hits, taker.stats.transfers.num_failed) == (
-            0,
-            0,
-        )
+        assert taker.stats.scheduler.external_cache_hits == 0
+        assert taker.stats.transfers.num_failed == 0
         taker.run(*asking(salted, peer))
         assert taker.stats.scheduler.external_cache_hits > 0

@@ -5,7 +5,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -26,12 +27,25 @@ PATIENT = Supervision(heartbeat_timeout_seconds=60.0)
 STALLED = Heartbeat(stalled_seconds=9.0, budget_seconds=1.0)
 
 
-async def until(condition: Callable[[], bool]) -> None:
+@asynccontextmanager
+async def child_of(
+    receive: Callable[[FromEngine], None] = lambda message: None,
+    supervision: Supervision = PATIENT,
+) -> AsyncIterator[EngineChild]:
+    child = EngineChild(EngineConfig("sim", None), supervision, receive)
+    await child.spawn()
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.002)
+        try:
+            yield child
+        finally:
+            await child.close(0.0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while True:
+        if condition():
+            return
+        await asyncio.sleep(0.002)
 
 
 class Engine:
@@ -82,36 +96,33 @@ def mute(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mute:
 
 async def test_only_the_newest_of_a_backlog_of_heartbeats_counts(mute: Mute) -> None:
     """The parent was stopped: an earlier stall that is over is no reason to kill."""
-    child = EngineChild(EngineConfig("sim", None), PATIENT, lambda message: None)
-    await child.spawn()
-    now = time.monotonic()
-    stalled = msgspec.structs.replace(STALLED, sent_seconds=now)
-    with child._context.socket(zmq.PAIR) as engine:  # of the same context: what is sent is there
-        child._beats._socket.bind("inproc://beats")
-        engine.connect("inproc://beats")
-        well = Heartbeat(stalled_seconds=0.5, budget_seconds=1.0, sent_seconds=now)
-        for beat in [*[stalled] * 100, well]:
-            engine.send(msgspec.msgpack.encode(beat))
-        await until(lambda: child.stalled_seconds == 0.5)
-    assert not child.lost.done()
-    await child.close(0.0)
+    async with child_of() as child:
+        now = time.monotonic()
+        stalled = msgspec.structs.replace(STALLED, sent_seconds=now)
+        # Of the same context: what is sent is there.
+        with child._context.socket(zmq.PAIR) as engine:
+            child._beats._socket.bind("inproc://beats")
+            engine.connect("inproc://beats")
+            well = Heartbeat(stalled_seconds=0.5, budget_seconds=1.0, sent_seconds=now)
+            for beat in [*[stalled] * 100, well]:
+                engine.send(msgspec.msgpack.encode(beat))
+            await until(lambda: child.stalled_seconds == 0.5)
+        assert not child.lost.done()
 
 
 async def test_an_old_heartbeat_kills_no_engine_and_a_fresh_one_does(
     mute: Mute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.engine.process.child._NEWS_SECONDS", PATIENCE_SECONDS)
-    child = EngineChild(EngineConfig("sim", None), PATIENT, lambda message: None)
-    await child.spawn()
-    engine = mute.engine()
-    engine.say(msgspec.structs.replace(STALLED, sent_seconds=time.monotonic() - PATIENCE_SECONDS))
-    await until(lambda: child.stalled_seconds > 0.0)
-    assert not child.lost.done()
-    engine.say(msgspec.structs.replace(STALLED, sent_seconds=time.monotonic()))
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with child_of() as child:
+        engine = mute.engine()
+        long_ago = time.monotonic() - PATIENCE_SECONDS
+        engine.say(msgspec.structs.replace(STALLED, sent_seconds=long_ago))
+        await until(lambda: child.stalled_seconds > 0.0)
+        assert not child.lost.done()
+        engine.say(msgspec.structs.replace(STALLED, sent_seconds=time.monotonic()))
         assert "beyond its budget" in await child.lost
-    engine.close()
-    await child.close(0.0)
+        engine.close()
 
 
 ENDLESS = """
@@ -132,11 +143,8 @@ async def test_an_endless_step_is_a_loss(tmp_path: Path, monkeypatch: pytest.Mon
     script = tmp_path / "endless.py"
     script.write_text(ENDLESS)
     replace_engine(tmp_path, monkeypatch, f'env PYTHONPATH=. {sys.executable} {script} "$@"')
-    child = EngineChild(EngineConfig("sim", None), PATIENT, lambda message: None)
-    await child.spawn()
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with child_of() as child:
         assert "beyond its budget of 0.5 s" in await child.lost
-    await child.close(0.0)
 
 
 @pytest.mark.skipif(not counts_waits(), reason="the kernel keeps no sums of waits")
@@ -149,57 +157,55 @@ async def test_silence_of_an_engine_that_waits_for_a_core_is_no_loss(
     loop = f"import os; os.sched_setaffinity(0, {{{crowded_core()}}})\nwhile True: pass"
     with busy_loops(9):
         replace_engine(tmp_path, monkeypatch, f"{sys.executable} -Sc '{loop}'")
-        supervision = Supervision(startup_silence_seconds=0.8)
-        child = EngineChild(EngineConfig("sim", None), supervision, lambda message: None)
-        await child.spawn()
-        await asyncio.to_thread(run_for, child.pid, 0.3)
-        assert not child.lost.done()
-    await child.close(0.0)
+        async with child_of(supervision=Supervision(startup_silence_seconds=0.8)) as child:
+            await asyncio.to_thread(run_for, child.pid, 0.3)
+            assert not child.lost.done()
 
 
 async def test_messages_of_a_lost_engine_are_discarded(mute: Mute) -> None:
     """Its counters were added up when it was lost; a message that comes later would count twice."""
     received: list[FromEngine] = []
-    child = EngineChild(EngineConfig("sim", None), PATIENT, received.append)
-    await child.spawn()
-    engine = mute.engine()
-    steps = [
-        StepOutputs([], EngineStats(scheduler=SchedulerCounters(num_steps=n)), n)
-        for n in range(1, 101)
-    ]
-    engine.say(*steps)
-    await until(lambda: len(received) > 0)
-    child.kill("enough")
-    at_loss = len(received)
-    assert await child.lost == "enough"
-    engine.say(*steps)
-    engine.close()
-    main = child._main
-    main.drain(at_once=None)
-    assert len(received) == at_loss
-    assert received == steps[:at_loss]
-    await child.close(0.0)
+    async with child_of(received.append) as child:
+        engine = mute.engine()
+        steps = [
+            StepOutputs([], EngineStats(scheduler=SchedulerCounters(num_steps=n)), n)
+            for n in range(1, 101)
+        ]
+        engine.say(*steps)
+        await until(lambda: len(received) > 0)
+        child.kill("enough")
+        at_loss = len(received)
+        assert await child.lost == "enough"
+        engine.say(*steps)
+        engine.close()
+        child._main.drain(at_once=None)
+        assert len(received) == at_loss
+        assert received == steps[:at_loss]
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Path:
+    """Return a directory with a name too long for sockets."""
+    path = tmp_path / ("d" * 100)
+    path.mkdir()
+    return path
 
 
 async def test_a_directory_too_deep_for_sockets_is_an_error_and_no_hang(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    deep: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deep = tmp_path / ("d" * 100)
-    deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))
     client = EngineClient(EngineConfig("sim", None))
     async with asyncio.timeout(PATIENCE_SECONDS):
         with pytest.raises(WorkerError, match="cannot be started"):
             await client.start()
-    assert list(deep.iterdir()) == []
+    assert os.listdir(deep) == []
     assert not client.is_alive
 
 
 async def test_an_engine_that_cannot_be_started_again_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    deep: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deep = tmp_path / ("d" * 100)
-    deep.mkdir()
     client = EngineClient(EngineConfig("sim", None), None, Supervision(max_restarts=1))
     async with asyncio.timeout(PATIENCE_SECONDS):
         await client.start()

@@ -19,7 +19,6 @@ def test_a_line_comes_every_ten_seconds_with_what_came_between() -> None:
     )
     assert log.line(stats(11, 22, 9, 5), 119.9) is None
     second = log.line(stats(12, 24, 9, 5), 130.0)
-    assert second is not None
     assert "Accepted: 2 tokens, Drafted: 4 tokens" in second
     assert "Per-position acceptance rate: 0.500, 0.500" in second
     assert "Accepted throughput: 0.10 tokens/s" in second
@@ -35,7 +34,6 @@ def test_nothing_is_said_while_nothing_is_drafted() -> None:
     assert log.line(stats(2, 8, 2, 2), 1000.0) is None
     assert log.line(stats(3, 12, 3, 3), 1005.0) is None
     line = log.line(stats(4, 16, 4, 4), 1010.0)
-    assert line is not None
     assert "Accepted throughput: 0.40 tokens/s" in line
 
 
@@ -46,7 +44,6 @@ def test_an_idle_hour_slows_nothing_down() -> None:
     assert log.line(stats(5, 20, 10, 5), 106.0) is None
     log.resume(3706.0)
     line = log.line(stats(10, 40, 20, 10), 3710.0)
-    assert line is not None
     assert "Accepted throughput: 3.00 tokens/s, Drafted throughput: 4.00 tokens/s" in line
     log.resume(9000.0)
     assert log.line(stats(11, 44, 21, 11), 9009.9) is None

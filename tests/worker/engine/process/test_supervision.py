@@ -15,18 +15,8 @@ from worker.engine.process.supervision import (
 from worker.types import EngineStats, SchedulerCounters, SpeculationStats
 
 GAUGES = {
-    *(
-        "num_running",
-        "num_waiting",
-        "num_deferred",
-        "num_fetching",
-        "num_fetched",
-        "kv_cache_usage",
-        "host_blocks",
-        "host_usage",
-        "disk_blocks",
-        "sleep_level",
-    ),
+    *("num_running", "num_waiting", "num_deferred", "num_fetching", "num_fetched"),
+    *("kv_cache_usage", "host_blocks", "host_usage", "disk_blocks", "sleep_level"),
     *("is_paused", "num_restarts", "stalled_seconds", "num_speculative_tokens"),
     *("loaded", "awaited"),
 }

@@ -74,10 +74,7 @@ def test_sequences_that_share_a_prefix_are_deferred_and_counted() -> None:
     assert engine.stats().num_deferred == 0
 
 
-@pytest.mark.parametrize(
-    "sibling",
-    [{"cache_salt": "x"}, {"prompt_logprobs": 0}],
-)
+@pytest.mark.parametrize("sibling", [{"cache_salt": "x"}, {"prompt_logprobs": 0}])
 def test_a_sequence_that_cannot_use_a_prefix_does_not_wait(sibling: dict[str, object]) -> None:
     engine = scheduler(in_batch_prefix_tokens=8)
     engine.add(make_request("first", [5] * 20))
