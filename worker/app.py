@@ -396,9 +396,7 @@ class _Worker:
             self._client.abort_all("The request was aborted because the server stops")
 
     async def _finish(self, timeout_seconds: float) -> None:
-        """Wait for all requests, and for KV of moved streams until it is fetched or its lease
-        expires.
-        """
+        """Wait for all requests, and for KV of moved streams until its lease expires."""
         with contextlib.suppress(TimeoutError, EngineDeadError):
             async with asyncio.timeout(timeout_seconds):
                 await self._admission.wait_idle(timeout_seconds)

@@ -208,9 +208,7 @@ class KvTransferConfig:
 
 @dataclass(frozen=True, slots=True)
 class KvAddress:
-    """The address where this worker serves KV, and its HTTP port; `peer_port` as in
-    `KvTransferConfig`.
-    """
+    """This worker's address for KV, and its HTTP port; `peer_port` as in `KvTransferConfig`."""
 
     host: str
     port: int

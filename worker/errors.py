@@ -14,9 +14,7 @@ class ConfigError(WorkerError):
 
 
 class ModelError(WorkerError):
-    """A checkpoint or tokenizer that cannot be loaded; the message names the file, the key, and
-    why.
-    """
+    """A checkpoint or tokenizer that cannot be loaded; the message names file, key and reason."""
 
 
 class DeviceMemoryError(WorkerError):

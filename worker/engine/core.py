@@ -70,9 +70,7 @@ class EngineCore:
 
     @property
     def idle_seconds(self) -> float | None:
-        """The time after which `step` must be called without work, to report KV that moved. None:
-        never.
-        """
+        """Return when to `step` without work, to report KV that moved. None: never."""
         return TRANSFERS_SECONDS if self._background else None
 
     @property
@@ -95,9 +93,7 @@ class EngineCore:
 
     @property
     def is_compiling(self) -> bool:
-        """True if `step` has nothing to do until a grammar is compiled, or an adapter or a disk is
-        read.
-        """
+        """True if `step` only waits: for a grammar, an adapter or a disk."""
         if self._in_flight or self._ended:
             return False
         waits = bool(self._control.loading) or any(f.is_reading for f in self._background)
@@ -213,9 +209,7 @@ class EngineCore:
         return self._scheduler.update(step, result, now)
 
     def _run_commands(self, outputs: list[RequestOutput]) -> bool:
-        """Carry out what has come, now that no step is in flight; return whether there was
-        anything.
-        """
+        """Carry out what has come; return whether there was anything. No step is in flight."""
         had_any = bool(self._commands)
         while self._commands:
             self._control.run(self._commands.popleft())

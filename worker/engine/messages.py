@@ -62,9 +62,7 @@ class Vocabulary(msgspec.Struct, frozen=True, array_like=True, tag="vocabulary")
 
 
 class AbortRequests(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
-    """Stop these sequences; unknown ids are ignored. With `hands_over` another engine will ask for
-    their KV.
-    """
+    """Stop these sequences, if known. With `hands_over` another engine will ask for their KV."""
 
     request_ids: list[str]
     hands_over: bool = False

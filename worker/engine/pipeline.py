@@ -59,9 +59,7 @@ class InlinePipeline:
 
 
 class OverlappedPipeline:
-    """Submits the steps on a thread of its own, two deep, and collects them on the caller's.
-    Implements `Pipeline`.
-    """
+    """Submits steps on its own thread, two deep; collects them on the caller's. A `Pipeline`."""
 
     depth = 2
 

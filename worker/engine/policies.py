@@ -129,9 +129,7 @@ def may_pass(blocked: Iterable[tuple[int, int]], priority: int, max_bypasses: in
 
 
 def chunk_limit(budget: int, long_prefill_tokens: int, num_eligible: int) -> int:
-    """Return the most tokens of one sequence in a step; the threshold (0: off) only applies in
-    company.
-    """
+    """Return the most tokens of one sequence in a step; the threshold (0: off) needs company."""
     if long_prefill_tokens and num_eligible > 1:
         return min(budget, long_prefill_tokens)
     return budget

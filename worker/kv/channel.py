@@ -87,9 +87,7 @@ class Channel:
         return data[:size]
 
     async def while_open(self, work: Awaitable[_T]) -> _T:
-        """Return the result of `work`, which the other end awaits silently. Raises
-        `KvTransferError` when it hangs up first.
-        """
+        """Return the result of `work`; `KvTransferError` when the other end hangs up first."""
         working = asyncio.ensure_future(work)
         leaving = asyncio.create_task(self._fill(memoryview(bytearray(1))))
         try:

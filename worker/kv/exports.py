@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ExportedKv:
-    """The KV of the first `num_tokens` tokens of the sequence that `digest` names. The deadline is
-    on the caller's clock.
-    """
+    """The KV of `num_tokens` tokens that `digest` names. The deadline is on the caller's clock."""
 
     digest: bytes
     num_tokens: int

@@ -11,9 +11,7 @@ from worker.kv.wire import Shared
 
 
 def _seals() -> int:
-    """Return seals: memory neither shrinks below a mapping, which would kill its reader, nor
-    changes.
-    """
+    """Return seals: memory neither shrinks, which would kill a reader, nor changes."""
     return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
@@ -26,9 +24,7 @@ class SharedMemory:
 
     @classmethod
     def of(cls, data: memoryview) -> Self | None:
-        """Make one with a copy of `data`; None where the system has no such memory, or none to
-        spare.
-        """
+        """Make one with a copy of `data`; None without such memory, or none to spare."""
         name = f"pointsman-kv-{secrets.token_hex(16)}"
         try:
             fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

@@ -89,9 +89,7 @@ class TcpConnector:
         blocks: tuple[int, ...],
         name: str | None = None,
     ) -> KvOffer | None:
-        """Export the KV of the tokens that `digest` names until it is fetched, as `name` if that is
-        given. None: there is no room.
-        """
+        """Export the KV that `digest` names until it is fetched. None: there is no room."""
         num_tokens = data.nbytes // self._state.token_bytes
         transfer_id = name or f"{request_id}-{uuid.uuid4().hex[:8]}"
         now, lease = time.monotonic(), self._state.config.kv_lease_duration
@@ -107,9 +105,7 @@ class TcpConnector:
         return KvOffer(source, blocks, time.time() + lease)
 
     def pull(self, source: KvSource, digest: bytes, start: int) -> TcpPull:
-        """Begin to fetch the KV of the tokens that `digest` names from token `start` on. A `start`
-        after the last one frees the export.
-        """
+        """Begin to fetch the KV that `digest` names from token `start` on, or free all of it."""
         pull = TcpPull(lambda closed: self._call(self._fetcher.close, closed))
         self._call(self._fetcher.begin, pull, source, digest, start)
         return pull

@@ -82,9 +82,7 @@ class Lent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
-    """`error` says why nothing follows, for the peer's log; else `num_bytes` bytes do, or are in
-    `shared`, or `lent`.
-    """
+    """`error` says why nothing follows; else `num_bytes` do, or are in `shared`, or `lent`."""
 
     error: str | None
     num_bytes: int = 0
@@ -138,9 +136,7 @@ class Seal:
         return frame
 
     def data_cipher(self) -> Cipher[GCM]:
-        """Return the cipher of the next bytes, once both ends have said Hello and Challenge. Each
-        has a nonce of its own.
-        """
+        """Return the cipher of the next bytes, each with its own nonce, after the handshake."""
         key = hmac.digest(self._key, self._nonces + b"data", "sha256")
         nonce = self._num_ciphers.to_bytes(12, "little")
         self._num_ciphers += 1

@@ -105,9 +105,7 @@ class BlockHasher:
         cache_salt: str | None = None,
         adapter: Adapter | None = None,
     ) -> None:
-        """Grow `chain` in place to the first `num_blocks` blocks of `token_ids`, which are plain
-        ints. A longer chain is left as it is.
-        """
+        """Grow `chain` to the first `num_blocks` blocks of `token_ids`, unless it is longer."""
         size, hash_of = self._block_size, self._hash
         parent = chain[-1].digest if chain else self.root
         number = None if adapter is None else adapter.number

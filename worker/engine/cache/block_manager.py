@@ -57,9 +57,7 @@ NO_HIT = PrefixHit()
 
 @dataclass(slots=True)
 class _Holding:
-    """The blocks of a sequence, of which the first `num_sealed` are sealed. `copy` is of the
-    present table; None: not made yet.
-    """
+    """A sequence's blocks, the first `num_sealed` sealed; `copy` is of the table, if made."""
 
     table: list[int]
     num_sealed: int
@@ -115,9 +113,7 @@ class BlockManager:
         return holding.copy
 
     def num_shared_tokens(self, seq_id: int) -> int:
-        """Return the tokens in the leading sealed blocks that others hold too: they survive
-        whatever happens to this sequence.
-        """
+        """Return the tokens in the leading sealed blocks that others hold too: they survive."""
         holding = self._holding(seq_id)
         for index in range(holding.num_sealed):
             if self._references[holding.table[index]] == 1:
@@ -125,9 +121,7 @@ class BlockManager:
         return holding.num_sealed * self._block_size
 
     def find(self, chain: Sequence[BlockHash]) -> list[int]:
-        """Return the blocks of the longest cached beginning of `chain`; none of them is written
-        before the next step is scheduled.
-        """
+        """Return the blocks of the longest cached beginning of `chain`; valid in this step."""
         return self._cache.find_chain(chain)
 
     def match(
@@ -307,15 +301,11 @@ class BlockManager:
         self._cache.record(event)
 
     def take_events(self) -> list[CacheEvent]:
-        """Return the changes of the prefix cache since the last call, in order: evictions of a step
-        come before what it stores.
-        """
+        """Return the changes of the cache since the last call: evictions before what is stored."""
         return self._cache.take_events()
 
     def cached_blocks(self) -> list[CachedBlock]:
-        """Return every cached full block, parents before children, equal contents as often as they
-        exist.
-        """
+        """Return every cached full block, parents first, equal contents as often as they exist."""
         return [
             CachedBlock(
                 content.digest,

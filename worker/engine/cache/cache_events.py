@@ -16,9 +16,7 @@ GPU, CPU, STORAGE = "GPU", "CPU", "STORAGE"
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
-    """A run of blocks of one chain became hits. `parent` is the digest of the block before the run,
-    None when the run begins a chain.
-    """
+    """A run of blocks became hits. `parent` is the digest before it, None at a chain's start."""
 
     blocks: tuple[BlockHash, ...]
     parent: bytes | None

@@ -173,9 +173,7 @@ class PrefixCache:
         return events
 
     def full_blocks(self) -> list[tuple[BlockHash, bool]]:
-        """Return the content of every cached full block and whether it begins a chain, parents
-        first.
-        """
+        """Return each cached full block's content and whether it begins a chain, parents first."""
         # A name is made after its parent's and outlived by it, so the order of making will do.
         return [
             (name.content, name.content.parent == self._root)
@@ -193,9 +191,7 @@ class PrefixCache:
             parent = content.digest
 
     def check_integrity(self) -> tuple[set[int], set[int]]:
-        """Check names and lists; return the blocks with contents, and those of them that are
-        partial.
-        """
+        """Check names and lists; return the blocks with contents, and the partial ones of them."""
         full = {b: c for b, c in enumerate(self._contents) if isinstance(c, BlockHash)}
         partial = {b: c for b, c in enumerate(self._contents) if isinstance(c, PartialBlock)}
         named = [(block, n.content) for n in self._names.values() for block in n.blocks]

@@ -170,9 +170,7 @@ class Tiers:
         return tuple(slots)
 
     def peek(self, chain: Iterable[BlockHash]) -> list[memoryview]:
-        """Return the longest beginning of `chain` in host memory whose bytes are there already.
-        Valid until the next step is scheduled.
-        """
+        """Return `chain`'s longest beginning whose bytes are in host memory, for this step."""
         slots = self.find(chain)
         there = itertools.takewhile(lambda slot: self._saved_by[slot] < self._last_ended, slots)
         return [self._view(slot) for slot in there]
@@ -191,9 +189,7 @@ class Tiers:
         return [self._view(slot) for slot in slots]
 
     def read(self, chain: Iterable[BlockHash], first: int, block_tokens: int) -> Pull | None:
-        """Begin to read the longest beginning of `chain` that is on disk, after `first` other
-        blocks.
-        """
+        """Begin to read the longest beginning of `chain` on disk, after `first` other blocks."""
         if self._disk is None or self._disk.is_stuck:
             return None
         found = []

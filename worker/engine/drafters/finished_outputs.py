@@ -97,9 +97,7 @@ class OutputText:
         self._coming.append(output)
 
     def index(self, num_tokens: int) -> int:
-        """Index up to `num_tokens` more tokens (ends count) and return how many. Fewer: that was
-        all.
-        """
+        """Index up to `num_tokens` more tokens (ends count); return how many. Fewer: all."""
         num_done = 0
         while num_done < num_tokens:
             first = self._indexed - self._start
@@ -158,9 +156,7 @@ class OutputText:
         return end - first
 
     def sweep(self, num_tokens: int) -> int:
-        """Forget up to `num_tokens` more tokens of what is gone; return how many. Fewer: that was
-        all.
-        """
+        """Forget up to `num_tokens` more tokens of what is gone; return how many. Fewer: all."""
         text, start = self.text, self._start
         num_done = min(num_tokens, self._gone - self._swept)
         first = self._swept - start

@@ -38,6 +38,4 @@ class Drafter(Protocol):
         """
 
     def learn(self, num_tokens: int) -> None:
-        """Learn up to `num_tokens` more tokens of outputs. Once a step, so that no step waits for
-        long.
-        """
+        """Learn up to `num_tokens` more tokens of outputs; once a step, so that none waits long."""

@@ -23,9 +23,7 @@ MAX_PLACES = 32
 
 @dataclass(frozen=True, slots=True)
 class PathLimits:
-    """Limits of a match's length, of a path's length per token of its match, and of its
-    probability.
-    """
+    """The limits of matches, of a path's length per token of its match, and of its probability."""
 
     max_match_tokens: int
     max_spec_factor: float
@@ -99,9 +97,7 @@ def best_path(corpus: Corpus, context: str, limits: PathLimits, num_tokens: int)
 
 
 def _match_tokens(text: str, place: int, context: str, known: int, longest: int) -> int:
-    """Return how many tokens before `place` are the last ones of `context`, from `known` to
-    `longest`.
-    """
+    """Count the tokens before `place` that end `context` too, from `known` to `longest`."""
     most = min(longest, place)
     length = known
     while length < most and text[place - length - 1] == context[-length - 1]:

@@ -17,9 +17,7 @@ _MANY_TOKENS = 64
 
 
 def spell(token_ids: Sequence[int]) -> str:
-    """Spell tokens as characters. Ids from 0x10FFFF on, more than any vocabulary has, are a
-    ValueError.
-    """
+    """Spell tokens as characters. Ids from 0x10FFFF on are a ValueError."""
     if len(token_ids) < _MANY_TOKENS:
         text = "".join(map(chr, token_ids))
     else:

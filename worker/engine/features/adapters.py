@@ -64,9 +64,7 @@ class AdapterSlots:
         return held
 
     def place(self, adapter: Adapter, users: Collection[int]) -> Access:
-        """Return whether a sequence could run with an adapter in the next step; begin to read it if
-        only that is missing.
-        """
+        """Return whether an adapter could run next; begin to read it if only that is missing."""
         number = adapter.number
         if number in self._slots:
             return Access.READY

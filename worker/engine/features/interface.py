@@ -51,9 +51,7 @@ class Feature:
         """An answer is about to be aborted because another engine continues it."""
 
     def offer(self, sequence: Sequence) -> KvOffer | None:
-        """Return the offer of a running sequence's KV, if that is exported; it has its whole
-        answer.
-        """
+        """Return the offer of the KV of a sequence that has its whole answer, if it is exported."""
         return None
 
     def ended(self, sequence: Sequence, is_sound: bool) -> None:

@@ -62,9 +62,7 @@ class KvConnector(Protocol):
 
 @dataclass(slots=True)
 class _Reading:
-    """An answer so far: `num_tokens` in `parts`, from token `start` on. `pull` reads the rest from
-    disk.
-    """
+    """An answer so far: `num_tokens` from `start` on, in `parts`; `pull` reads the rest."""
 
     question: KvQuestion
     start: int

@@ -114,9 +114,7 @@ class DeviceRuns:
         self._now += 1
 
     def recall(self, seq_id: int) -> list[float]:
-        """Return the survivals of a sequence's next drafts: as they were, nearer to the typical
-        ones the longer ago that was.
-        """
+        """Return the survivals of a sequence's next drafts; they near the typical ones in time."""
         seen_at, run = self._own.get(seq_id, (0, self._typical))
         fading = 1.0 - _RUN_MEMORY ** (self._now - seen_at)
         pairs = zip(run, self._typical, strict=True)

@@ -79,7 +79,5 @@ def _gain_of_the_last(gained: float, num: int) -> float:
 
 @lru_cache(maxsize=1024)
 def _least_of(num: int) -> float:
-    """Return by how many standard deviations the smallest of several normal numbers is below the
-    mean.
-    """
+    """Return how many standard deviations the least of `num` normal numbers is below the mean."""
     return NormalDist().inv_cdf((num - 0.375) / (num + 0.25))

@@ -96,16 +96,12 @@ class EngineChild:
             await stdin.drain()
 
     def send(self, message: ToEngine) -> None:
-        """Queue a message, which never blocks: the open requests bound the queue. Dropped when the
-        process is gone.
-        """
+        """Queue a message; open requests bound the queue. Dropped when the process is gone."""
         if self._main is not None:
             self._main.send(self._encoder.encode(message))
 
     def kill(self, reason: str) -> None:
-        """End the process now; `lost` reports `reason`, after `receive` got what the process had
-        sent.
-        """
+        """End the process now; `lost` reports `reason`, after what the process had sent."""
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.kill()
@@ -254,9 +250,7 @@ class EngineChild:
 
 
 class _Inbox:
-    """Our end of one ZMQ pair, drained by the event loop. Leaves nothing open when it raises
-    ZMQError.
-    """
+    """Our end of a ZMQ pair, drained by the event loop. Open nowhere when it raises ZMQError."""
 
     def __init__(
         self,

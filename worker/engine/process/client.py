@@ -280,9 +280,7 @@ class EngineClient:
             self._child.send(AbortRequests([request_id]))
 
     def hand_over(self, request_id: str) -> None:
-        """Stop a sequence that continues elsewhere, where its KV will be asked for; its stream
-        falls silent.
-        """
+        """Stop a sequence that continues elsewhere with its KV; its stream falls silent."""
         if self._streams.pop(request_id, None) is not None and self._child is not None:
             self._child.send(AbortRequests([request_id], hands_over=True))
 

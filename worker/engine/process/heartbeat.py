@@ -140,9 +140,7 @@ class StepBudget:
         return max(least, self._factor * guess)
 
     def _guess(self, num_tokens: int, size: int) -> float | None:
-        """Judge by neighbours: a token costs no more in a larger step, and a step no more than a
-        larger one.
-        """
+        """Judge by neighbours: a step costs no more than a larger one, nor its token less."""
         for smaller in reversed(self._per_token[:size]):
             if smaller is not None:
                 return smaller * num_tokens

@@ -121,9 +121,7 @@ class Results:
         self._counters.prompt_tokens_disk += sequence.num_from_disk
 
     def fail(self, sequence: Sequence, error: str) -> list[RequestOutput]:
-        """End a sequence whose answers cannot be had, and those of its search; their KV is not to
-        be hit.
-        """
+        """End a sequence that cannot be answered, and those of its search; forget their KV."""
         if sequence.search is not None:
             return self.beams.fail(sequence.search, error)
         names = (sequence.request_id, *(branch.request_id for branch in sequence.branches))
@@ -137,9 +135,7 @@ class Results:
     def _new_prompt_logprobs(
         share: StepShare, logprobs: tuple[TokenLogprobs, ...]
     ) -> tuple[TokenLogprobs, ...]:
-        """Return the prompt's log probabilities that were not reported yet: a preemption re-runs
-        positions.
-        """
+        """Return the prompt's log probabilities that were not reported before a preemption."""
         sequence = share.sequence
         new = logprobs[max(0, sequence.num_prompt_logprobs - share.start) :]
         sequence.num_prompt_logprobs += len(new)

@@ -99,9 +99,7 @@ class Scheduler:
         return self._kv.blocks
 
     def reset_prefix_cache(self, forget_tiers: bool = True) -> bool:
-        """Forget every cached content, see `SequenceKv.reset`, and KV on its way to waiting
-        sequences.
-        """
+        """Forget all cached contents (`SequenceKv.reset`), and KV on its way to sequences."""
         if not self._kv.reset(forget_tiers):
             return False
         for sequence in self._live.waiting:
@@ -270,9 +268,7 @@ class Scheduler:
         return [output for sequence, why in failed for output in self._results.fail(sequence, why)]
 
     def update(self, step: SchedulerOutput, result: ModelOutput, now: float) -> list[RequestOutput]:
-        """Take in the results of `step`, the oldest in flight. Raises IntegrityError when it is
-        not.
-        """
+        """Take in the results of `step`; IntegrityError unless it is the oldest in flight."""
         if not self._in_flight or self._in_flight[0].step != step.step:
             raise IntegrityError(f"step {step.step} is not the oldest in flight")
         ended = self._in_flight.popleft()
@@ -340,9 +336,7 @@ class Scheduler:
                 plan.add(sequence, num_tokens)
 
     def _make_room(self, plan: StepPlan, sequence: Sequence, end: int) -> bool:
-        """Allocate the blocks of a running sequence up to `end`; False when it was preempted
-        itself.
-        """
+        """Allocate a running sequence's blocks up to `end`; False: it was preempted itself."""
         while not self._kv.grow(sequence, end):
             if len(self._live.running) == 1:
                 raise IntegrityError(f"sequence {sequence.seq_id} does not fit in an empty pool")

@@ -110,9 +110,7 @@ class LiveSequences:
         return children
 
     def drop_branch(self, sequence: Sequence, request_id: str) -> None:
-        """Drop one answer of a sequence that has several: a branch, or the leading answer, whose
-        place the first branch takes.
-        """
+        """Drop one answer of several: a branch, or the leading one, which the first replaces."""
         if request_id == sequence.request_id:
             sequence.lead(sequence.branches.pop(0))
         else:

@@ -55,9 +55,7 @@ class StepShare:
 
     @property
     def looks_ahead(self) -> bool:
-        """True if it has room beyond what its sequence knows: nothing can be scheduled before its
-        results.
-        """
+        """True if it has room for drafts: nothing can be scheduled before its results."""
         return self.guess is not None or self.num_to_draft > 0
 
 
