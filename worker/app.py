@@ -441,9 +441,7 @@ def system_fingerprint(config: EngineConfig) -> str:
 
 
 def cache_info(engine: EngineConfig, ready: EngineReady) -> dict[str, str]:
-    """Return a label for each attribute of vLLM's cache configuration; features that this engine
-    lacks have the values of a vLLM that does not use them.
-    """
+    """Return vLLM's cache configuration as labels; absent features count as unused."""
     num_tokens = ready.num_blocks * ready.block_size
     values = {
         "block_size": ready.block_size,

@@ -164,9 +164,7 @@ class EngineReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
 
 class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """Sent instead of `EngineReady` when start-up fails, and before the engine ends because of an
-    error; `message` is meant for the user.
-    """
+    """Start-up failed, or the engine ends because of an error; `message` is for the user."""
 
     message: str
 
@@ -183,9 +181,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
 
 
 class CachedBlock(msgspec.Struct, frozen=True, array_like=True):
-    """One full block of the prefix cache, as KV events name it: hashes are the block's full
-    digests, `parent` None for the first of a chain.
-    """
+    """One full cached block, by whole digests; `parent` is None for the first of a chain."""
 
     block_hash: bytes
     parent: bytes | None

@@ -136,9 +136,7 @@ def chunk_limit(budget: int, long_prefill_tokens: int, num_eligible: int) -> int
 
 
 def common_blocks(one: Sequence[BlockHash], other: Sequence[BlockHash]) -> int:
-    """Return the number of leading blocks that two chains have in common. Chained hashes agree up
-    to a point and never after it, so it is found by bisection.
-    """
+    """Count the leading blocks that two chains share, by bisection: hashes never agree again."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

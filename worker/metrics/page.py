@@ -272,9 +272,7 @@ def _constants(start_unix_seconds: float) -> bytes:
 
 
 class AdapterInfo:
-    """The LoRA adapters that are loaded and those that requests wait for, as labels. The value is
-    the unix time of the last change of the labels.
-    """
+    """Adapters loaded and waited for, as labels; the value is the time of the last change."""
 
     def __init__(self, max_loras: int, start_unix_seconds: float) -> None:
         self._max_loras = max_loras
@@ -337,9 +335,7 @@ class HttpMetrics:
         request_bytes: int,
         response_bytes: int,
     ) -> None:
-        """Count one exchange, unless its route is one of `EXCLUDED_HANDLERS`. `handler` is the
-        route's path, "none" when no route matched.
-        """
+        """Count one exchange, not of `EXCLUDED_HANDLERS`; `handler` "none": no route matched."""
         if handler in EXCLUDED_HANDLERS:
             return
         if method not in _METHODS:  # clients may invent methods, which must not become series

@@ -60,9 +60,7 @@ class FreeQueue:
             yield from account.idle
 
     def take(self, tenant: str) -> int:
-        """Return the idle block to use next, which counts for `tenant` now; there must be one. The
-        caller forgets its contents.
-        """
+        """Return the idle block to use next for `tenant`; the caller forgets its contents."""
         taker = self._account(tenant)
         taker.num_blocks += 1
         self._num_idle -= 1

@@ -29,9 +29,7 @@ class EngineState:
 
 
 class Feature:
-    """A part that attaches to the scheduler. Every hook does nothing unless it is overridden.
-    `name` is unique among the features of a scheduler.
-    """
+    """A part that attaches to the scheduler; hooks do nothing by default. `name` is unique."""
 
     name: str
 

@@ -182,9 +182,7 @@ class Speculation(Feature):
     def observe_step(
         self, known: tuple[int, int], num_drafts: int, seconds: float, result: ModelOutput
     ) -> None:
-        """Learn that a step took `seconds` for `known` tokens (the last ones of sequences; all
-        others) and `num_drafts` drafts.
-        """
+        """Learn the `seconds` of a step of `known` (last, other) tokens and `num_drafts` drafts."""
         num_decoding, num_other = known
         self._num_per_sequence = num_drafts / num_decoding if num_decoding else 0.0
         self._lengths.observe_catch_up(result.catch_up_seconds, result.drafts.keys())

@@ -30,9 +30,7 @@ _PACE_RATE = 0.2
 
 @dataclass(slots=True)
 class _Track:
-    """One sequence: the tokens a step that it could make, what one of them is worth, and whether
-    the device's drafter has read it.
-    """
+    """A sequence: its pace in tokens a step, the worth of one, and whether the device read it."""
 
     pace: float = 1.0
     worth: float = 1.0

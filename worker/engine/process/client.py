@@ -42,9 +42,7 @@ from worker.types import EngineStats, FinishReason
 
 
 def merge(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
-    """Merge two consecutive outputs: tokens and log probabilities in order, the rest from `later`,
-    whose other fields are running values.
-    """
+    """Merge two consecutive outputs: tokens and log probabilities in order, the rest of `later`."""
     steps = (one.num_steps for one in (earlier, later) if one.token_ids)
     return msgspec.structs.replace(
         later,
@@ -221,9 +219,7 @@ class EngineClient:
         await self._gone.wait()
 
     async def shutdown(self, timeout_seconds: float = 5.0) -> None:
-        """End the engine: ask, wait up to `timeout_seconds`, then kill. Idempotent. Streams still
-        open raise EngineDeadError.
-        """
+        """End the engine: ask, wait, then kill. Idempotent. Open streams raise EngineDeadError."""
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.wait([self._supervisor])
@@ -424,9 +420,7 @@ class Halts:
                     self._sleep_level, self._woken = None, frozenset()
 
     def commands(self) -> list[Command]:
-        """Return the commands that bring a new engine, which has nothing in flight, to the state of
-        the last one; every `command_id` is 0.
-        """
+        """Return the commands that bring a new engine to the last one's state, with id 0."""
         commands: list[Command] = []
         if self._is_paused:
             commands.append(Pause(0, "keep"))

@@ -123,9 +123,7 @@ class StepBudget:
         self._per_token[size] = new if mean is None else mean + _WEIGHT * (new - mean)
 
     def seconds(self, num_tokens: int, modelled_seconds: float = 0.0) -> float:
-        """Return how long a step may take before it counts as stalled; `modelled_seconds` is its
-        duration if the executor knows it, else 0.
-        """
+        """Return how long a step may take; `modelled_seconds` is its known duration, or 0."""
         return max(self._usual(num_tokens), self._factor * modelled_seconds)
 
     def _usual(self, num_tokens: int) -> float:

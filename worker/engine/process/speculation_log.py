@@ -21,9 +21,7 @@ class SpeculationLog:
         self._seen_seconds = now_seconds
 
     def line(self, stats: SpeculationStats, now_seconds: float) -> str | None:
-        """Return the line to log after a step, from the counters since the engine's start; mostly
-        None. Rates are over the time worked since the last line.
-        """
+        """Return the line to log after a step, mostly None; rates are over the time worked."""
         if self._seen_seconds is not None:
             self._worked_seconds += now_seconds - self._seen_seconds
         self._seen_seconds = now_seconds

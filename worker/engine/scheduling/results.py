@@ -59,9 +59,7 @@ class Results:
                 self._kv.blocks.shrink(sequence.seq_id, len(sequence.token_ids))
 
     def end(self, sequence: Sequence, forget: bool = False) -> None:
-        """Free the blocks and forget the sequence, with its branches; with `forget` its KV and its
-        outputs are worth nothing either.
-        """
+        """Free the blocks and forget the sequence and its branches; with `forget` its KV too."""
         sequence.drop_pull()
         self._kv.release(sequence, forget)
         self._live.remove(sequence)
@@ -233,9 +231,7 @@ class Results:
 
 
 def _num_accepted(guess: Guess, draws: tuple[Draw, ...]) -> int:
-    """Return the number of accepted drafts. Raises IntegrityError if the draws do not follow them:
-    the KV that was written would be that of other tokens.
-    """
+    """Return the number of accepted drafts; IntegrityError if the draws do not follow them."""
     num_accepted = len(draws) - 1
     accepted = tuple(draw.token_id for draw in draws[:-1])
     if not draws or accepted != guess.token_ids[:num_accepted]:

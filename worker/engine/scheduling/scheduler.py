@@ -169,9 +169,7 @@ class Scheduler:
     # ---- requests come and go ---------------------------------------------------------------
 
     def add(self, request: AddRequest) -> list[RequestOutput]:
-        """Queue a request; or refuse it, with one error output for each answer. Outputs end at
-        `max_model_len` tokens of the whole sequence.
-        """
+        """Queue a request, or refuse it with one error output for each answer."""
         sequence = new_sequence(
             request,
             self._live.next_seq_id,
@@ -224,9 +222,7 @@ class Scheduler:
             self._preempt(sequence)
 
     def leave_model(self) -> None:
-        """Drop KV from other engines and from disk: the weights may be others from now on. Only
-        while no step is in flight.
-        """
+        """Drop KV of other engines and of disks: weights may change. No step is in flight."""
         for sequence in self._live.waiting:
             sequence.drop_pull()
         for feature in self.features:

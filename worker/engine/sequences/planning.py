@@ -79,9 +79,7 @@ _STEPS_TO_GROWTH = 32
 
 
 class StepCeiling:
-    """The largest step allowed after the device had too little memory for one: `num_tokens` tokens,
-    and `num_seqs` running answers.
-    """
+    """The largest step after one lacked memory: `num_tokens`, and `num_seqs` running answers."""
 
     def __init__(self, limits: SchedulerConfig) -> None:
         self._limits = limits

@@ -33,9 +33,7 @@ class SequenceState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A further answer to the same prompt (n > 1) that is not a sequence of its own yet. `index` is
-    its number among the request's answers; the first has 0.
-    """
+    """A further answer to the same prompt, not a sequence of its own yet; `index` is at least 1."""
 
     request_id: str
     index: int
@@ -229,9 +227,7 @@ class Sequence:
     # ---- drawing ----------------------------------------------------------------------------
 
     def sample_specs(self, position: int, drafts: Seq[int] = ()) -> tuple[SampleSpec, ...]:
-        """Return the specs to draw the token at `position`, which is the next, and those after each
-        of `drafts`; one for each answer.
-        """
+        """Return the specs of the token at `position` and after each draft, for each answer."""
         masks: Seq[bytes] = ()
         if self.matcher is not None:
             outputs, ends = self.token_ids[self.num_prompt :], self._end_ids(self.params)
@@ -302,9 +298,7 @@ class Sequence:
         pooled: Seq[float] = (),
         kv_offer: KvOffer | None = None,
     ) -> RequestOutput:
-        """Return the output with new `draws`, and with everything else as it is now. `request_id`
-        names a branch; without it the output is this sequence's own.
-        """
+        """Return the output of new `draws`; `request_id` names a branch, else it is its own."""
         return RequestOutput(
             self.request_id if request_id is None else request_id,
             [draw.token_id for draw in draws],
