@@ -12,9 +12,8 @@ from rich.table import Table
 from fleet.commands.top_text import Glyphs, clean
 from picker.config.watch import read_config_file
 from picker.errors import PickerError
-from picker.recording.comparison import Comparison, Tally
 from picker.recording.lines import read_recording
-from picker.recording.replay import OtherConfig, Replay
+from picker.recording.replay import Comparison, OtherConfig, Replay, Tally
 
 SAME, DIFFERENT, UNUSABLE = 0, 1, 2
 _GLYPHS = Glyphs()

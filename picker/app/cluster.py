@@ -1,18 +1,23 @@
-"""The connection to a cluster, and the HTTP port's access control by that cluster."""
+"""The connection to a cluster: access control by it, and the election of a leader in it."""
 
+import asyncio
 import logging
 import time
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from random import Random
 
 from picker.admin.server import AdminServer
 from picker.cli.options import KubernetesFlags, Options
+from picker.config.schema import STANDBY_GATE, EndpointPickerConfig, gate_settings
 from picker.errors import ConfigError
 from picker.k8s.client import KubernetesClient
 from picker.k8s.credentials import Credentials, find_credentials
 from picker.k8s.discovery import WatchedPool, selected_pods
+from picker.k8s.lease import Clocks, LeaseKeeper
 from picker.k8s.objects import PoolName
 from picker.k8s.reviews import AccessReviews, Authorization, ReviewError
+from picker.metrics.picker_metrics import PickerMetrics
 
 log = logging.getLogger(__name__)
 
@@ -64,3 +69,60 @@ async def protect(admin: AdminServer, options: Options, stack: AsyncExitStack) -
         return None if found is Authorization.ALLOWED else (_STATUSES[found], found.value)
 
     admin.protect(authorize)
+
+
+class Leadership:
+    """Owns the candidacy for the Lease; without an election every replica leads."""
+
+    def __init__(self, options: Options, metrics: PickerMetrics) -> None:
+        self._keeper: LeaseKeeper | None = None
+        if options.election is None or options.kubernetes is None:
+            return
+        flags = options.election
+        self._access = ClusterAccess(options.kubernetes)
+        self._keeper = LeaseKeeper(
+            self._access.open,
+            flags.lease,
+            flags.identity,
+            flags.timings,
+            metrics.kubernetes.election,
+            clocks=Clocks(steady_seconds, lambda: datetime.now(UTC)),
+            rng=Random(),
+        )
+
+    def load(self) -> None:
+        if self._keeper is not None:
+            self._access.load()
+
+    def is_leader(self) -> bool:
+        return self._keeper is None or self._keeper.is_leader()
+
+    async def may_follow(self, config: EndpointPickerConfig) -> None:
+        """Return at once, or, without the gate `haPopulateNonLeaderDatastore`, as the leader."""
+        if self._keeper is not None and not gate_settings(config)[STANDBY_GATE]:
+            await self._keeper.led()
+
+    def problem(self) -> str | None:
+        """Explain why this replica does not lead, or may soon lose the lead; None: it leads."""
+        keeper = self._keeper
+        if keeper is None:
+            return None
+        problem = keeper.problem()
+        if problem is not None or keeper.is_leader():
+            return problem
+        return f"on standby; the leader is {keeper.holder or 'unknown'}"
+
+    def resign(self) -> None:
+        if self._keeper is not None:
+            self._keeper.resign()
+
+    def start(self, group: asyncio.TaskGroup) -> None:
+        """Take part until `resign`; the task ends once the lease is released."""
+        if self._keeper is not None:
+            group.create_task(self._keeper.run(), name="leader election")
+
+
+def steady_seconds() -> float:
+    """Read a clock that also counts while the machine sleeps, if there is one."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)

@@ -16,10 +16,9 @@ from typing import Final
 from picker.admin.answers import Turns
 from picker.admin.routes import PoolPages
 from picker.admin.server import AdminServer, SeveralPools
-from picker.app.cluster import protect
+from picker.app.cluster import Leadership, protect
 from picker.app.in_use import Outbound
 from picker.app.json_client import JsonClient
-from picker.app.leadership import Leadership
 from picker.app.listeners import Listeners, OwnPort, StartError
 from picker.app.model_choice import KnownModels, ModelChoice, PoolOfModels
 from picker.app.pool_choice import PoolChoice

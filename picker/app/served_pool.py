@@ -11,9 +11,9 @@ from random import Random
 
 from picker.admin.history import INTERVAL_SECONDS
 from picker.admin.views import UNKNOWN, AboutView, ConfigView, HealthView
+from picker.app.cluster import Leadership
 from picker.app.in_use import Outbound, config_in_use, read_config
 from picker.app.known_pool import KnownPool
-from picker.app.leadership import Leadership
 from picker.app.peering import Peering
 from picker.app.plugin_tasks import PluginTasks, flush, listen_to_engines
 from picker.app.shelves import Autoscaler, PoolSight, autoscaler

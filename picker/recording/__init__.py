@@ -2,5 +2,5 @@
 
 `lines` is the format; `requests`, `values` (findings) and `candidates` (changes) convert to it and
 back. `recorder` makes lines of decisions for `file`. `replay` repeats decisions, with findings as
-`sources` plans; `comparison` adds up the differences.
+`sources` plans, and adds up the differences.
 """

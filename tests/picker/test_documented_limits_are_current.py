@@ -26,7 +26,7 @@ NO_LIMITS = {
         "app.pool_choice._MAX_WARNINGS",
     ),
     *("peers.server.MAX_COMPLAINTS", "telemetry.health_metrics.MAX_LINES"),
-    *("recording.comparison._MAX_TOTALS_SHOWN", "xds.server.MAX_LINES"),
+    *("recording.replay._MAX_TOTALS_SHOWN", "xds.server.MAX_LINES"),
     *("xds.server._MAX_SHOWN", "xds.server._MAX_TEXT"),
     # values that are computed anew when they are not remembered
     *("extproc.wire.MAX_REMEMBERED", "plugins.parsers.http_parsers.MAX_REMEMBERED"),

@@ -15,7 +15,7 @@ from fleet.commands.explain_text import Layout, explained
 from fleet.commands.top_text import ASCII
 from fleet.errors import FleetError
 from fleet.http_client import HttpAnswer
-from picker.decisions.reasons import reasons
+from picker.decisions.showing import reasons
 from picker.decisions.views import (
     CandidateView,
     FilterView,

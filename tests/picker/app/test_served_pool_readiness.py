@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import cast
 
-from picker.app.leadership import Leadership
+from picker.app.cluster import Leadership
 from picker.app.picker import GRACE_SECONDS, Serving
 from picker.app.served_pool import ServedPool
 from picker.cli.options import Options

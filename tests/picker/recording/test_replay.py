@@ -12,7 +12,6 @@ import yaml
 
 from picker.config.build import DEFAULT_CONFIG
 from picker.errors import ConfigError
-from picker.recording.comparison import REFUSED, Comparison, Tally
 from picker.recording.lines import (
     Config,
     DecisionLine,
@@ -23,6 +22,7 @@ from picker.recording.lines import (
     decoded,
     encoded,
 )
+from picker.recording.replay import REFUSED, Comparison, Tally
 from picker.types import EndpointMetrics
 from tests.support.picker.configured_requests import GOLDEN, golden
 from tests.support.picker.recorded_traffic import (

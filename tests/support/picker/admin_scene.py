@@ -13,7 +13,7 @@ from picker.admin.routes import PoolPages
 from picker.admin.server import AdminServer
 from picker.admin.views import AboutView, ConfigView, HealthView
 from picker.decisions.decision import Decision
-from picker.decisions.reasons import reasons
+from picker.decisions.showing import reasons
 from picker.decisions.views import (
     CandidateView,
     FilterView,
