@@ -23,20 +23,7 @@ from picker.config.profiles import ProfilePlan, ProfilePlanner, names_in
 from picker.config.schema import EndpointPickerConfig, check_supported
 from picker.decisions.steps import SCHEDULER, BoundPlugin, Scope
 from picker.flowcontrol.settings import FlowControlSettings
-from picker.framework.interfaces import (
-    Admitter,
-    BackgroundFlush,
-    EndpointObserver,
-    Parser,
-    PreRequest,
-    ProfileHandler,
-    RequestEndHook,
-    RequestProcessor,
-    ResponseHeadHook,
-    ResponseProgressHook,
-    SaturationDetector,
-    Screener,
-)
+from picker.framework import interfaces
 from picker.framework.registry import Registry, Stability
 from picker.framework.services import NO_SERVICES, Services
 from picker.metrics.picker_metrics import PickerMetrics
@@ -110,8 +97,8 @@ class Assembly:
     plans: tuple[ProfilePlan, ...]
     handler: Instance
     detector: Instance | None
-    observers: tuple[EndpointObserver, ...]
-    flushes: Mapping[str, BackgroundFlush]
+    observers: tuple[interfaces.EndpointObserver, ...]
+    flushes: Mapping[str, interfaces.BackgroundFlush]
     data_layer: DataLayerPlan
     instances: Mapping[str, Instance]
     experimental: tuple[str, ...]
@@ -120,7 +107,7 @@ class Assembly:
     flow_control: FlowControlSettings | None = None  # None: the gate 'flowControl' is off
 
     @property
-    def screeners(self) -> tuple[BoundPlugin[Screener], ...]:
+    def screeners(self) -> tuple[BoundPlugin[interfaces.Screener], ...]:
         return self.pipeline.screeners
 
     def gated(self, gate: FlowGate | None) -> RequestPipeline:
@@ -140,43 +127,37 @@ def build(
     options: BuildOptions | None = None,
 ) -> Assembly:
     """Create the objects. Raises `InvalidConfigError` with all errors."""
-    return _Builder(loaded, registry, metrics, clock, options or BuildOptions()).build()
+    options = options or BuildOptions()
+    plugins = PluginInstances(registry, loaded.findings, options.services, options.before)
+    return _Builder(loaded, plugins, metrics, clock, options).build()
 
 
+@dataclass(frozen=True, slots=True)
 class _Builder:
-    def __init__(
-        self,
-        loaded: LoadedConfig,
-        registry: Registry,
-        metrics: PickerMetrics,
-        clock: Callable[[], float],
-        options: BuildOptions,
-    ) -> None:
-        self._loaded, self._config = loaded, loaded.config
-        self._findings: Findings = loaded.findings
-        self._registry = registry
-        self._options = options
-        self._plugins = PluginInstances(registry, loaded.findings, options.services, options.before)
-        self._metrics, self._clock = metrics, clock
+    loaded: LoadedConfig
+    plugins: PluginInstances
+    metrics: PickerMetrics
+    clock: Callable[[], float]
+    options: BuildOptions
 
     def build(self) -> Assembly:
-        plugins, findings = self._plugins, self._findings
+        plugins, findings, config = self.plugins, self.plugins.findings, self.loaded.config
         # First what is refused anyway, so that its errors come with all others.
-        check_supported(self._config, findings)
-        for index, spec in enumerate(self._config.plugins):
+        check_supported(config, findings)
+        for index, spec in enumerate(config.plugins):
             plugins.add(spec, ("plugins", index))
         # After all plugins exist, since a plugin may name one that is configured below it.
         plugins.connect()
-        planner = ProfilePlanner(self._config, plugins)
+        planner = ProfilePlanner(config, plugins)
         plans = planner.profiles()
         handler = planner.profile_handler(len(plans))
-        lists_models = self._options.lists_models
-        data_layer = plan_data_layer(self._config, plugins, lists_models=lists_models)
-        parsers = plan_parsers(self._config, plugins)
-        detector = plan_detector(self._config, plugins)
+        lists_models = self.options.lists_models
+        data_layer = plan_data_layer(config, plugins, lists_models=lists_models)
+        parsers = plan_parsers(config, plugins)
+        detector = plan_detector(config, plugins)
         if not findings.has_errors:
             warn_of_filtering_detector(plans, detector, findings)
-        flow_control = plan_flow_control(self._config, plugins, detector)
+        flow_control = plan_flow_control(config, plugins, detector)
         # After every section has created its default plugins, which may consume data as well.
         create_missing_producers(plugins)
         producers = producers_in_order(plugins)
@@ -198,15 +179,15 @@ class _Builder:
         return replace(assembly, flow_control=flow_control)
 
     def _check_stability(self) -> None:
-        if self._options.allow_experimental:
+        if self.options.allow_experimental:
             return
         for instance in self._experimental():
             text = f"'{instance.name}' is experimental; start with --allow-experimental-plugins"
-            self._findings.error(instance.path, text)
+            self.plugins.findings.error(instance.path, text)
 
     def _experimental(self) -> Iterator[Instance]:
-        for instance in self._plugins:
-            if self._registry.get(instance.type_name).stability is Stability.ALPHA:
+        for instance in self.plugins:
+            if self.plugins.registry.get(instance.type_name).stability is Stability.ALPHA:
                 yield instance
 
     def _assembly(
@@ -214,7 +195,7 @@ class _Builder:
         plans: list[ProfilePlan],
         handler: Instance,
         data_layer: DataLayerPlan,
-        parsers: tuple[Parser, ...],
+        parsers: tuple[interfaces.Parser, ...],
         detector: Instance | None,
         producers: list[Instance],
     ) -> Assembly:
@@ -223,14 +204,14 @@ class _Builder:
             parsers=ParserTable(parsers),
             scheduler=self._scheduler(profiles, handler),
             producers=tuple(self._bound("DataProducer", one) for one in producers),
-            hooks=self._all("PreRequest", PreRequest),
-            processors=self._all("RequestProcessor", RequestProcessor),
-            screeners=self._all("Screener", Screener),
-            admitters=self._all("Admitter", Admitter),
+            hooks=self._all("PreRequest", interfaces.PreRequest),
+            processors=self._all("RequestProcessor", interfaces.RequestProcessor),
+            screeners=self._all("Screener", interfaces.Screener),
+            admitters=self._all("Admitter", interfaces.Admitter),
             saturation=self._saturation(detector),
-            response_heads=self._all("ResponseReceived", ResponseHeadHook),
-            response_progress=self._all("ResponseStreaming", ResponseProgressHook),
-            request_ends=self._all("ResponseComplete", RequestEndHook),
+            response_heads=self._all("ResponseReceived", interfaces.ResponseHeadHook),
+            response_progress=self._all("ResponseStreaming", interfaces.ResponseProgressHook),
+            request_ends=self._all("ResponseComplete", interfaces.RequestEndHook),
             bodyless=self._bodyless(plans),
         )
         return Assembly(
@@ -239,48 +220,48 @@ class _Builder:
             plans=tuple(plans),
             handler=handler,
             detector=detector,
-            observers=self._plugins_of(EndpointObserver),
+            observers=self._plugins_of(interfaces.EndpointObserver),
             flushes={
                 one.name: one.plugin
-                for one in self._plugins
-                if isinstance(one.plugin, BackgroundFlush)
+                for one in self.plugins
+                if isinstance(one.plugin, interfaces.BackgroundFlush)
             },
             data_layer=data_layer,
-            instances={one.name: one for one in self._plugins},
+            instances={one.name: one for one in self.plugins},
             experimental=tuple(one.name for one in self._experimental()),
-            warnings=tuple(self._findings),
-            loaded=self._loaded,
+            warnings=tuple(self.plugins.findings),
+            loaded=self.loaded,
         )
 
     def _scheduler(
         self, profiles: Mapping[str, Profile], handler: Instance
     ) -> BoundPlugin[Scheduler]:
-        if not isinstance(handler.plugin, ProfileHandler):
+        if not isinstance(handler.plugin, interfaces.ProfileHandler):
             raise TypeError(f"'{handler.name}' is not a profile handler")
         asking = self._bound("ProfilePicker", handler)
         processing = self._bound("ProcessProfilesResults", handler)
         scheduler = Scheduler(tuple(profiles.values()), asking, processing)
-        durations = self._metrics.scheduler_e2e_duration_seconds
+        durations = self.metrics.scheduler_e2e_duration_seconds
         bound = BoundPlugin(scheduler, SCHEDULER, durations=durations)
-        bound.meter = SchedulingAttempts(self._metrics)
+        bound.meter = SchedulingAttempts(self.metrics)
         return bound
 
     def _bodyless(self, plans: list[ProfilePlan]) -> BodylessRequests:
         # A filter of several profiles runs once, in the order of its first use.
         filters = dict.fromkeys(part.instance.name for plan in plans for part in plan.filters)
-        narrowing = (self._plugins[name].plugin for name in filters)
+        narrowing = (self.plugins[name].plugin for name in filters)
         return BodylessRequests(
             tuple(one for one in narrowing if isinstance(one, BodylessFilter)),
             self._plugins_of(BodylessResponseHook),
         )
 
     def _plugins_of(self, kind: Any) -> tuple[Any, ...]:
-        return tuple(one.plugin for one in self._plugins if isinstance(one.plugin, kind))
+        return tuple(one.plugin for one in self.plugins if isinstance(one.plugin, kind))
 
-    def _saturation(self, detector: Instance | None) -> SaturationDetector | None:
-        if detector is None or not isinstance(detector.plugin, SaturationDetector):
+    def _saturation(self, detector: Instance | None) -> interfaces.SaturationDetector | None:
+        if detector is None or not isinstance(detector.plugin, interfaces.SaturationDetector):
             return None
-        return measured(self._bound("SaturationDetector", detector), self._clock)
+        return measured(self._bound("SaturationDetector", detector), self.clock)
 
     def _profile(self, plan: ProfilePlan) -> Profile:
         name, part = plan.name, plan.picker
@@ -296,14 +277,14 @@ class _Builder:
 
     def _all(self, point: str, kind: Any) -> tuple[BoundPlugin[Any], ...]:
         return tuple(
-            self._bound(point, one) for one in self._plugins if isinstance(one.plugin, kind)
+            self._bound(point, one) for one in self.plugins if isinstance(one.plugin, kind)
         )
 
     def _bound(
         self, point: str, instance: Instance, *, profile: str = "", weight: float = 1.0
     ) -> BoundPlugin[Any]:
         """Bind a plugin with its metrics and its scope: what it and its plugins declare."""
-        name, type_name, metrics = instance.name, instance.type_name, self._metrics
+        name, type_name, metrics = instance.name, instance.type_name, self.metrics
         plugin = instance.plugin
         labels = (point, type_name, name)
         durations = metrics.plugin_duration_seconds.labels(*labels)
@@ -313,10 +294,10 @@ class _Builder:
         bound.meter = meter_of(point, name, type_name, plugin, metrics)
         # The plugins that it calls read the attributes in its name.
         if point in _SCOPED:
-            used = [self._plugins[one].plugin for one in self._plugins.used_by(instance)]
+            used = [self.plugins[one].plugin for one in self.plugins.used_by(instance)]
             violations = metrics.plugin_data_scope_violations_total
             bound.scope = Scope(name, (plugin, *used), violations, labels)
-            if self._options.strict_data_scope:
+            if self.options.strict_data_scope:
                 bound.scope.never_lift()
         return bound
 
@@ -341,7 +322,9 @@ def assemble(
     return loaded, build(loaded, registry, PickerMetrics(), lambda: 0.0, options)
 
 
-def plan_parsers(config: EndpointPickerConfig, plugins: PluginInstances) -> tuple[Parser, ...]:
+def plan_parsers(
+    config: EndpointPickerConfig, plugins: PluginInstances
+) -> tuple[interfaces.Parser, ...]:
     """Return the configured parsers, or the default ones."""
     section, findings = config.request_handler, plugins.findings
     refs: list[tuple[Path, str]] = [
@@ -355,20 +338,22 @@ def plan_parsers(config: EndpointPickerConfig, plugins: PluginInstances) -> tupl
     if not refs:
         instances = [plugins.default(name) for name in DEFAULT_PARSERS if name in plugins.registry]
         return tuple(
-            one.plugin for one in instances if one is not None and isinstance(one.plugin, Parser)
+            one.plugin
+            for one in instances
+            if one is not None and isinstance(one.plugin, interfaces.Parser)
         )
     found = [(path, plugins.referenced_or_type(name, path)) for path, name in refs]
     return tuple(_effective([(path, one) for path, one in found if one is not None], findings))
 
 
-def _effective(refs: list[tuple[Path, Instance]], findings: Findings) -> list[Parser]:
+def _effective(refs: list[tuple[Path, Instance]], findings: Findings) -> list[interfaces.Parser]:
     """Return the effective parsers: one of each type, none after one that takes every path."""
-    parsers: list[Parser] = []
+    parsers: list[interfaces.Parser] = []
     types: set[str] = set()
     fallback: str | None = None
     for path, instance in refs:
         parser = instance.plugin
-        if not isinstance(parser, Parser):
+        if not isinstance(parser, interfaces.Parser):
             findings.error(path, f"'{instance.name}' is not a parser")
         elif instance.type_name in types:
             findings.warn(path, f"a second {instance.type_name} has no effect")

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,30 +10,19 @@ import zmq
 import zmq.asyncio
 
 from picker.app.plugin_tasks import PluginTasks, flush, listen_to_engines
-from picker.framework.interfaces import KvEventFeed, KvEventSource, SkippedKvEvent
+from picker.framework.interfaces import KvEventFeed
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
 from picker.types import Endpoint
+from tests.support.picker.kv_scene import Notebook
 
 
-class Consumer:
-    def __init__(self, address: str) -> None:
-        self.kv_event_feed = KvEventFeed(address, "kv@")
-        self.received: asyncio.Queue[bytes] = asyncio.Queue()
-
-    def kv_event_source(self, endpoint: Endpoint) -> KvEventSource | None:
-        return None
-
-    def kv_events(self, key: str, topic: str, payload: bytes) -> Sequence[SkippedKvEvent]:
-        self.received.put_nowait(payload)
-        return ()
-
-    def kv_events_lost(self, key: str) -> None:
-        return
+def _has(book: Notebook, payload: str) -> bool:
+    return any(what[-1] == payload for what in book.received)
 
 
 async def test_a_plugin_of_a_new_configuration_takes_over_the_address(tmp_path: Path) -> None:
-    address = f"ipc://{tmp_path}/kv"
+    feed = KvEventFeed(f"ipc://{tmp_path}/kv", "kv@")
     datastore = Datastore()
     datastore.set_endpoints([Endpoint("a", "10.0.0.1", 8000)])
     listening = PluginTasks(partial(listen_to_engines, datastore, PickerMetrics().kv))
@@ -43,18 +31,18 @@ async def test_a_plugin_of_a_new_configuration_takes_over_the_address(tmp_path: 
         engine = context.socket(zmq.XPUB)
         engine.setsockopt(zmq.XPUB_VERBOSE, 1)
         engine.setsockopt(zmq.RECONNECT_IVL, 10)
-        engine.connect(address)
+        engine.connect(feed.bind_address)
         number = 0
         try:
             async with asyncio.timeout(60):
-                for consumer in (Consumer(address), Consumer(address)):
+                for consumer in (Notebook(feed=feed), Notebook(feed=feed)):
                     listening.use({"p": consumer})
                     while await engine.recv() != b"\x01kv@":  # the previous consumer unsubscribes
                         continue
                     for _ in range(2):
                         frames = (b"kv@10.0.0.1:8000@m", number.to_bytes(8, "big"), b"%d" % number)
                         await engine.send_multipart(frames)
-                        assert await consumer.received.get() == b"%d" % number
+                        await consumer.until(partial(_has, consumer, f"{number}"))
                         listening.use({"p": consumer})
                         number += 1
         finally:
