@@ -121,23 +121,20 @@ class Serving:
         """True once the endpoints of all pools are known; after the grace, of any pool."""
         if not any(pool.is_known() for pool in self.pools.values()):
             return False
-        self._has_begun = self._has_begun or self._is_grace_over()
+        if all(pool.is_known() or pool.known.is_absent() for pool in self.pools.values()):
+            self._has_begun = True
+        is_over = self._grace_until is not None and self._clock() >= self._grace_until
+        self._has_begun = self._has_begun or is_over
         return self._has_begun
 
     def _serves(self) -> bool:
         return not self.is_draining and self.leadership.is_leader()
 
     def _look(self) -> None:
-        """Begin the grace when the first pool is known, not at the start: a replica may have to
-        lead before it may follow any pool.
-        """
+        # The grace begins with the first known pool, not at the start: a replica may have to lead
+        # before it may follow any pool.
         if self._grace_until is None and any(pool.is_known() for pool in self.pools.values()):
             self._grace_until = self._clock() + GRACE_SECONDS
-
-    def _is_grace_over(self) -> bool:
-        if all(pool.is_known() or pool.known.is_absent() for pool in self.pools.values()):
-            return True
-        return self._grace_until is not None and self._clock() >= self._grace_until
 
 
 class Picker:

@@ -92,7 +92,10 @@ class ServedPool:
         self.known.rules.subscribe(lambda rules: metrics.labels.pin_rewrites(rules.rewritten))
         self.datastore.follow_models(metrics.labels.add_served)
         metrics.register(PluginCollector(lambda: self.config.assembly, self.inflight, metrics))
-        self._watch = self._config_watch(content)
+        self._watch: ConfigWatch | None = None
+        path = options.config_file
+        if path is not None and content is not None and options.watch_config:
+            self._watch = ConfigWatch(path, content, self.config.apply, metrics, time.time)
         # After all parts exist: it hands the assembly to each of them.
         self._use(assembly)
         self.config.subscribe(self._use)
@@ -287,13 +290,6 @@ class ServedPool:
                     silent.append(one.key)
         return silent
 
-    def _silence(self) -> str | None:
-        if not (silent := self._silent()):
-            return None
-        # Probes show the sentence in a line of an event.
-        names = ", ".join(silent[:MAX_NAMED]) + (", …" if len(silent) > MAX_NAMED else "")
-        return f"{len(silent)} of {self.datastore.size} endpoints do not answer: {names}"
-
     def traffic(self) -> Traffic:
         keys = [candidate.key for candidate in self.datastore.snapshot().candidates]
         return self._traffic.sample(keys, INTERVAL_SECONDS)
@@ -318,11 +314,10 @@ class ServedPool:
         )
 
     def problem(self) -> str | None:
-        old = self._leadership.problem() or self.known.problem()
-        return "; ".join(filter(None, (old, self._silence()))) or None
-
-    def _config_watch(self, content: bytes | None) -> ConfigWatch | None:
-        path = self._options.config_file
-        if path is None or content is None or not self._options.watch_config:
-            return None
-        return ConfigWatch(path, content, self.config.apply, self.metrics, time.time)
+        problems = [self._leadership.problem() or self.known.problem()]
+        if silent := self._silent():
+            # Probes show the sentence in a line of an event.
+            names = ", ".join(silent[:MAX_NAMED]) + (", …" if len(silent) > MAX_NAMED else "")
+            text = f"{len(silent)} of {self.datastore.size} endpoints do not answer: {names}"
+            problems.append(text)
+        return "; ".join(filter(None, problems)) or None

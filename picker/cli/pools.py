@@ -53,7 +53,10 @@ def pools_of(
     )
     if len(pools) > MAX_POOLS:
         raise ConfigError(f"--pool: {len(pools)} pools; {MAX_POOLS} at most for one picker")
-    _refuse_twins(pools)
+    for (namespace, name), count in Counter((one.namespace, one.name) for one in pools).items():
+        if count > 1:
+            text = f"--pool names {namespace}/{name} {count} times; each pool is served once"
+            raise ConfigError(text)
     _refuse_shared_ports(pools, arguments)
     return pools
 
@@ -159,14 +162,6 @@ def _port(text: str, port: str) -> int:
 
 def _path(given: dict[str, str], key: str) -> Path | None:
     return Path(given[key]) if key in given else None
-
-
-def _refuse_twins(pools: Iterable[PoolFlags]) -> None:
-    for (namespace, name), count in Counter((one.namespace, one.name) for one in pools).items():
-        if count > 1:
-            raise ConfigError(
-                f"--pool names {namespace}/{name} {count} times; each pool is served once"
-            )
 
 
 def _refuse_shared_ports(pools: Iterable[PoolFlags], arguments: argparse.Namespace) -> None:

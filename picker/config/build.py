@@ -200,6 +200,9 @@ class _Builder:
         producers: list[Instance],
     ) -> Assembly:
         profiles = {plan.name: self._profile(plan) for plan in plans}
+        saturation = None
+        if detector is not None and isinstance(detector.plugin, interfaces.SaturationDetector):
+            saturation = measured(self._bound("SaturationDetector", detector), self.clock)
         pipeline = RequestPipeline(
             parsers=ParserTable(parsers),
             scheduler=self._scheduler(profiles, handler),
@@ -208,7 +211,7 @@ class _Builder:
             processors=self._all("RequestProcessor", interfaces.RequestProcessor),
             screeners=self._all("Screener", interfaces.Screener),
             admitters=self._all("Admitter", interfaces.Admitter),
-            saturation=self._saturation(detector),
+            saturation=saturation,
             response_heads=self._all("ResponseReceived", interfaces.ResponseHeadHook),
             response_progress=self._all("ResponseStreaming", interfaces.ResponseProgressHook),
             request_ends=self._all("ResponseComplete", interfaces.RequestEndHook),
@@ -257,11 +260,6 @@ class _Builder:
 
     def _plugins_of(self, kind: Any) -> tuple[Any, ...]:
         return tuple(one.plugin for one in self.plugins if isinstance(one.plugin, kind))
-
-    def _saturation(self, detector: Instance | None) -> interfaces.SaturationDetector | None:
-        if detector is None or not isinstance(detector.plugin, interfaces.SaturationDetector):
-            return None
-        return measured(self._bound("SaturationDetector", detector), self.clock)
 
     def _profile(self, plan: ProfilePlan) -> Profile:
         name, part = plan.name, plan.picker

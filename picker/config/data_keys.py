@@ -22,6 +22,8 @@ from picker.framework.interfaces import (
 )
 
 Keys = tuple[DataKey[Any], ...]
+# What changes requests or responses, or reads or shows its own findings.
+_DOES_MORE = RequestProcessor | ResponseHeadHook | FlowLoads | Filter | Scorer | PickerPlugin
 
 
 def create_missing_producers(plugins: PluginInstances) -> None:
@@ -97,7 +99,8 @@ def warn_of_unread(plugins: PluginInstances, in_profiles: Collection[str]) -> No
             read |= dict.fromkeys((*needed_by(one), *optional_for(one)), one.name)
     for one in plugins:
         made = produced_by(one)
-        if one.path and _only_produces(one.plugin) and read.keys().isdisjoint(made):
+        only_produces = is_producer(one.plugin) and not isinstance(one.plugin, _DOES_MORE)
+        if one.path and only_produces and read.keys().isdisjoint(made):
             kinds = {key.data_type for key in made}
             others = [
                 f"; '{name}' reads what '{key.producer}' produces"
@@ -106,12 +109,6 @@ def warn_of_unread(plugins: PluginInstances, in_profiles: Collection[str]) -> No
             ]
             text = f"nothing uses what '{one.name}' produces{''.join(others)}"
             plugins.findings.warn(one.path, text)
-
-
-def _only_produces(plugin: object) -> bool:
-    """Check that it neither changes requests or responses, nor reads or shows its own findings."""
-    does_more = RequestProcessor | ResponseHeadHook | FlowLoads | Filter | Scorer | PickerPlugin
-    return is_producer(plugin) and not isinstance(plugin, does_more)
 
 
 def is_producer(plugin: object) -> bool:

@@ -136,13 +136,9 @@ def _weighted(raw: float, weight: float) -> float:
 
 def _scores(profile: PackedProfile, said: Said, index: int) -> tuple[ScoreView, ...]:
     return tuple(
-        ScoreView(name, weight, _finite(scores[index]), _weighted(scores[index], weight))
-        for (name, weight), scores in zip(profile.scorers, said, strict=True)
+        ScoreView(name, weight, float(raw) if math.isfinite(raw) else None, _weighted(raw, weight))
+        for (name, weight), raw in zip(profile.scorers, (row[index] for row in said), strict=True)
     )
-
-
-def _finite(raw: float) -> float | None:
-    return float(raw) if math.isfinite(raw) else None
 
 
 def _candidate(

@@ -294,7 +294,8 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[NumberedLine]:
             line = decoded(text.rstrip(b"\n"))
         except UNREADABLE as error:
             # Only the next line shows whether the run ended here, so keep the error until then.
-            if torn is not None or number == 1 or not _may_be_torn(text, error):
+            may_be_torn = not text.endswith(b"\n") or _TRUNCATED in str(error)
+            if torn is not None or number == 1 or not may_be_torn:
                 raise _invalid(path, number, error) from error
             torn = error
             continue
@@ -313,10 +314,6 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[NumberedLine]:
         yield NumberedLine(number, None)
     if not number:
         raise RecordingError(f"{path}: empty, no recording")
-
-
-def _may_be_torn(text: bytes, error: Exception) -> bool:
-    return not text.endswith(b"\n") or _TRUNCATED in str(error)
 
 
 def _invalid(path: Path, number: int, error: Exception) -> RecordingError:
