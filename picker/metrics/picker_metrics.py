@@ -20,30 +20,12 @@ from prometheus_client.registry import Collector as LibraryCollector
 
 from base.series import AnySeries, Computed, Counter, Histogram, metrics_of, text_of
 from picker.metrics.declarations import (
-    ERROR_RATIOS,
     EXTENSION_PREFIX,
-    FAST_SECONDS,
-    HIT_BYTES,
-    INPUT_TOKENS,
-    ITL_SECONDS,
     KV_CACHE_PREFIX,
     MODEL_LABELS,
-    NTPOT_SECONDS,
     OBJECTIVE_PREFIX,
-    OUTPUT_TOKENS,
-    PREDICTED_TPOT_SECONDS,
-    PREDICTION_SECONDS,
-    PROCESSING_SECONDS,
-    RATIOS,
-    REQUEST_BYTES,
     REQUEST_LABELS,
-    RESPONSE_BYTES,
-    RESPONSE_PROCESSING_SECONDS,
     SCHEDULER_PREFIX,
-    SECONDS,
-    STREAM_SECONDS,
-    TPOT_SECONDS,
-    TTFT_SECONDS,
     Declared,
     Deprecated,
     Family,
@@ -58,6 +40,41 @@ from picker.metrics.label_caps import PageRoom, RequestLabels
 
 LINES = 200  # of the page, written before other tasks run
 T = TypeVar("T")
+
+SECONDS = (
+    *(0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30),
+    *(45, 60, 120, 180, 240, 300, 360, 480, 600, 900, 1200, 1800, 2700, 3600),
+)
+TTFT_SECONDS = SECONDS[:24]  # to two minutes
+FAST_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+PROCESSING_SECONDS = (
+    *(0.0005, 0.001, 0.002, 0.005, 0.01, 0.015, 0.025, 0.04, 0.06),
+    *(0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+)
+RESPONSE_PROCESSING_SECONDS = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1, 2.5, 5),
+)
+NTPOT_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+TPOT_SECONDS = (
+    *(0.0005, 0.00205, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08),
+    *(0.1, 0.125, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1, 2),
+)
+ITL_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2)
+REQUEST_BYTES = tuple(64 * 2**k for k in range(25))
+# 32778 is a slip of the reference; sums over both pickers need equal bounds.
+RESPONSE_BYTES = (1, *(8 * 2**k for k in range(12)), 32778, 65536)
+INPUT_TOKENS = (*RESPONSE_BYTES, 131072, 262144, 524288, 1048576)
+OUTPUT_TOKENS = (1, *(8 * 2**k for k in range(11)))
+RATIOS = tuple(k / 10 for k in range(11))
+ERROR_RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
+HIT_BYTES = (0, *(16 * 2**k for k in range(13)))
+PREDICTED_TPOT_SECONDS = (
+    *(0.0005, 0.00205, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.125, 0.15, 0.2, 0.3, 0.4, 0.5),
+    *(0.6, 0.8, 1, 1.5, 2, 3, 4.5, 6, 12, 18, 24, 30, 36, 48, 60, 90, 120, 180, 270, 360),
+)
+PREDICTION_SECONDS = (0.0001, 0.0005, *FAST_SECONDS[3:], 0.2, 0.5, 1, 2, 5)
+STREAM_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 120, 300, 600)
 
 PLUGIN_LABELS = ("extension_point", "plugin_type", "plugin_name")
 _EXTENSION = Deprecated(EXTENSION_PREFIX)
