@@ -21,7 +21,7 @@ from picker.recording.lines import (
     decoded,
 )
 from picker.requestcontrol.pipeline import RequestPipeline
-from picker.types import InferenceRequest, SchedulingResult
+from picker.types import SchedulingResult
 from tests.support.picker.recorded_traffic import ListSink, Traffic
 
 CONFIG = DEFAULT_CONFIG.decode()
@@ -83,9 +83,7 @@ async def test_a_refusal_after_scheduling_is_recorded() -> None:
 
 
 class _Odd:
-    def produce(
-        self, request: InferenceRequest, candidates: Any, attributes: Attributes
-    ) -> InferenceRequest:
+    def produce(self, request: Any, candidates: Any, attributes: Attributes) -> Any:
         attributes[DataKey("Odd", "odd")] = object()
         return request
 
@@ -105,9 +103,7 @@ async def test_findings_of_unknown_types_are_named() -> None:
 
 
 class _Broken:
-    def schedule(
-        self, request: InferenceRequest, candidates: Any, attributes: Attributes, *_: object
-    ) -> SchedulingResult:
+    def schedule(self, *_: object) -> SchedulingResult:
         raise ZeroDivisionError
 
 

@@ -1,24 +1,15 @@
 """A minimal pipeline: parsers, and a scheduler that takes the first candidate."""
 
-from collections.abc import Sequence
-from random import Random
+from typing import Any
 
-from picker.decisions.steps import BoundPlugin, PluginSteps
-from picker.framework.attributes import Attributes
+from picker.decisions.steps import BoundPlugin
 from picker.plugins.parsers.http_parsers import OpenAIParser, PassthroughParser
 from picker.requestcontrol.pipeline import ParserTable, RequestPipeline
-from picker.types import Candidate, InferenceRequest, SchedulingResult
+from picker.types import SchedulingResult
 
 
 class FirstCandidate:
-    def schedule(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[Candidate],
-        attributes: Attributes,
-        rng: Random,
-        steps: PluginSteps,
-    ) -> SchedulingResult:
+    def schedule(self, request: Any, candidates: Any, *_: Any) -> SchedulingResult:
         return SchedulingResult((candidates[0].endpoint,), "default")
 
 

@@ -10,7 +10,6 @@ from picker.errors import DropReason, RefusedError
 from picker.flowcontrol.settings import BandSettings, FlowControlSettings
 from picker.flowcontrol.shell.controller import FlowController
 from picker.flowcontrol.waiting import FlowTicket
-from picker.framework.attributes import Attributes
 from picker.framework.flow import QueuedRequest, Rank
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.types import Api, Candidate, Endpoint, FinishCause, InferenceRequest, ParsedBody, Usage
@@ -84,9 +83,7 @@ class Slots:
     asked: int = 0
     settle_seconds: float = 0.01
 
-    def saturation(
-        self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
-    ) -> float:
+    def saturation(self, candidates: Any, attributes: Any, now_seconds: float) -> float:
         self.asked += 1
         under_way = sum(candidate.inflight_requests for candidate in candidates)
         return under_way / (self.slots * len(candidates))

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from picker.errors import DropReason, RefusedError
 from picker.types import FinishCause, InferenceRequest, Usage
@@ -37,9 +38,7 @@ class HeldGate:
         if self.on_pool_changed is not None:
             self.on_pool_changed()
 
-    async def admit(
-        self, request: InferenceRequest, evict: Callable[[DropReason], None] | None
-    ) -> Pass:
+    async def admit(self, request: InferenceRequest, evict: Any) -> Pass:
         self.evictions[request.request_id] = evict
         if not self.is_open:
             answer = asyncio.get_running_loop().create_future()

@@ -154,9 +154,7 @@ class SetDecider:
         self.answer = answer
         self.shown: list[str | None] = []
 
-    def should_run(
-        self, request: InferenceRequest, picked: Candidate | None, attributes: Attributes
-    ) -> bool:
+    def should_run(self, request: Any, picked: Candidate | None, attributes: Any) -> bool:
         self.shown.append(None if picked is None else picked.endpoint.name)
         return self.answer
 
@@ -165,9 +163,7 @@ class Watch:
     def __init__(self, profile: str, runs: list[tuple[str, str | None]]) -> None:
         self._profile, self._runs = profile, runs
 
-    def filter(
-        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
-    ) -> Candidates:
+    def filter(self, request: Any, candidates: Any, attributes: Attributes, rng: Any) -> Any:
         peer = attributes.get(PEER_ENDPOINT_KEY)
         self._runs.append((self._profile, None if peer is None else peer.endpoint.name))
         return candidates
