@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -54,13 +54,13 @@ def completion(model: str = "my-model", prompt: str = "test", **more: Any) -> by
 # What the picker is expected to say
 
 
-def _set(mutation: Message, headers: Iterable[tuple[str, str]]) -> None:
+def set_headers(mutation: Message, headers: Iterable[tuple[str, str]]) -> None:
     for key, value in sorted(headers):
         option = mutation.set_headers.add(append_action=_OVERWRITE)
         option.header.key, option.header.raw_value = key, value.encode()
 
 
-def _struct(values: Mapping[str, Any]) -> Struct:
+def struct_of(values: Mapping[str, Any]) -> Struct:
     struct = Struct()
     struct.update(values)
     return struct
@@ -80,43 +80,34 @@ def directed(
     own = {DESTINATION: destination, **(headers or {})}
     if body and has_length:
         own["content-length"] = str(len(body))
-    _set(response.header_mutation, own.items())
+    set_headers(response.header_mutation, own.items())
     removed = sorted({*BOTH_WAYS_REMOVED, *DISAGGREGATION} - own.keys())
     response.header_mutation.remove_headers.extend(removed)
     balanced = {DESTINATION: destination, **(metadata or {})}
-    message.dynamic_metadata.CopyFrom(_struct({"envoy.lb": balanced}))
-    return [message] if body is None else [message, *request_pieces(body)]
-
-
-def request_pieces(body: bytes, ends: bool = True) -> list[Message]:
-    return [
-        pb.ProcessingResponse(request_body=_streamed(piece, ends and is_last))
-        for piece, is_last in _cut(body)
-    ]
+    message.dynamic_metadata.CopyFrom(struct_of({"envoy.lb": balanced}))
+    return [message] if body is None else [message, *body_pieces("request_body", body)]
 
 
 def response_pieces(
     body: bytes, ends: bool = True, metadata: Mapping[str, Any] | None = None
 ) -> list[Message]:
-    messages = [
-        pb.ProcessingResponse(response_body=_streamed(piece, ends and is_last))
-        for piece, is_last in _cut(body)
-    ]
+    messages = body_pieces("response_body", body, ends)
     if metadata is not None:
-        messages[-1].dynamic_metadata.CopyFrom(_struct(metadata))
+        messages[-1].dynamic_metadata.CopyFrom(struct_of(metadata))
     return messages
 
 
-def _cut(body: bytes) -> list[tuple[bytes, bool]]:
-    starts = range(0, max(len(body), 1), CHUNK_BYTES)
-    return [(body[at : at + CHUNK_BYTES], at == starts[-1]) for at in starts]
-
-
-def _streamed(piece: bytes, ends: bool) -> Message:
-    body = pb.BodyResponse()
-    body.response.body_mutation.streamed_response.body = piece
-    body.response.body_mutation.streamed_response.end_of_stream = ends
-    return body
+def body_pieces(
+    kind: str, body: bytes, ends: bool = True, size: int = CHUNK_BYTES
+) -> list[Message]:
+    messages = []
+    starts = range(0, max(len(body), 1), size)
+    for at in starts:
+        message = pb.ProcessingResponse(**{kind: pb.BodyResponse()})
+        streamed = getattr(message, kind).response.body_mutation.streamed_response
+        streamed.body, streamed.end_of_stream = body[at : at + size], ends and at == starts[-1]
+        messages.append(message)
+    return messages
 
 
 def response_head(
@@ -126,7 +117,7 @@ def response_head(
     message.response_headers.SetInParent()
     if headers or removed:
         mutation = message.response_headers.response.header_mutation
-        _set(mutation, (headers or {}).items())
+        set_headers(mutation, (headers or {}).items())
         mutation.remove_headers.extend(sorted(removed))
     return [message]
 
@@ -151,7 +142,7 @@ def refused(
         headers.append(("x-llm-d-request-dropped-reason", drop_reason))
     if retry_after is not None:
         headers.append(("retry-after", str(retry_after)))
-    _set(said.headers, headers)
+    set_headers(said.headers, headers)
     return [message]
 
 
@@ -179,7 +170,7 @@ class GatewayStream:
     async def send(self, metadata: Mapping[str, Any] | None = None, **message: Message) -> None:
         sent = pb.ProcessingRequest(**message)
         for namespace, values in (metadata or {}).items():
-            sent.metadata_context.filter_metadata[namespace].CopyFrom(_struct(values))
+            sent.metadata_context.filter_metadata[namespace].CopyFrom(struct_of(values))
         await self.call.write(sent)
 
     async def request_headers(
@@ -240,19 +231,17 @@ class GatewayStream:
         return found
 
     async def read_request(self) -> list[Message]:
-        found: list[Message] = []
-        while True:
-            messages = await self.read(1)
-            found += messages
-            if not messages or _ends_request(messages[0]):
-                return found
+        return await self._read_until(_ends_request)
 
     async def read_response(self) -> list[Message]:
+        return await self._read_until(_ends_response)
+
+    async def _read_until(self, is_last: Callable[[Message], bool]) -> list[Message]:
         found: list[Message] = []
         while True:
             messages = await self.read(1)
             found += messages
-            if not messages or _ends_response(messages[0]):
+            if not messages or is_last(messages[0]):
                 return found
 
     async def rest(self) -> list[Message]:

@@ -12,13 +12,19 @@ from enum import Enum, auto
 from typing import Any
 
 import grpc
-from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
-from google.protobuf.struct_pb2 import Struct
+from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from conformance.case import Provision
 from conformance.echo.pool import EchoPool
+from tests.support.picker.ext_proc_stream import (
+    CHUNK_BYTES,
+    DESTINATION,
+    body_pieces,
+    set_headers,
+    struct_of,
+)
 
 
 class Fault(Enum):
@@ -69,12 +75,8 @@ class Fault(Enum):
     LEAVES_WITH_SERVED = auto()
 
 
-EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
-DESTINATION = "x-gateway-destination-endpoint"
 STRANGER = "10.99.99.99:99"
-PIECE_BYTES = 62_000
 _SERVED = "x-conformance-test-served-endpoint"
-_OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 PROVIDED = frozenset(
     {
         Provision.SELECTION,
@@ -140,7 +142,9 @@ class MutantEpp:
         self.fault, self._is_broken = fault, False
         self._starts += 1
 
-    async def process(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+    async def Process(  # noqa: N802 - gRPC's name
+        self, requests: Any, context: Any
+    ) -> AsyncIterator[Any]:
         stream, has_ended, start = _Stream(), False, self._starts
         if self._is_broken:
             await context.abort(grpc.StatusCode.INTERNAL, "broken")
@@ -207,7 +211,7 @@ class MutantEpp:
         buffer = self._buffer(stream)
         if stream.is_routed:
             if self.fault is Fault.TAKES_SECOND_END and not body.body:
-                yield from _pieces("request_body", b"", PIECE_BYTES, True)
+                yield from body_pieces("request_body", b"")
             return
         buffer += body.body
         ends = body.end_of_stream
@@ -246,14 +250,14 @@ class MutantEpp:
         stream.is_over = self.fault is Fault.ENDS_AFTER_REQUEST
 
     def _body_pieces(self, body: bytes, ends: bool) -> Iterator[Any]:
-        size = 10 * len(body) if self.fault is Fault.BIG_PIECES else PIECE_BYTES
+        size = 10 * len(body) if self.fault is Fault.BIG_PIECES else CHUNK_BYTES
         if self.fault is Fault.BODY_FIRST:
             size = 1_000
         if self.fault is Fault.LOSES_PIECES:
-            body = body[:PIECE_BYTES]
-        yield from _pieces("request_body", body, max(size, 1), ends)
+            body = body[:CHUNK_BYTES]
+        yield from body_pieces("request_body", body, ends, max(size, 1))
         if self.fault is Fault.ENDS_TWICE and ends:
-            yield from _pieces("request_body", b"", PIECE_BYTES, True)
+            yield from body_pieces("request_body", b"")
 
     def _refusal(self, stream: _Stream, body: bytes | None) -> int | None:
         sheddable = stream.headers.get("x-llm-d-inference-objective") == "sheddable"
@@ -326,13 +330,10 @@ class MutantEpp:
         response = message.request_headers.response
         response.clear_route_cache = fault is not Fault.KEEPS_ROUTE
         if fault is not Fault.NO_HEADER:
-            _set(response.header_mutation, DESTINATION, value)
+            set_headers(response.header_mutation, [(DESTINATION, value)])
         if fault is not Fault.NO_METADATA:
             reported = picked[0] + "," + value if fault is Fault.SAYS_IT_DIFFERENTLY else value
-            inner, outer = Struct(), Struct()
-            inner.update({DESTINATION: reported})
-            outer.update({"envoy.lb": inner})
-            message.dynamic_metadata.CopyFrom(outer)
+            message.dynamic_metadata.CopyFrom(struct_of({"envoy.lb": {DESTINATION: reported}}))
         return message
 
     # The response
@@ -351,7 +352,7 @@ class MutantEpp:
         silent = self.fault is Fault.OMITS_SERVED
         silent |= self.fault is Fault.REPORTS_ONLY_WITH_BODY and stream.is_bodiless
         if not silent:
-            _set(reply.response_headers.response.header_mutation, _SERVED, reported)
+            set_headers(reply.response_headers.response.header_mutation, [(_SERVED, reported)])
         yield reply
 
     def _response_body(self, stream: _Stream, body: Any) -> Iterator[Any]:
@@ -360,26 +361,11 @@ class MutantEpp:
             data = data.replace(b"x", b"")
         if self.fault is Fault.MANGLES_EVENTS:
             data = data.decode(errors="ignore").encode()
-        yield from _pieces("response_body", data, PIECE_BYTES, body.end_of_stream)
+        yield from body_pieces("response_body", data, body.end_of_stream)
 
 
 def _host(endpoint: str) -> str:
     return endpoint.rpartition(":")[0]
-
-
-def _set(mutation: Any, key: str, value: str) -> None:
-    option = mutation.set_headers.add(append_action=_OVERWRITE)
-    option.header.key, option.header.raw_value = key, value.encode()
-
-
-def _pieces(kind: str, body: bytes, size: int, ends: bool) -> Iterator[Any]:
-    starts = range(0, max(len(body), 1), size)
-    for at in starts:
-        message = pb.ProcessingResponse(**{kind: pb.BodyResponse()})
-        streamed = getattr(message, kind).response.body_mutation.streamed_response
-        streamed.body = body[at : at + size]
-        streamed.end_of_stream = ends and at == starts[-1]
-        yield message
 
 
 class _Health(health.aio.HealthServicer):
@@ -398,14 +384,7 @@ class _Health(health.aio.HealthServicer):
 async def running_mutant(pool: EchoPool) -> AsyncIterator[MutantEpp]:
     mutant = MutantEpp(pool)
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", 64 * 2**20)])
-    process = grpc.stream_stream_rpc_method_handler(
-        mutant.process,
-        request_deserializer=pb.ProcessingRequest.FromString,
-        response_serializer=pb.ProcessingResponse.SerializeToString,
-    )
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(EXT_PROC, {"Process": process}),)
-    )
+    pb_grpc.add_ExternalProcessorServicer_to_server(mutant, server)
     health_pb2_grpc.add_HealthServicer_to_server(_Health(mutant), server)
     mutant.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
