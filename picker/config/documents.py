@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -48,7 +47,10 @@ def as_json(value: Any, at: Path, findings: Findings) -> Any:
     if isinstance(value, list):
         return [as_json(one, (*at, index), findings) for index, one in enumerate(value)]
     if isinstance(value, int) and not _MIN_INT <= value <= _MAX_INT:
-        value = _large(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf
     if not isinstance(value, float):
         return value
     if not math.isfinite(value):
@@ -56,13 +58,6 @@ def as_json(value: Any, at: Path, findings: Findings) -> Any:
     elif value.is_integer() and _MIN_INT <= value <= _MAX_INT:
         return int(value)
     return value
-
-
-def _large(value: int) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
 
 
 def _key(key: Any) -> str:
@@ -77,10 +72,12 @@ _Loader = loader_class()
 
 
 @contextmanager
-def yaml_loader(content: bytes, name: str, what: str) -> Iterator[yaml.SafeLoader]:
-    """Open a loader of the documents in `content`; `name` and `what` are for messages. Invalid YAML
-    that the caller reads raises `InvalidConfigError`.
+def yaml_loader(content: bytes, name: str, what: str, max_bytes: int) -> Iterator[yaml.SafeLoader]:
+    """Open a loader of the documents in `content`; `name` and `what` are for messages. Too much
+    content, and invalid YAML that the caller reads, raise `InvalidConfigError`.
     """
+    if len(content) > max_bytes:
+        raise unusable(name, f"{what} is larger than {max_bytes} bytes")
     try:
         loader = _Loader(content.decode())
         try:
@@ -103,10 +100,9 @@ def as_plain(loader: yaml.SafeLoader, root: yaml.Node, name: str, findings: Find
     """
     refuse_multiplied(root, name)
     # Before the construction, which writes merged keys into the nodes.
-    for one in duplicate_keys(root):
-        text = f"duplicate key, first in line {one.first_line}"
-        line, column = one.mark.line + 1, one.mark.column + 1
-        findings.add(Finding(Severity.ERROR, text, name, line, column, one.key))
+    for key, mark, first_line in duplicate_keys(root):
+        text = f"duplicate key, first in line {first_line}"
+        findings.add(Finding(Severity.ERROR, text, name, mark.line + 1, mark.column + 1, key))
     return as_json(constructed(loader, root), (), findings)
 
 
@@ -120,25 +116,17 @@ def constructed(loader: yaml.SafeLoader, root: yaml.Node) -> Any:
         raise ValueError("a value does not fit the tag before it") from error
 
 
-@dataclass(frozen=True, slots=True)
-class DuplicateKey:
-    """A key at `mark` that is also in line `first_line` (from one) of its mapping."""
-
-    key: str
-    mark: yaml.Mark
-    first_line: int
-
-
-def duplicate_keys(root: yaml.Node) -> Iterator[DuplicateKey]:
-    """Find duplicate keys, of which YAML parsers silently use the last. Called before the
-    construction, which writes merged keys into the nodes.
+def duplicate_keys(root: yaml.Node) -> Iterator[tuple[str, yaml.Mark, int]]:
+    """Find duplicate keys, of which YAML parsers silently use the last, with their marks and the
+    lines, from one, where they are first. Called before the construction, which writes merged keys
+    into the nodes.
     """
     for node in _mappings(root):
         seen: dict[str, int] = {}
         for key, _ in node.value:
             text, mark = str(key.value), key.start_mark
             if text in seen:
-                yield DuplicateKey(text, mark, seen[text])
+                yield text, mark, seen[text]
             seen.setdefault(text, mark.line + 1)
 
 

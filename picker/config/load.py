@@ -27,9 +27,7 @@ def load_config(content: bytes, name: str) -> LoadedConfig:
     """Decode a configuration; `name` (a file, a flag) is for messages. Raises `InvalidConfigError`
     unless `content` is a YAML document; all else are findings.
     """
-    if len(content) > MAX_CONFIG_BYTES:
-        raise unusable(name, f"the configuration is larger than {MAX_CONFIG_BYTES} bytes")
-    with yaml_loader(content, name, "the configuration") as loader:
+    with yaml_loader(content, name, "the configuration", MAX_CONFIG_BYTES) as loader:
         root = loader.get_single_node()
         if root is None:
             raise unusable(name, "the configuration is empty")

@@ -98,9 +98,7 @@ class _Reading:
         self._is_cut = False
 
     def read(self, content: bytes) -> None:
-        if len(content) > MAX_FILE_BYTES:
-            raise unusable(self._name, f"the file is larger than {MAX_FILE_BYTES} bytes")
-        with yaml_loader(content, self._name, "the file") as loader:
+        with yaml_loader(content, self._name, "the file", MAX_FILE_BYTES) as loader:
             while loader.check_node():
                 root = loader.get_node()
                 if root is not None and root.tag != _NULL_TAG:  # "---" may have nothing after it
@@ -171,8 +169,9 @@ class _Reading:
             for index, entry in enumerate(entries.value):
                 one = next(duplicate_keys(entry), None) if isinstance(entry, yaml.Node) else None
                 if one is not None:
-                    at = f"in line {one.mark.line + 1}, first in line {one.first_line}"
-                    doubled[index] = f"duplicate key {_shown(one.key)} {at}"
+                    key, mark, first_line = one
+                    at = f"in line {mark.line + 1}, first in line {first_line}"
+                    doubled[index] = f"duplicate key {_shown(key)} {at}"
         return doubled
 
     def _read_list(self, document: Any, source: Source) -> None:

@@ -4,10 +4,10 @@ The output is itself a configuration with the same meaning; only parameters with
 missing.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 import yaml
@@ -62,7 +62,12 @@ def effective_lines(loaded: LoadedConfig, assembly: Assembly) -> list[ConfigLine
         if not parsers and loaded.config.parser is not None:
             source = ("parser", "pluginRef")
         shown.put(("requestHandler", "parsers", index, "pluginRef"), name, source)
-    put_flow_control(shown.put, loaded, assembly)
+    section = loaded.config.flow_control or FlowControl()
+    if assembly.flow_control is not None:
+        _put_flow_control(shown, section, assembly.flow_control, names)
+    if assembly.detector is not None:
+        source = _DETECTOR if section.saturation_detector is None else (*_SECTION, *_DETECTOR)
+        shown.put((*_SECTION, *_DETECTOR), assembly.detector.name, source)
     return list(shown.lines())
 
 
@@ -209,71 +214,53 @@ def _put_data_layer(shown: _Shown, loaded: LoadedConfig, assembly: Assembly) -> 
         shown.put(ref, name, ref)
 
 
-# (path in the output, value, path in the source if it is there).
-Put: TypeAlias = Callable[[Path, str | int | bool, Path], None]
 _SECTION: Path = ("flowControl",)
 _TTL = "defaultRequestTTL"
 _DETECTOR: Path = ("saturationDetector", "pluginRef")
 
 
-def put_flow_control(put: Put, loaded: LoadedConfig, assembly: Assembly) -> None:
-    section = loaded.config.flow_control or FlowControl()
-    if assembly.flow_control is not None:
-        names = {id(one.plugin): one.name for one in assembly.instances.values()}
-        _put_settings(put, section, assembly.flow_control, names)
-    if assembly.detector is not None:
-        source = _DETECTOR if section.saturation_detector is None else (*_SECTION, *_DETECTOR)
-        put((*_SECTION, *_DETECTOR), assembly.detector.name, source)
-
-
-def _put_settings(
-    put: Put, section: FlowControl, settings: FlowControlSettings, names: Mapping[int, str]
+def _put_flow_control(
+    shown: _Shown, section: FlowControl, settings: FlowControlSettings, names: Mapping[int, str]
 ) -> None:
-    def one(key: str, value: str | int | bool, written: str | None = None) -> None:
-        put((*_SECTION, key), value, (*_SECTION, written or key))
+    def put(key: str, value: str | int | bool, written: str | None = None) -> None:
+        shown.put((*_SECTION, key), value, (*_SECTION, written or key))
 
-    one("maxBytes", settings.max_bytes or 0)
-    one("maxRequests", settings.max_requests or 0)
-    one("maxMemory", settings.max_memory_bytes or 0)
+    put("maxBytes", settings.max_bytes or 0)
+    put("maxRequests", settings.max_requests or 0)
+    put("maxMemory", settings.max_memory_bytes or 0)
     written = section.default_request_ttl
     ttl_seconds = DEFAULT_TTL_SECONDS if written is None else duration_seconds(written) or None
-    one(_TTL, _duration(ttl_seconds))
+    put(_TTL, _duration(ttl_seconds))
     is_own = section.no_endpoint_request_ttl is not None
     source = "noEndpointRequestTTL" if is_own else _TTL
-    one("noEndpointRequestTTL", _duration(settings.no_endpoint_ttl_seconds), source)
-    default, negative = (
-        (*_SECTION, "defaultPriorityBand"),
-        (*_SECTION, "defaultNegativePriorityBand"),
-    )
-    _Band(section.default_priority_band, default).put(put, default, settings.default_band, names)
-    chosen = section.default_negative_priority_band
-    written_band = _Band(chosen, negative)
-    if chosen is None:
-        written_band = _Band(section.default_priority_band, default)
-    written_band.put(put, negative, settings.default_negative_band, names)
+    put("noEndpointRequestTTL", _duration(settings.no_endpoint_ttl_seconds), source)
+
+    def put_band(
+        at: Path, band: BandSettings, spec: PriorityBandTemplate | None, written: Path
+    ) -> None:
+        own_ttl = spec is not None and spec.default_request_ttl is not None
+        for key, value, where in (
+            ("maxBytes", band.max_bytes, written),
+            ("maxRequests", band.max_requests, written),
+            (_TTL, _duration(band.request_ttl_seconds), written if own_ttl else _SECTION),
+            ("fairnessPolicyRef", names[id(band.fairness)], written),
+            ("orderingPolicyRef", names[id(band.ordering)], written),
+        ):
+            shown.put((*at, key), value, (*where, key))
+
+    default: Path = (*_SECTION, "defaultPriorityBand")
+    negative: Path = (*_SECTION, "defaultNegativePriorityBand")
+    put_band(default, settings.default_band, section.default_priority_band, default)
+    spec, origin = section.default_negative_priority_band, negative
+    if spec is None:
+        spec, origin = section.default_priority_band, default
+    put_band(negative, settings.default_negative_band, spec, origin)
     for index, (priority, band) in enumerate(settings.bands.items()):
         at = (*_SECTION, "priorityBands", index)
-        put((*at, "priority"), priority, (*at, "priority"))
-        _Band(section.priority_bands[index], at).put(put, at, band, names)
-    one("usageLimitPolicyPluginRef", names[id(settings.usage_limits)])
-    one("enableEviction", settings.eviction is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Band:
-    spec: PriorityBandTemplate | None
-    path: Path
-
-    def put(self, put: Put, at: Path, band: BandSettings, names: Mapping[int, str]) -> None:
-        own_ttl = self.spec is not None and self.spec.default_request_ttl is not None
-        for key, value, where in (
-            ("maxBytes", band.max_bytes, self.path),
-            ("maxRequests", band.max_requests, self.path),
-            (_TTL, _duration(band.request_ttl_seconds), self.path if own_ttl else _SECTION),
-            ("fairnessPolicyRef", names[id(band.fairness)], self.path),
-            ("orderingPolicyRef", names[id(band.ordering)], self.path),
-        ):
-            put((*at, key), value, (*where, key))
+        shown.put((*at, "priority"), priority, (*at, "priority"))
+        put_band(at, band, section.priority_bands[index], at)
+    put("usageLimitPolicyPluginRef", names[id(settings.usage_limits)])
+    put("enableEviction", settings.eviction is not None)
 
 
 def _duration(seconds: float | None) -> str:

@@ -80,9 +80,7 @@ class ScaledGroup:
 
 def read_autoscale_file(content: bytes, name: str) -> tuple[ScaledGroup, ...]:
     """Read the groups, at least one; messages call the file `name`. Raises `ConfigError`."""
-    if len(content) > MAX_BYTES:
-        raise unusable(name, f"the file is larger than {MAX_BYTES} bytes")
-    with yaml_loader(content, name, "the file") as loader:
+    with yaml_loader(content, name, "the file", MAX_BYTES) as loader:
         root = loader.get_single_node()
         if root is None:
             raise unusable(name, "the file is empty; it needs a list under the key 'groups'")
