@@ -61,22 +61,14 @@ class CandidateDeltas:
         self._before = None  # else an equal list would hide that the endpoint is new
 
     def _change(self, old: Candidate | None, new: Candidate) -> CandidateChange:
-        if old is None:
-            return CandidateChange(
-                key=new.endpoint.key,
-                endpoint=new.endpoint,
-                metrics=self._metrics(new),
-                last_metrics=self._recordable(new.last_metrics),
-                inflight=new.inflight_requests,
-                attributes=self._attributes(new.attributes),
-            )
-        has_metrics = old.metrics is not new.metrics or old.last_metrics is not new.last_metrics
-        has_last = old.last_metrics is not new.last_metrics
-        is_loaded = old.inflight_requests != new.inflight_requests
-        has_attributes = old.attributes is not new.attributes
+        has_endpoint = old is None or old.endpoint is not new.endpoint
+        has_last = old is None or old.last_metrics is not new.last_metrics
+        has_metrics = old is None or has_last or old.metrics is not new.metrics
+        is_loaded = old is None or old.inflight_requests != new.inflight_requests
+        has_attributes = old is None or old.attributes is not new.attributes
         return CandidateChange(
             key=new.endpoint.key,
-            endpoint=new.endpoint if old.endpoint is not new.endpoint else UNSET,
+            endpoint=new.endpoint if has_endpoint else UNSET,
             metrics=self._metrics(new) if has_metrics else UNSET,
             last_metrics=self._recordable(new.last_metrics) if has_last else UNSET,
             inflight=new.inflight_requests if is_loaded else UNSET,

@@ -198,32 +198,25 @@ class Replay:
         self._add(run, line.number, line.config, line.name)
 
     def _add(self, run: _Run, number: int, text: str, name: str) -> None:
-        before = run.generations.get(run.current)
-        recorded = self._recorded(run.header, text, name, before)
-        used = recorded if self._other is None else self._used(run.header, self._other, before)
-        makes_prompts = run.header.has_prompts
-        sources = finding_sources(recorded, used, has_prompts=makes_prompts, log=self._log)
+        before, header, other = run.generations.get(run.current), run.header, self._other
+        allow = header.allow_experimental_plugins
+        instances = {} if before is None else before.recorded.instances
+        try:
+            recorded = _built(text.encode(), name, header, allow=allow, before=instances)
+        except ConfigError as error:
+            raise self._wrong(f"this version cannot use its configuration: {error}") from error
+        if other is None:
+            used = recorded
+        elif before is not None:
+            used = before.used  # built once, so that its plugins have one state for the whole run
+        else:
+            allow |= other.allow_experimental
+            used = _built(other.content, other.name, header, allow=allow, before={})
+        sources = finding_sources(recorded, used, has_prompts=header.has_prompts, log=self._log)
         for note in sources.notes:
             self._notes[note] += 1
         run.generations[number] = _Generation(text, recorded, used, sources)
         run.current = number
-
-    def _recorded(
-        self, header: Header, text: str, name: str, before: _Generation | None
-    ) -> Assembly:
-        instances = {} if before is None else before.recorded.instances
-        allow = header.allow_experimental_plugins
-        try:
-            return _built(text.encode(), name, header, allow=allow, before=instances)
-        except ConfigError as error:
-            raise self._wrong(f"this version cannot use its configuration: {error}") from error
-
-    def _used(self, header: Header, other: OtherConfig, before: _Generation | None) -> Assembly:
-        # Built once, so that its plugins have one state for the whole run.
-        if before is not None:
-            return before.used
-        allow = other.allow_experimental or header.allow_experimental_plugins
-        return _built(other.content, other.name, header, allow=allow, before={})
 
     # Events
 
@@ -338,12 +331,7 @@ class Replay:
 
 
 def _built(
-    content: bytes,
-    name: str,
-    header: Header,
-    *,
-    allow: bool,
-    before: Mapping[str, Instance],
+    content: bytes, name: str, header: Header, *, allow: bool, before: Mapping[str, Instance]
 ) -> Assembly:
     options = BuildOptions(
         services=Services(NoHttp(), hash_seed=header.hash_seed),

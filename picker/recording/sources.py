@@ -101,10 +101,8 @@ class FindingSources:
             attributes = dict(candidate.attributes)
             for describe in self._describers:
                 attributes.update(describe(candidate.endpoint))
-            known = self._described[candidate.key] = (
-                candidate,
-                replace(candidate, attributes=attributes),
-            )
+            known = candidate, replace(candidate, attributes=attributes)
+            self._described[candidate.key] = known
         return known[1]
 
 
