@@ -75,7 +75,6 @@ class Row:
 
     @property
     def dest(self) -> str:
-        """The attribute of the parsed flags."""
         return self.name.removeprefix("--").replace("-", "_")
 
 
@@ -227,8 +226,6 @@ def configured(kind: Callable[..., T], given: argparse.Namespace, **others: Any)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser without abbreviations, whose help names every default."""
-
     def __init__(
         self,
         prog: str,
@@ -314,7 +311,6 @@ def _number(metavar: str, bounds: str) -> Reader:
 
 
 def truth(text: str) -> bool:
-    """Read true or false, as Go's programs do."""
     if text.lower() not in _TRUTH:
         raise ValueError(f"'{text}' is neither true nor false")
     return _TRUTH[text.lower()]

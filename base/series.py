@@ -59,7 +59,6 @@ class _Series(Generic[N]):
 
     # On the path of every request: one look-up of a tuple, nothing built.
     def labels(self, *values: str) -> Self:
-        """The child with these label values, in the order of the declaration."""
         child = self._children.get(values)
         return self._add(values) if child is None else child
 
@@ -100,7 +99,6 @@ class _Number(_Series[float]):
         self._value: float = 0
 
     def inc(self, amount: float = 1) -> None:
-        """Add `amount`, which is not negative for a counter."""
         self._value += amount
 
     def samples(self, number: float) -> Iterator[tuple[str, str, float]]:
@@ -205,8 +203,6 @@ class Histogram(_Series[Tally]):
 
 
 class Summary(_Series[tuple[int, float]]):
-    """Counts values and adds them up, without quantiles."""
-
     __slots__ = ("_count", "_sum")
     kind = "summary"
 
@@ -342,7 +338,6 @@ def _family(series: _Series[Any], name: str) -> str:
 
 
 def _text(value: float) -> str:
-    """`value` as the format writes it."""
     return repr(float(value)) if isfinite(value) else _GO_TEXT(value)
 
 

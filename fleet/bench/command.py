@@ -90,8 +90,6 @@ class PlannedStage:
 
 
 class Bench:
-    """Owns the stages of a run."""
-
     def __init__(self, settings: Settings, screen: Console) -> None:
         self.settings = settings
         self.stages: list[Stage] = []

@@ -101,7 +101,6 @@ def _cells(spread: Spread | None) -> str:
 
 
 def write_csv(file: TextIO, stages: Iterable[Stage]) -> None:
-    """Write one line for each counted request, in the order of their intended times."""
     writer = csv.writer(file)
     writer.writerow(_COLUMNS)
     for stage in stages:

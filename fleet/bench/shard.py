@@ -96,7 +96,6 @@ class LoadShard:
         return driver
 
     def prepared(self, driver: Driver[bytes]) -> Callable[[], Coroutine[Any, Any, None]]:
-        """Do the slow work before the beginning."""
         rng, load = draws_of(self.settings.seed, self.draws), self.load
         ring = WordRing(rng.getrandbits(32) ^ self.novelty, self.tokens_per_word)
         if load.concurrency is not None:
@@ -163,8 +162,6 @@ class _Channel:
 
 
 class ShardProcess:
-    """Owns a process that sends a shard, and its results so far."""
-
     def __init__(self, process: asyncio.subprocess.Process, channel: _Channel, name: str) -> None:
         self.seen = Observed([], [], 0, 0, 0.0)
         self.process = process

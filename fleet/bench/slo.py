@@ -49,7 +49,6 @@ class Slo:
         return ",".join(str(bound) for bound in self.bounds if bound.quantile is None)
 
     def admits(self, measured: Mapping[str, float | None]) -> bool:
-        """Check if a request with these times, by metric, is within every bound of requests."""
         return all(b.holds(measured[b.metric]) for b in self.bounds if b.quantile is None)
 
 

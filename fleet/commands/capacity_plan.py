@@ -58,7 +58,6 @@ def plan_command(given: argparse.Namespace, say: Callable[[str], None]) -> int:
 
 
 def _plain(plan: GroupPlan) -> dict[str, Any]:
-    """JSON has no infinity."""
     rows = [
         {name: None if number == math.inf else number for name, number in asdict(row).items()}
         for row in plan.rows

@@ -19,8 +19,6 @@ TIMEOUT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ExplainOptions:
-    """`request_id` None: the latest request."""
-
     url: str
     request_id: str | None = None
     as_json: bool = False

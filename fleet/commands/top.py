@@ -168,5 +168,4 @@ def _ending_by_signals() -> Iterator[None]:
 
 
 def console_and_keyboard() -> tuple[Console, TextIO]:
-    """The terminal and keyboard of this program. `NO_COLOR` is obeyed."""
     return Console(highlight=False), sys.stdin

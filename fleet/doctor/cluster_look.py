@@ -388,7 +388,6 @@ class ClusterLook:
 
 
 def lease_of(cluster: ClusterFacts) -> LeaseName | None:
-    """Return the Lease that the picker's Pods elect by; None without an election."""
     electing = [one for one in picker_pods(cluster) if is_on(one)]
     if not electing:
         return None

@@ -111,7 +111,6 @@ def _mode_override(lane: Lane) -> Iterator[JudgeFinding]:
 
 
 def _shorter(value: Any, least: float, default: float) -> str | None:
-    """Render a duration that is less than `least`; None for others."""
     given = default if value is None else seconds(value)
     if given is None or given >= least:
         return None

@@ -67,7 +67,6 @@ class Lane:
         return str(at(self.processor, "processing_mode", "request_body_mode") or "NONE")
 
     def strips(self, name: str) -> bool:
-        """Check if a header of this name is removed before the picker is asked."""
         found = listed(self.manager.config, "early_header_mutation_extensions")
         mutations = [one for it in found for one in listed(it, "typed_config", "mutations")]
         for one in self.manager.filters:
@@ -82,7 +81,6 @@ class Lane:
 
     @property
     def policy(self) -> Json | None:
-        """Return the settings of `override_host`; None for another policy."""
         return override_host(self.cluster)
 
 
@@ -98,7 +96,6 @@ class EnvoySetup:
 
     @cached_property
     def picked(self) -> tuple[Lane, ...]:
-        """Select the lanes whose destination a picker can choose, or all if there are none."""
         pickable = tuple(
             one
             for one in self.lanes
@@ -240,7 +237,6 @@ def _routes(table: Json) -> Iterator[Json]:
 
 
 def _effective(one: Json, route: Json) -> Json | None:
-    """Return a processor's settings on a route; None if the route disables it."""
     base, name = at(one, "typed_config"), str(at(one, "name"))
     own = at(route, "typed_per_filter_config", name)
     own = at(route, "host", "typed_per_filter_config", name) if own is None else own

@@ -166,7 +166,6 @@ def _ahead(page: WebPage, now: datetime) -> float | None:
 
 
 async def ask_workers(picker: PickerFacts) -> tuple[WorkerFacts, ...]:
-    """Gather facts of the picker's endpoints, as they answer from here."""
     own_names = picker.config is not None and _OWN_NAMES in picker.config.written
     gate = asyncio.Semaphore(_AT_ONCE)
 
@@ -204,7 +203,6 @@ async def ask_worker(address: str, expected: Sequence[str] = ()) -> WorkerFacts:
 
 
 def _names(page: WebPage) -> frozenset[str] | None:
-    """Return the names of series; None for other pages, such as HTML."""
     if page.status != 200 or (page.kind and page.kind not in _METRICS_KINDS):
         return None
     lines = page.text.splitlines()
@@ -229,7 +227,6 @@ def _json(page: WebPage) -> dict[str, Any]:
 
 
 async def ask_certificate(address: str, now: Now = utc_now) -> CertificateFacts:
-    """Read the certificate of HOST:PORT (or an https URL), trusted or not."""
     # Most runs look at no certificate, and this import takes as long as all others here.
     from cryptography import x509  # noqa: PLC0415
 

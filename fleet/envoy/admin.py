@@ -57,14 +57,12 @@ class _Clusters(msgspec.Struct, frozen=True):
 
 
 async def stats(admin: Address, names: Iterable[str]) -> dict[str, int]:
-    """Return counters and gauges by name; unknown names are left out. Raises `NoReplyError`."""
     page = f"/stats?format=json&filter=^({'|'.join(names)})$"
     found = _decoded(await probe.request(admin, page), _Stats)
     return {one.name: int(one.value) for one in found.stats if one.name}
 
 
 async def hosts(admin: Address, cluster: str) -> dict[SocketAddress, Host]:
-    """List the endpoints of a cluster. Raises `NoReplyError`."""
     found = _decoded(await probe.request(admin, "/clusters?format=json"), _Clusters)
     return {
         SocketAddress(

@@ -73,7 +73,6 @@ def _types(type_of: Callable[[int], str]) -> str:
 
 
 def _choice(cases: Iterable[tuple[str, str]], otherwise: str = "''") -> str:
-    """A CEL expression with the value beside the first condition that holds."""
     return "".join(f"{condition} ? {value} : " for condition, value in cases) + otherwise
 
 

@@ -15,8 +15,6 @@ _QUERY_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One device: its number in `nvidia-smi`, its name in CUDA, and its description for users."""
-
     index: int
     uuid: str
     name: str

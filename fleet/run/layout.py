@@ -212,12 +212,10 @@ class FleetPlan:
 
     @property
     def pool_path(self) -> Path:
-        """The workers that Envoy may send requests to."""
         return self.site.folder / "pool.json"
 
     @property
     def pickers_path(self) -> Path:
-        """The pickers that Envoy may ask."""
         return self.site.folder / "pickers.json"
 
     @property

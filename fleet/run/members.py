@@ -144,7 +144,6 @@ class Rotation:
             _replace(self._plan.disaggregated_path, DISAGGREGATED_CONFIG)
 
     def pool(self, workers: Iterable[SocketAddress]) -> None:
-        """Set the workers that Envoy may send requests to, picked or not."""
         _replace(self._plan.pool_path, endpoints_document(list(workers)))
 
     def pickers(self, pickers: Iterable[PickerPlan]) -> None:

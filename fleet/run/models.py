@@ -57,7 +57,6 @@ def catalog_model(name: str | None) -> CatalogModel | None:
 
 
 def better_than(path: Path | None) -> CatalogModel | None:
-    """Return the model to suggest if the one at `path` is the default one."""
     return BETTER if path == cached_path(DEFAULT) else None
 
 

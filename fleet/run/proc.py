@@ -13,8 +13,6 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A process: its number of open files and their limit, and its command line."""
-
     files: tuple[int, int]
     words: tuple[str, ...]
 

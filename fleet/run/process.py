@@ -177,7 +177,6 @@ class Child:
             await asyncio.wait_for(self._no_pause.wait(), pause)
 
     async def _run_once(self, asked_for: bool) -> int:
-        """Run the program once, unreported if so requested; returns its exit status."""
         async with self._guard.turn:
             if self._stopping.is_set():
                 return 0

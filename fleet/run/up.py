@@ -326,7 +326,6 @@ class _Fleet:
         await self._until_idle(limit, reports=True)
 
     async def _until_idle(self, limit_seconds: float, *, reports: bool = False) -> None:
-        """Wait until Envoy has no request or has ended, or the time is up."""
         loop = asyncio.get_running_loop()
         begun = reported = loop.time()
 

@@ -70,7 +70,6 @@ class VirtualClient:
         self.in_flight = 0
 
     async def ask(self, body: Ask, outcome: Record, /) -> None:
-        """Answer like the bench's `Client.ask`."""
         loop = asyncio.get_running_loop()
         outcome.sent = loop.time()
         self.in_flight += 1

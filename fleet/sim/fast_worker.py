@@ -370,7 +370,6 @@ class FastWorker:
         self._begin()
 
     def _first(self, one: _Sequence, now: float) -> None:
-        """Give a request its first token, or the next after a preemption."""
         fresh = one.hashes[one.held :]
         self._computing.difference_update(fresh)
         self.cache.stored(one.prompt, one.hashes, one.held, self._size)

@@ -72,8 +72,6 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True)
 class ServedPrompt:
-    """The answer to one prompt, in seconds from its arrival."""
-
     endpoint: str
     num_prompt: int
     num_cached: int
