@@ -170,60 +170,46 @@ def ending(outcome: str) -> RecordSummary:
     return msgspec.structs.replace(WON.summary, outcome=outcome)
 
 
-@pytest.mark.parametrize(
-    ("view", "sentence"),
-    [
-        (
-            record(profile(candidate("w-1", 0.5), candidate("w-2", 0.5), candidate("w-3", 0.1))),
-            "w-1 tied with w-2 at 0.500: chance chose among them.",
-        ),
-        (
-            record(profile(candidate("w-1", 0.0, 0.0), candidate("w-2", 0.0, 0.0))),
-            "All 2 totals are 0, because no scorer favoured any endpoint: chance chose w-1.",
-        ),
-        (
-            record(profile(candidate("w-1"), candidate("w-2"))),
-            "No scorer is configured: chance chose w-1.",
-        ),
-        (record(profile(candidate("w-1", 0.5))), "w-1 was the only candidate."),
-        (
-            record(profile(candidate("w-1", 0.5), num_candidates=4)),
-            "w-1 was the only candidate that the filters left.",
-        ),
-        (
-            record(BY_CHANCE),
-            "random-picker leaves it to chance: it chose w-2, although w-1 had 0.250 more.",
-        ),
-        (
-            record(profile(candidate("w-1", 0.5), candidate("w-2", 0.499999))),
-            "w-1 won by 1.0e-06 over w-2: queue-scorer gave it 1.0e-06 more.",
-        ),
-        (
-            record(CLEAR, served_by="10.0.0.2:8000"),
-            f"{WON_BY} The proxy says that 10.0.0.2:8000 served it, not a requested endpoint.",
-        ),
-        (
-            record(CLEAR, served_by="10.0.0.2:8000", destination="10.0.0.1:8000,10.0.0.2:8000"),
-            f"{WON_BY} The proxy says that 10.0.0.2:8000 served it, the next in line.",
-        ),
-        (record(summary=ending("waiting")), "It is not decided yet."),
-        (
-            record(profile(candidate("w-1", 0.5)), summary=ending("evicted")),
-            "w-1 was the only candidate. Flow control stopped it in favour of others while it was "
-            "under way.",
-        ),
-        (record(), "It ended before an endpoint was chosen."),
-        (
-            record(
-                destination="10.0.0.1:8000",
-                size_bytes=0,
-                summary=msgspec.structs.replace(WON.summary, endpoint="w-1"),
-            ),
-            "It has no body, so any endpoint will do: chance chose w-1.",
-        ),
-    ],
-)
-def test_the_reason_is_a_sentence(view: RecordView, sentence: str) -> None:
+SENTENCES = {
+    "w-1 tied with w-2 at 0.500: chance chose among them.": record(
+        profile(candidate("w-1", 0.5), candidate("w-2", 0.5), candidate("w-3", 0.1))
+    ),
+    "All 2 totals are 0, because no scorer favoured any endpoint: chance chose w-1.": record(
+        profile(candidate("w-1", 0.0, 0.0), candidate("w-2", 0.0, 0.0))
+    ),
+    "No scorer is configured: chance chose w-1.": record(
+        profile(candidate("w-1"), candidate("w-2"))
+    ),
+    "w-1 was the only candidate.": record(profile(candidate("w-1", 0.5))),
+    "w-1 was the only candidate that the filters left.": record(
+        profile(candidate("w-1", 0.5), num_candidates=4)
+    ),
+    "random-picker leaves it to chance: it chose w-2, although w-1 had 0.250 more.": record(
+        BY_CHANCE
+    ),
+    "w-1 won by 1.0e-06 over w-2: queue-scorer gave it 1.0e-06 more.": record(
+        profile(candidate("w-1", 0.5), candidate("w-2", 0.499999))
+    ),
+    f"{WON_BY} The proxy says that 10.0.0.2:8000 served it, not a requested endpoint.": record(
+        CLEAR, served_by="10.0.0.2:8000"
+    ),
+    f"{WON_BY} The proxy says that 10.0.0.2:8000 served it, the next in line.": record(
+        CLEAR, served_by="10.0.0.2:8000", destination="10.0.0.1:8000,10.0.0.2:8000"
+    ),
+    "It is not decided yet.": record(summary=ending("waiting")),
+    "w-1 was the only candidate. Flow control stopped it in favour of others while it was "
+    "under way.": record(profile(candidate("w-1", 0.5)), summary=ending("evicted")),
+    "It ended before an endpoint was chosen.": record(),
+    "It has no body, so any endpoint will do: chance chose w-1.": record(
+        destination="10.0.0.1:8000",
+        size_bytes=0,
+        summary=msgspec.structs.replace(WON.summary, endpoint="w-1"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("sentence", "view"), SENTENCES.items(), ids=SENTENCES)
+def test_the_reason_is_a_sentence(sentence: str, view: RecordView) -> None:
     assert " ".join(reasons(view)) == sentence
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import pytest_asyncio
@@ -94,8 +95,20 @@ def _refusing(one: Object) -> None:
 
 
 _POOLS = "inferencepools.inference.networking.k8s.io"
-_LEGACY = {"name": "it", "group": "inference.networking.x-k8s.io"}
-_PRE_STOP = {"preStop": {"sleep": {"seconds": 10}}}
+_OLD_GROUP = {"poolRef": {"name": "it", "group": "inference.networking.x-k8s.io"}}
+_SHORT = {"terminationGracePeriodSeconds": 10}
+_LATE = {"lifecycle": {"preStop": {"sleep": {"seconds": 10}}}}
+service = partial(respecified, "services", "picker")
+
+
+def container(pod: str, change: Callable[[Object], object]) -> Callable[[KubeApi], object]:
+    return edited("pods", pod, lambda one: change(one["spec"]["containers"][0]))
+
+
+def _no_endpoint_is_ready(one: Object) -> None:
+    one["endpoints"][0]["conditions"] = {"ready": False}
+
+
 SPOILT: list[tuple[str, str, Callable[[KubeApi], object]]] = [
     ("kinds", "inferencepools", lambda api: api.remove(_POOLS)),
     ("kinds", "inferenceobjectives", lambda api: api.remove("inferenceobjectives.llm-d.ai")),
@@ -105,50 +118,18 @@ SPOILT: list[tuple[str, str, Callable[[KubeApi], object]]] = [
     ("pods", "selects no Pod", respecified(_POOLS, "it", selector={"matchLabels": {"app": "x"}})),
     ("pods", "is ready", _both_unready),
     ("target-ports", "9999", respecified(_POOLS, "it", targetPorts=[{"number": 9999}])),
-    (
-        "probes",
-        "worker-1",
-        edited("pods", "worker-1", lambda one: one["spec"]["containers"][0].pop("readinessProbe")),
-    ),
-    (
-        "grace-period",
-        "--shutdown-timeout 20 s",
-        respecified("pods", "worker-22", terminationGracePeriodSeconds=10),
-    ),
+    ("probes", "worker-1", container("worker-1", lambda one: one.pop("readinessProbe"))),
+    ("grace-period", "--shutdown-timeout 20 s", respecified("pods", "worker-22", **_SHORT)),
     (
         "grace-period",
         "after 10 s of preStop",
-        edited(
-            "pods",
-            "picker-333",
-            lambda one: one["spec"]["containers"][0].update(lifecycle=_PRE_STOP),
-        ),
+        container("picker-333", lambda one: one.update(_LATE)),
     ),
     ("service", "does not exist", lambda api: api.erase("services", "picker")),
-    (
-        "service",
-        "has no port 9002 (it has 80)",
-        respecified("services", "picker", ports=[{"port": 80}]),
-    ),
-    (
-        "service",
-        "appProtocol http",
-        respecified("services", "picker", ports=[{"port": 9002, "appProtocol": "http"}]),
-    ),
-    (
-        "service",
-        "no ready endpoints",
-        edited(
-            "endpointslices",
-            "picker-1",
-            lambda one: one["endpoints"][0].update(conditions={"ready": False}),
-        ),
-    ),
-    (
-        "policies",
-        "poolRef names the pool in group",
-        lambda api: api.write(objective(poolRef=_LEGACY)),
-    ),
+    ("service", "has no port 9002 (it has 80)", service(ports=[{"port": 80}])),
+    ("service", "appProtocol http", service(ports=[{"port": 9002, "appProtocol": "http"}])),
+    ("service", "no ready endpoints", edited("endpointslices", "picker-1", _no_endpoint_is_ready)),
+    ("policies", "poolRef names the pool in group", lambda api: api.write(objective(**_OLD_GROUP))),
     ("policies", "spec.priority", lambda api: api.write(objective(priority="high"))),
     ("unseen", "pods", lambda api: api.access.deny("list", "pods")),
 ]

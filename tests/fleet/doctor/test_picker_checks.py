@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from msgspec.structs import replace
 
 from fleet.doctor.command import diagnose
 from fleet.doctor.diagnosis import Facts
@@ -49,69 +50,55 @@ def test_a_healthy_picker_and_worker_have_no_findings() -> None:
     assert diagnose(Facts()) == ()
 
 
-@pytest.mark.parametrize(
-    ("changes", "check", "severity", "text"),
-    [
-        ({"problem": "refused"}, "picker-reachable", "error", "refused"),
-        (
-            {"is_ready": False, "readiness": "not ready\nno file"},
-            "picker-ready",
-            "error",
-            "no file",
-        ),
-        (
-            {"is_ready": False, "readiness": "not ready\non standby; the leader is unknown"},
-            "picker-ready",
-            "error",
-            "the leader is unknown",
-        ),
-        ({"readiness": "ready\nold since noon"}, "picker-ready", "warning", "old since noon"),
-        ({"endpoints": ()}, "picker-endpoints", "error", "none"),
-        ({"endpoints": (endpoint(None),)}, "picker-scrapes", "error", "never read"),
-        ({"endpoints": (endpoint(), endpoint(90.0))}, "picker-scrapes", "warning", "90.0 s old"),
-        (
-            {"metrics": {**WELL.metrics, "llm_d_epp_datalayer_extract_errors_total": 3.0}},
-            "picker-scrapes",
-            "warning",
-            "3 metrics pages",
-        ),
-        (
-            {"endpoints": (endpoint(health=HealthView("ejected", 3)),)},
-            "picker-health",
-            "warning",
-            "ejected after 3 failures",
-        ),
-        (
-            {"queues": QueuesView(is_on=True, saturation=1.2, queued_requests=7)},
-            "picker-queues",
-            "warning",
-            "7 requests wait",
-        ),
-        ({"metrics": {}}, "picker-gauges", "warning", "llm_d_epp_ready_endpoints"),
-        (
-            {"config": ConfigView("p.yaml", "", "", 0.0, last_error="line 3: no")},
-            "picker-config",
-            "error",
-            "line 3: no",
-        ),
-        (
-            {"config": ConfigView("p.yaml", "", "", 0.0, warnings=("doubtful",))},
-            "picker-config",
-            "warning",
-            "doubtful",
-        ),
-        ({"files": (9, 256)}, "picker-files", "warning", "256 files"),
-        ({"files": (60000, 65536)}, "picker-files", "error", "60000 of 65536"),
-        ({"ahead_seconds": 61.0}, "picker-clock", "warning", "61 s ahead of"),
-        ({"ahead_seconds": -9.0}, "picker-clock", "warning", "9 s behind"),
-    ],
-    ids=lambda value: str(value)[:40] if isinstance(value, str) else None,
+def ill(check: str, severity: str, text: str, **changes: object) -> object:
+    return pytest.param(changes, check, Severity(severity), text, id=f"{check} {text}")
+
+
+LEADERLESS = "not ready\non standby; the leader is unknown"
+LACKING = {"llm_d_epp_datalayer_extract_errors_total": 3.0}
+EJECTED = endpoint(health=HealthView("ejected", 3))
+FULL = QueuesView(is_on=True, saturation=1.2, queued_requests=7)
+SGLANG = frozenset({"sglang:num_running_reqs"})
+OF_PICKERS = (
+    ill("picker-reachable", "error", "refused", problem="refused"),
+    ill("picker-ready", "error", "no file", is_ready=False, readiness="not ready\nno file"),
+    ill("picker-ready", "error", "the leader is unknown", is_ready=False, readiness=LEADERLESS),
+    ill("picker-ready", "warning", "old since noon", readiness="ready\nold since noon"),
+    ill("picker-endpoints", "error", "none", endpoints=()),
+    ill("picker-scrapes", "error", "never read", endpoints=(endpoint(None),)),
+    ill("picker-scrapes", "warning", "90.0 s old", endpoints=(endpoint(), endpoint(90.0))),
+    ill("picker-scrapes", "warning", "3 metrics pages", metrics={**WELL.metrics, **LACKING}),
+    ill("picker-health", "warning", "ejected after 3 failures", endpoints=(EJECTED,)),
+    ill("picker-queues", "warning", "7 requests wait", queues=FULL),
+    ill("picker-gauges", "warning", "llm_d_epp_ready_endpoints", metrics={}),
+    ill("picker-config", "error", "line 3: no", config=replace(CONFIG, last_error="line 3: no")),
+    ill("picker-config", "warning", "doubtful", config=replace(CONFIG, warnings=("doubtful",))),
+    ill("picker-files", "warning", "256 files", files=(9, 256)),
+    ill("picker-files", "error", "60000 of 65536", files=(60000, 65536)),
+    ill("picker-clock", "warning", "61 s ahead of", ahead_seconds=61.0),
+    ill("picker-clock", "warning", "9 s behind", ahead_seconds=-9.0),
 )
-def test_faults_of_a_picker_are_found(
-    changes: dict[str, object], check: str, severity: str, text: str
+OF_WORKERS = (
+    ill("worker-reachable", "error", "refused", problem="refused"),
+    ill("worker-health", "error", "503", health_status=503),
+    ill("worker-metrics", "error", "text/html", metrics_names=None, metrics_kind="text/html"),
+    ill("worker-metrics", "error", "these are of sglang", metrics_names=SGLANG),
+    ill("worker-metrics", "error", "has none of", metrics_names=frozenset({"up"})),
+    ill("worker-models", "error", "lists no model", models=()),
+    ill("worker-models", "error", "no list", models=None),
+)
+
+
+@pytest.mark.parametrize(("changes", "check", "severity", "text"), [*OF_PICKERS, *OF_WORKERS])
+def test_a_fault_is_found_by_its_check(
+    changes: dict[str, object], check: str, severity: Severity, text: str
 ) -> None:
-    (finding,) = diagnose(Facts(picker=dataclasses.replace(WELL, **changes)))
-    assert (finding.check, finding.severity) == (check, Severity(severity))
+    if check.startswith("picker"):
+        facts = Facts(picker=dataclasses.replace(WELL, **changes))
+    else:
+        facts = Facts(workers=(dataclasses.replace(WORKER, **changes),))
+    (finding,) = diagnose(facts)
+    assert (finding.check, finding.severity) == (check, severity)
     assert text in finding.seen
 
 
@@ -151,33 +138,10 @@ def test_missing_replicas_are_found(
 
 
 def test_experimental_plugins_are_found() -> None:
-    config = ConfigView("picker.yaml", "", "", 0.0, experimental=("near",))
+    config = replace(CONFIG, experimental=("near",))
     (found,) = diagnose(Facts(picker=dataclasses.replace(WELL, config=config)))
     assert found.check == "picker-experimental"
     assert found.seen == "picker.yaml: plugin 'near' is experimental"
-
-
-@pytest.mark.parametrize(
-    ("changes", "check", "text"),
-    [
-        ({"problem": "refused"}, "worker-reachable", "refused"),
-        ({"health_status": 503}, "worker-health", "503"),
-        ({"metrics_names": None, "metrics_kind": "text/html"}, "worker-metrics", "text/html"),
-        (
-            {"metrics_names": frozenset({"sglang:num_running_reqs"})},
-            "worker-metrics",
-            "these are of sglang",
-        ),
-        ({"metrics_names": frozenset({"up"})}, "worker-metrics", "has none of"),
-        ({"models": ()}, "worker-models", "lists no model"),
-        ({"models": None}, "worker-models", "no list"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else None,
-)
-def test_faults_of_a_worker_are_found(changes: dict[str, object], check: str, text: str) -> None:
-    (finding,) = diagnose(Facts(workers=(dataclasses.replace(WORKER, **changes),)))
-    assert (finding.check, finding.severity) == (check, Severity.ERROR)
-    assert text in finding.seen
 
 
 def test_workers_of_several_versions_are_found() -> None:
