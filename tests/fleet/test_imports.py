@@ -1,6 +1,4 @@
-"""Commands import what they need, and no more: modules are counted, because seconds depend on the
-load.
-"""
+"""Commands import no more than they need: modules are counted, not seconds of a busy machine."""
 
 import asyncio
 import json

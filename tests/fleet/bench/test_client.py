@@ -94,9 +94,7 @@ def test_a_missing_endpoint_is_an_error() -> None:
 
 @pytest.mark.parametrize("is_announced", [False, True])
 def test_a_closed_idle_connection_costs_no_request(is_announced: bool) -> None:
-    """The server closes it when the second request arrives, as an idle timeout may, or announces
-    the end before.
-    """
+    """The server closes it at the second request, as an idle timeout may, or announces the end."""
 
     async def ask() -> tuple[list[Record], int]:
         end = b"\r\nconnection: close\r\n\r\n" if is_announced else b"\r\n\r\n"

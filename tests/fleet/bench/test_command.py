@@ -154,9 +154,7 @@ def test_a_trace_is_sent_at_its_own_times(url: str, tmp_path: Path) -> None:
 def test_ctrl_c_reports_what_was_answered_and_what_was_not(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C is pressed once the live table shows that all clients have sent and some have an
-    answer.
-    """
+    """Ctrl-C is pressed when all clients have sent and some have an answer."""
     monkeypatch.setattr("fleet.bench.shard.STOP_SECONDS", 60.0)
     shown = re.compile(r" 5 in flight; of the last 10 s:\s.*: [1-9][0-9,]* requests in")
 

@@ -71,9 +71,7 @@ def test_two_modes_are_both_reported(processes: int) -> None:
 
 @one_or_more
 def test_a_stall_counts_in_every_request_that_is_due_in_it(processes: int) -> None:
-    """The endpoint stops for one second in every ten, and requests wait: the arrival times alone
-    determine each latency.
-    """
+    """The endpoint stops for a second in every ten: the arrival times determine each latency."""
 
     def stalls(_: int, now: float) -> Times:
         return Times(0.05 + (1.0 - now % 10 if now % 10 < 1 else 0.0))

@@ -88,9 +88,7 @@ class Silent(asyncio.Protocol):
 
 
 async def with_two(act_on: str) -> tuple[list[ShardProcess], BaseException | None]:
-    """Two processes whose requests are not answered, and the error of `follow` when one was killed,
-    all were stopped, or the bench's ends of their connections were closed.
-    """
+    """Two processes without answers, and the error of `follow` after what is done to them."""
     asked = asyncio.Event()
     server = await asyncio.get_running_loop().create_server(lambda: Silent(asked), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]

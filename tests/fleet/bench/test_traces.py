@@ -94,9 +94,7 @@ def test_recorded_prompts_are_lengths_and_equal_beginnings(tmp_path: Path) -> No
 
 
 def test_a_recording_of_two_runs_has_the_requests_of_both(tmp_path: Path) -> None:
-    """Each run numbers its requests from the start, on a clock of its own, and may end within a
-    line.
-    """
+    """Each run numbers its requests from the start, and may end within a line."""
     first = header(500.0, 1000.0) + decision(0, 501.0, prompt_bytes=(40,)) + end(0, 3)
     second = header(2.0, 1060.0) + decision(0, 3.0, prompt_bytes=(80,)) + end(0, 4)
     found = read(tmp_path, first + second + decision(1, 4.0)[:40])

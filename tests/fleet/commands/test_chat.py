@@ -92,9 +92,7 @@ def server() -> Iterator[Canned]:
 
 
 class User:
-    """A user who types `lines` and then Ctrl-D, or presses the keys that they name. Without a user
-    (in a pipe), notes are not shown.
-    """
+    """Types `lines` and then Ctrl-D, or presses the keys that they name."""
 
     def __init__(self, *lines: str | type[BaseException], there: bool = True) -> None:
         self.lines = list(lines)

@@ -101,9 +101,7 @@ def test_the_picker_sees_the_end_of_a_response() -> None:
 
 
 def test_the_timeout_of_the_picker_depends_on_the_mode() -> None:
-    """It is one second in the mode that continues without a late answer; an explicit value counts
-    in either mode.
-    """
+    """It is one second in the mode that continues without an answer, unless it is given."""
     for changes, expected in (
         ({}, "10s"),
         ({"buffer_request_body": True}, "1s"),

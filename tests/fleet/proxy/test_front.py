@@ -34,9 +34,7 @@ def event(**fields: Any) -> bytes:
 
 
 def writes(token_ids: list[int] | None) -> list[bytes]:
-    """The bytes that a worker writes after these tokens: the text of a character comes with its
-    last byte.
-    """
+    """The bytes after these tokens: the text of a character comes with its last byte."""
     begun = len(token_ids or ())
     decoded = bytes(TOKENS[:begun]).decode(errors="ignore")
     found = [event(role="assistant") + b": resume []\n\n"] if token_ids is None else []
@@ -296,9 +294,7 @@ ERROR = {"error": {"message": "upstream connect error", "code": 503}}
 async def test_before_an_answer_another_worker_is_asked(
     house: House, stream: bool, signature: dict[str, str] | None
 ) -> None:
-    """The gateway found no worker, Envoy or the picker says so in the API's form, or a worker died
-    within an answer that is not streamed.
-    """
+    """The gateway, Envoy or the picker says that there is no worker, or a worker died."""
     await house.start()
     whole = json.dumps({"text": "x" * 9000}).encode()
 

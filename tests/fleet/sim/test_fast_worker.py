@@ -79,9 +79,7 @@ def test_a_single_request_takes_exactly_the_time_of_the_model() -> None:
 
 @pytest.mark.parametrize(("overlaps", "waits"), [(False, 0.007), (True, 0.018)])
 def test_a_request_waits_for_a_scheduled_step(overlaps: bool, waits: float) -> None:
-    """A request that arrives 4 ms into a step runs after it; with overlap, after the next one,
-    which is already scheduled.
-    """
+    """It arrives 4 ms into a step; with overlap, the next one is already scheduled."""
     settings = replace(WORKER, overlaps=overlaps)
     requests: list[Request] = [(0.0, list(range(100)), 40), (0.137, list(range(200, 250)), 5)]
     for worker in (fast(settings), LivingWorker(settings)):
@@ -174,9 +172,7 @@ SIZE = 4
 
 
 def test_subscribers_receive_stored_and_evicted_blocks() -> None:
-    """Chains have their parents, and evicted blocks were stored; ends are evicted before
-    beginnings.
-    """
+    """Ends are evicted before beginnings."""
     published: list[CacheEvent] = []
 
     def publish(events: Sequence[CacheEvent]) -> None:

@@ -41,9 +41,7 @@ def prompt(num_tokens: int, seed: int = 0) -> list[int]:
 def asked(
     prompts: Sequence[list[int]], is_fast: bool, worker: WorkerSettings
 ) -> list[ServedPrompt]:
-    """The answers, one after the other, of a prefill and a decode worker behind the picker of `up
-    --prefill`.
-    """
+    """The answers of two workers behind the picker of `up --prefill`."""
     settings = Simulation(2, worker, DISAGGREGATED_CONFIG, is_fast, prefill=1)
 
     async def main() -> list[ServedPrompt]:

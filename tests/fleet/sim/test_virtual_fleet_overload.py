@@ -202,9 +202,7 @@ def test_a_flood_costs_a_calm_tenant_no_time_in_the_queue() -> None:
 
 
 def test_first_come_first_served_lets_a_flood_block_others() -> None:
-    """The test above would fail without turns, without room in the queue, and without room in the
-    pool.
-    """
+    """The test above would fail without turns, without room in the queue, or in the pool."""
     waited, _, refused = queue_time(config(STRICT), flood=FLOOD)
     assert waited > 0.5
     assert refused > 30
@@ -214,9 +212,7 @@ def test_first_come_first_served_lets_a_flood_block_others() -> None:
 
 
 def served(text: str) -> tuple[int, int]:
-    """The tokens of two tenants that both want more, one in requests of ten times the size, after
-    the first seconds, in which queues fill.
-    """
+    """The tokens of two tenants that want more, one in requests of ten times the size."""
     seconds, since = 8.0, 3.0
     tenants = {"small": Tenant(160.0, 8, 8), "large": Tenant(40.0, 80, 80)}
     seen = run(text, tenants, seconds, slots=8)

@@ -49,9 +49,7 @@ class Seen:
 
 
 def run(peers: Peers, load: SharedPrefixes, events: Mapping[float, Event] | None = None) -> Seen:
-    """Serve the load; each request arrives at a random replica, and the requests and their order do
-    not depend on the replicas. Events happen at their seconds.
-    """
+    """Each request arrives at a random replica, and does not depend on the replicas."""
     return run_in_virtual_time(_run(peers, load, events or {}))
 
 

@@ -179,9 +179,7 @@ class Browser:
 
 @asynccontextmanager
 async def browser() -> AsyncIterator[Browser]:
-    """Open a window while the block runs. Skips the test without the extra `browser`, or without a
-    library of the system that it needs.
-    """
+    """Open a window, or skip the test without the extra `browser` or a library of the system."""
     port = free_port()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, str(WINDOW), str(port)),

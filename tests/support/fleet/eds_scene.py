@@ -1,6 +1,4 @@
-"""A real picker that reports its endpoints to a real Envoy, workers that start and stop, and
-clients.
-"""
+"""A real picker that reports its endpoints to a real Envoy, with workers and clients."""
 
 import asyncio
 import json
@@ -131,9 +129,7 @@ class DiscoveryScene:
 
     @asynccontextmanager
     async def clients(self) -> AsyncIterator[None]:
-        """Run clients that send one request after the other and count the answers of each server
-        while the block runs.
-        """
+        """Run clients that count the answers of each server while the block runs."""
         stop = asyncio.Event()
 
         async def go_on() -> None:

@@ -49,9 +49,7 @@ class Answer:
 
 @dataclass
 class PoolWorker:
-    """A server of one pool, which says so. `models` it lists, with their parents; `running` are
-    adapters that its metrics name.
-    """
+    """Serves one pool, and says so. `running` are adapters that its metrics name."""
 
     pool: str
     port: int = 0

@@ -74,9 +74,7 @@ class VirtualEndpoint:
 async def bench_stage(
     endpoint: VirtualEndpoint, *flags: str, processes: int = 1
 ) -> tuple[list[Driver[bytes]], Stage]:
-    """Run `pointsman bench` with these flags and this number of processes, all within this one,
-    each with its shard and its own connections.
-    """
+    """Run `pointsman bench` with this number of processes, all within this one."""
     settings = Settings(**vars(build_parser().parse_args(flags)))
     (load,), clock = loads_of(settings), asyncio.get_running_loop().time
     drivers, stages = [], []
