@@ -103,18 +103,16 @@ def _load(given: argparse.Namespace) -> Load:
         load = load_of_picker(PickerViews(given.picker))
     share = load.cached_tokens / load.prompt_tokens if load.prompt_tokens else 0.0
     share = share if given.cached_share is None else given.cached_share
-    flags = (given.rate, given.input_tokens, given.output_tokens)
-    known = (load.rate, load.prompt_tokens, load.output_tokens)
-    rate, prompt, output = (
-        old if new is None else new for new, old in zip(flags, known, strict=True)
-    )
-    if not rate or not prompt or not output:
-        names = ("--rate", "--input-tokens", "--output-tokens")
-        missing = [n for n, one in zip(names, (rate, prompt, output), strict=True) if not one]
+    flags = {
+        "rate": ("--rate", given.rate),
+        "prompt_tokens": ("--input-tokens", given.input_tokens),
+        "output_tokens": ("--output-tokens", given.output_tokens),
+    }
+    load = replace(load, **{name: one for name, (_, one) in flags.items() if one is not None})
+    missing = [flag for name, (flag, _) in flags.items() if not getattr(load, name)]
+    if missing:
         raise UsageError(f"{', '.join(missing)} of the load is unknown or 0: {_UNSTATED}")
-    return replace(
-        load, rate=rate, prompt_tokens=prompt, output_tokens=output, cached_tokens=share * prompt
-    )
+    return replace(load, cached_tokens=share * load.prompt_tokens)
 
 
 class _BenchStage(msgspec.Struct, frozen=True):

@@ -94,14 +94,14 @@ def _times(record: RecordView) -> str:
 
 
 def _tokens(record: RecordView) -> Iterator[str]:
-    if record.prompt_tokens is not None:
-        yield f"prompt {record.prompt_tokens:,}"
-    if record.matched_prefix_tokens is not None:
-        yield f"expected in cache {record.matched_prefix_tokens:,}"
-    if record.cached_tokens is not None:
-        yield f"found there {record.cached_tokens:,}"
-    if record.completion_tokens is not None:
-        yield f"completion {record.completion_tokens:,}"
+    for name, count in (
+        ("prompt", record.prompt_tokens),
+        ("expected in cache", record.matched_prefix_tokens),
+        ("found there", record.cached_tokens),
+        ("completion", record.completion_tokens),
+    ):
+        if count is not None:
+            yield f"{name} {count:,}"
 
 
 def _profile(profile: ProfileView, page: Layout) -> Iterator[RenderableType]:
@@ -155,16 +155,9 @@ def _loads(shown: tuple[CandidateView, ...], page: Layout) -> Table:
     for one in shown:
         usage = None if one.kv_cache_usage is None else f"{one.kv_cache_usage:.0%}"
         age = one.metrics_age_seconds
-        cells = (
-            one.endpoint,
-            one.address,
-            str(one.inflight_requests),
-            _known(one.waiting_requests),
-            _known(one.running_requests),
-            _known(usage),
-            "-" if age is None else _duration(age),
-        )
-        table.add_row(*map(page.text, cells))
+        numbers = (one.inflight_requests, one.waiting_requests, one.running_requests, usage)
+        cells = (one.endpoint, one.address, *map(_known, numbers))
+        table.add_row(*map(page.text, (*cells, "-" if age is None else _duration(age))))
     return table
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -35,7 +35,7 @@ class Report(msgspec.Struct, frozen=True):
 class Rows(msgspec.Struct, frozen=True):
     title: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: Sequence[tuple[str, ...]]
     numeric: bool = True
 
 
@@ -129,27 +129,15 @@ def _tables(report: Report, limit: int) -> Iterable[Rows]:
     if report.config is None:
         return
     one = report.comparison
-    shares = sorted(one.shares, key=lambda share: -max(share.before, share.now))
-    yield Rows(
-        "requests per endpoint",
-        ("endpoint", "before", "now", "share before", "share now"),
-        tuple(
-            (
-                share.endpoint,
-                f"{share.before:,}",
-                f"{share.now:,}",
-                _percent(share.before, one.decisions),
-                _percent(share.now, one.decisions),
-            )
-            for share in shares[:limit]
-        ),
-    )
-    yield Rows(
-        "moves",
-        ("requests", "from", "to"),
-        tuple((f"{move.requests:,}", move.before, move.now) for move in one.moves[:limit]),
-        numeric=False,
-    )
+    shares = []
+    for each in sorted(one.shares, key=lambda share: -max(share.before, share.now))[:limit]:
+        counts = (each.before, each.now)
+        parts = (_percent(count, one.decisions) for count in counts)
+        shares.append((each.endpoint, *(f"{count:,}" for count in counts), *parts))
+    columns = ("endpoint", "before", "now", "share before", "share now")
+    yield Rows("requests per endpoint", columns, shares)
+    moves = [(f"{move.requests:,}", move.before, move.now) for move in one.moves[:limit]]
+    yield Rows("moves", ("requests", "from", "to"), moves, numeric=False)
 
 
 def _print_table(table: Rows, out: Console) -> None:
