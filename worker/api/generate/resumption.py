@@ -53,7 +53,7 @@ def resumption_of(
     created: int,
     kv: dict[str, Any] | None = None,
 ) -> Resumption | None:
-    """Return it if it is asked for and possible. Raises `RequestError` if it must be."""
+    """Return a stream's resumption, if possible. Raises `RequestError` if one has to resume."""
     resume, [first, *others] = request.resume, asked
     if resume is None:
         return None

@@ -1,4 +1,4 @@
-"""Calls in each format are parsed whole, cut at each character, and in random pieces."""
+"""Calls in each format, and reasoning, are parsed whole, cut at each character, and in pieces."""
 
 import json
 from collections.abc import Iterable
@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.depth import examples
-from worker.api.tools.answer import TOOL_FORMATS, AnswerForm, format_of_template
+from worker.api.tools.answer import (
+    TOOL_FORMATS,
+    AnswerForm,
+    begins_with_reasoning,
+    format_of_template,
+)
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "get_weather": {
@@ -565,3 +570,60 @@ def test_control_tokens_are_no_content() -> None:
 )
 def test_a_template_shows_the_format(source: str, expected: str | None) -> None:
     assert format_of_template(source) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "has_begun", "reasoning", "content"),
+    [
+        (
+            "<think>\nLet me see. \n\n 1 < 2\n</think>\n\nTwo. ",
+            False,
+            "Let me see. \n\n 1 < 2",
+            "Two. ",
+        ),
+        ("\n<think></think>Two.", False, "", "Two."),
+        ("hm\n</think>\n\nTwo.", True, "hm", "Two."),
+        ("<think>hm</think>Two <think>.", True, "hm", "Two <think>."),
+        ("  Two.\n", False, "", "  Two.\n"),
+        ("never <think>to an end", True, "never <think>to an end", ""),
+        ("<think>cut </thin", False, "cut </thin", ""),
+        ("<th", False, "", "<th"),
+        ("hm</think>\n ", True, "hm", ""),
+    ],
+)
+def test_reasoning_is_taken_out(text: str, has_begun: bool, reasoning: str, content: str) -> None:
+    expected = Parsed(content, reasoning)
+    assert parse(text, None, reasons=has_begun) == expected
+    for at in range(len(text) + 1):
+        assert parse([text[:at], text[at:]], None, reasons=has_begun) == expected
+
+
+def test_calls_come_after_reasoning() -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    text = f"<think>I could {call}</think>\n\n{call}"
+    for pieces in ([text], text):
+        parsed = parse(pieces, "hermes", reasons=False)
+        assert (parsed.reasoning, parsed.content) == (f"I could {call}", "")
+        assert parsed.good == [("f", {})]
+
+
+def test_reasoning_can_be_left_out() -> None:
+    parsed = parse("<think>hm</think>Two.", None, reasons=False, shows_reasoning=False)
+    assert parsed == Parsed("Two.")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "opens", "deepseek", "qwen"),
+    [
+        ("<|im_start|>assistant\n", True, True, False),
+        ("<|im_start|>assistant\n<think>\n", True, True, True),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", True, False, False),
+        ("say <think> please<|im_end|>\n<|im_start|>assistant\n", True, True, False),
+        ("<|im_start|>assistant\nOnce upon", False, False, False),
+    ],
+)
+def test_the_prompt_shows_whether_reasoning_has_begun(
+    prompt: str, opens: bool, deepseek: bool, qwen: bool
+) -> None:
+    assert begins_with_reasoning("deepseek_r1", prompt, opens_a_turn=opens) is deepseek
+    assert begins_with_reasoning("qwen3", prompt, opens_a_turn=opens) is qwen
