@@ -287,11 +287,13 @@ class StreamWriter:
         if choice.ending is not None:
             return True
         # The first text is never held back: clients measure the time to it.
-        num_tokens = sum(len(piece.token_ids) for piece in pending.pieces)
-        if pending.written and num_tokens < self._shown.interval:
-            return False
-        shows = self._shown.token_ids or pending.writer is not None
-        return shows or any(p.text or p.reasoning or p.calls for p in pending.pieces)
+        if pending.written and self._shown.interval > 1:
+            num_tokens = sum(len(piece.token_ids) for piece in pending.pieces)
+            if num_tokens < self._shown.interval:
+                return False
+        if self._shown.token_ids or pending.writer is not None:
+            return True
+        return bool([p for p in pending.pieces if p.text or p.reasoning or p.calls])
 
     def _delta(self, run: PromptRun, choice: Choice, piece: Piece, logprobs: Any) -> bytes:
         shown = self._shown
