@@ -11,10 +11,8 @@ probabilities continue on the eager path from a copy of the logits.
 A step is padded to the next size, and with drafts every sequence has as many rows as the largest
 number of drafts takes. Padded rows come in front of a sequence, at positions before its first row,
 so that its context stays the same. They write to the cache's last block, and padded sequences leave
-their token in slot 0 of the state; neither belongs to a sequence. Bounds such as the longest
-context are constants of a graph: those of the longest possible sequence.
-
-Two steps can be in flight, so host buffers alternate.
+their token in slot 0 of the state. Bounds such as the longest context are constants of a graph:
+those of the longest possible sequence. Two steps can be in flight, so host buffers alternate.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """Named tensors on disk: GGUF files and Hugging Face safetensors directories.
 
-Both are read through one interface under Hugging Face's tensor names, directly into the model's
-memory: a tensor is decoded a piece at a time, so that a start needs little more memory than the
-model itself.
-
-ggml's encodings are decoded to float32 exactly as llama.cpp does; dense weights can be encoded in
-two of them. The common encodings are vectorised here, because decoding takes most of a start. The
-rest go through the `gguf` package, which is imported only when a file needs it.
+Both are read under Hugging Face's tensor names, directly into the model's memory, a piece at a
+time. ggml's encodings are decoded to float32 exactly as llama.cpp does; the common ones are
+vectorised here, because decoding takes most of a start, the rest go through the `gguf` package.
 """
 
 import json

@@ -491,12 +491,9 @@ def inverse_frequencies(
 ) -> Tensor:
     """Rotary inverse frequencies [rotary_dim / 2], float32, with the configuration's scaling.
 
-    `factors` [rotary_dim / 2] divide them (GGUF's form of Llama 3's scaling).
-
-    Dynamic scaling uses one base for all positions: the base for a sequence as long as the model's
-    context. transformers raises the base only once a sequence outgrows the original context, which
-    no sequence does here, because the context of such a model is the original one. Longrope has one
-    set of factors as well: the long ones if sequences may have a `length` beyond the original.
+    `factors` [rotary_dim / 2] divide them (GGUF's form of Llama 3's scaling). Dynamic scaling has
+    one base for all positions, that of a sequence as long as the model's context; longrope one set
+    of factors, the long ones if sequences may have a `length` beyond the original context.
     """
     scaling, pairs = config.rope_scaling, _rotary_pairs(config)
     base = config.rope_theta

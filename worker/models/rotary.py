@@ -16,20 +16,17 @@ _LONGROPE = ("longrope", "su")
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """The scaling of rotary frequencies. `kind` is "linear", "dynamic", "llama3", "yarn" or
-    "longrope".
+    """The scaling of rotary frequencies of a model that was trained for `original_context` tokens.
 
-    `original_context` is the number of positions the unscaled model was trained for.
-
-    linear: frequencies are divided by `factor` (kaiokendev). dynamic: a larger base for contexts
-    beyond the original one (NTK). llama3: frequencies whose wavelength is above `original_context /
+    By `kind`, linear: frequencies are divided by `factor`. dynamic: a larger base for contexts
+    beyond the original one (NTK). llama3: frequencies of wavelengths above `original_context /
     low_frequency_factor` are divided by `factor`, those below `original_context /
-    high_frequency_factor` stay unchanged, those between are interpolated. yarn (Peng et al.,
-    arXiv:2309.00071): frequencies are interpolated between `beta_fast` and `beta_slow` turns over
-    the original context, with bounds rounded outwards if `truncate`; cos and sin are multiplied by
-    `attention_factor`. longrope (Ding et al., arXiv:2402.13753): each frequency is divided by its
-    own factor, from `long_factors` for a context longer than the original one, else from
-    `short_factors`; `attention_factor` applies too.
+    high_frequency_factor` stay, those between are interpolated. yarn (Peng et al.,
+    arXiv:2309.00071): they are interpolated between `beta_fast` and `beta_slow` turns over the
+    original context, with bounds rounded outwards if `truncate`; cos and sin are multiplied by
+    `attention_factor`, as in longrope (Ding et al., arXiv:2402.13753), where each frequency is
+    divided by its own of `long_factors` for a context longer than the original one, else of
+    `short_factors`.
     """
 
     kind: str

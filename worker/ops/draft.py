@@ -1,11 +1,9 @@
 """Drafts from a draft model's logits.
 
-Greedy drafts and Gumbel drafts are verified by coupling: the target draws as it does without
-drafts, and a draft is accepted if it equals the drawn token. So the best draft guesses the draw,
-not the distribution: "gumbel" adds to the draft's scores the same noise that the target will add to
-its own, and draws the same token wherever the two distributions are equal (Daliri, Musco, Suresh,
-arXiv:2408.07978). "probabilistic" drafts are drawn from the draft's distribution q with separate
-noise, and are verified against q (see `rejection`).
+Greedy and Gumbel drafts are verified by coupling (see `rejection`), so the best draft guesses the
+draw, not the distribution: "gumbel" adds to the draft's scores the noise that the target will add
+to its own (Daliri, Musco, Suresh, arXiv:2408.07978). "probabilistic" drafts are drawn from the
+draft's distribution q with separate noise, and are verified against q.
 """
 
 from collections.abc import Sequence

@@ -1,11 +1,8 @@
 """Matrix product with a constant weight: y = x Wᵀ + b, optionally + residual.
 
-On a CPU the weight is laid out once for oneDNN. Measured on an AVX-512 EPYC this is 2 to 6 times
-faster than `torch.nn.functional.linear` for 1 to 16 rows, and, unlike MKL's product, the result of
-a row does not depend on how many other rows are computed with it, which is what makes an answer
-independent of the batch it was computed in (see `_LONE_ROW_LIMIT` for the one exception). On a Xeon
-with AMX that holds for float32; of a bfloat16 product one element in thousands is rounded otherwise
-beside another number of rows.
+On a CPU the weight is laid out once for oneDNN: 2 to 6 times faster for a few rows than
+`torch.nn.functional.linear`, and a row's result does not depend on the number of rows (but see
+`_LONE_ROW_LIMIT`; and with AMX, one element in thousands of a bfloat16 product does).
 """
 
 import logging

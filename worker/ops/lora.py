@@ -1,9 +1,8 @@
 """The LoRA part of the products of a step: y += (x · downᵀ) · upᵀ, for each row with the adapter of
 its sequence (Hu et al., arXiv:2106.09685).
 
-Rows are grouped by adapter, as in SGMV (Chen et al., arXiv:2310.18547): a group passes through its
-adapter's two small products at once. These are ordinary products of the device, so a row's result
-depends neither on its group nor on its batch.
+Rows are grouped by adapter, as in SGMV (Chen et al., arXiv:2310.18547), for ordinary products of
+the device: a row's result depends neither on its group nor on its batch.
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,8 +2,7 @@
 arXiv:1909.08053), each a process with one shard of it. Collectives use torch.distributed's default
 group; all ranks call the same products in the same order with the same inputs.
 
-A product spread by its outputs alone (queries, keys, values; gate and up) is an ordinary product:
-its results are used on their own rank.
+A product spread by its outputs alone (queries, keys, values; gate and up) is an ordinary one.
 """
 
 from dataclasses import dataclass

@@ -1,13 +1,12 @@
 """Products with weights that stay in four or eight bits: decoded while they are multiplied.
 
-Theory of operation. The columns of a weight [out, in] fall into groups, and the columns of one
-group share a scale and a zero point in each row: weight = (code - zero) · scale. Codes are unsigned
-integers, or float8 (e4m3) numbers, which have no zeros. Every row has its own scales, so weights
-from several tensors are fused by concatenating their rows.
+The columns of a weight [out, in] fall into groups, and the columns of one group share a scale and a
+zero point in each row: weight = (code - zero) · scale. Codes are unsigned integers, or float8
+(e4m3) numbers, which have no zeros. Every row has its own scales, so weights from several tensors
+are fused by concatenating their rows.
 
-A product takes its weight transposed, [in, out], with the columns of a group next to each other and
-two codes of four bits in a byte. If a checkpoint's groups are spread over the columns (GPTQ's "act
-order"), the columns are sorted by group, and the inputs are put into the same order.
+If a checkpoint's groups are spread over the columns (GPTQ's "act order"), the columns are sorted by
+group, and the inputs are put into the same order.
 """
 
 from __future__ import annotations

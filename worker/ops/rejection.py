@@ -1,12 +1,12 @@
 """Verification of drafted tokens that leaves the target's distribution exactly unchanged.
 
 p(· | x₁…xᵢ) is the target's distribution of the next token, with all of a request's parameters
-applied; the drafter has guessed x₁…x_d. There are two ways to verify them.
+applied; the drafter has guessed x₁…x_d. docs/decisions/0017 has the proofs of both ways to verify
+them.
 
 *Coupled* (`verify_coupled`), for any drafter: the target draws at each position exactly as it draws
-without drafts, by the same noise of (seed, position); drafts are accepted while they equal the
-drawn tokens. So the output equals plain decoding token for token. A draft x is accepted with
-probability p(x), the best that any method achieves for a guess without a known distribution.
+without drafts; drafts are accepted while they equal the drawn tokens, so the output equals plain
+decoding token for token.
 
 *By rejection*, for drafts that were drawn from known distributions q(· | x₁…xᵢ). Each draft has a
 threshold h; its uniform number passes if it is below h, and the numbers that pass accept a prefix.
@@ -19,12 +19,10 @@ threshold h; its uniform number passes if it is below h, and the numbers that pa
   next tokens; all d of them if it is below w_d. The longest prefix that passes is accepted, and
   the token after it is recovered from max(w p - q, 0), normalised. It accepts at least as many.
 
-When all are accepted, the target's next row gives a bonus token. docs/decisions/0017 has the proofs
-and their conditions on random numbers: a number that took part in the outcome of an earlier step
-must not be used again. So the uniforms of a run belong to the position where the run starts, the
-noise of drafts to the position and the index in the run, and a recovered token has separate noise.
-The bonus token uses the sampler's noise, so a step without drafts draws exactly the token of plain
-sampling. The decision to verify a drawn draft must not depend on its token.
+When all are accepted, the target's next row gives a bonus token, by the sampler's own noise. A
+random number that took part in the outcome of an earlier step must not be used again: the uniforms
+of a run belong to the position where the run starts, the noise of drafts to the position and the
+index in the run, and a recovered token has separate noise.
 
 Sums over the vocabulary, and the choice of the last token, come from `rejection_torch` on a CPU and
 from `rejection_triton` on a GPU. All decisions from them are made here.

@@ -9,9 +9,7 @@ arithmetic that may round otherwise. A token that wins by more than all rounding
 (less than one draw in 640) score and noise are added again in float64: by `choose` on a CPU, and by
 the kernel itself on other devices. So no draw depends on its batch, device or kernel.
 
-`adjust` changes logits in vLLM's order: masks of a grammar, allowed ids, bad words, banned ids,
-logit bias, then penalties. Logits processors come before all of them, so that they cannot undo any:
-a forbidden token gets -inf, which no later change reverts.
+Logits processors come before `adjust`, so that they cannot allow a token that it forbids.
 """
 
 from __future__ import annotations

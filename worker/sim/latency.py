@@ -5,9 +5,7 @@ fit that directly. Models of single requests (constant, llm-d) make one duration
 
     step = max(longest of the prompts' times, mean of the decoding sequences' times)
 
-The mean, because the expected time of a step is then the model's own for any batch; and the larger
-of the two sides, because these models know no interference between requests. Running sequences wait
-for a prompt that joins them; chunked prefill shortens that wait as in a real engine.
+The mean has the model's own expectation for any batch.
 
 The token times of a prompt add up over its chunks; its one-time costs (the constant time to first
 token, the overhead) fall due with the last one. Cached tokens are free. A sequence that runs one

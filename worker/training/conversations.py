@@ -1,12 +1,9 @@
 """Conversations of the target, as programs of given and sampled tokens.
 
 A conversation is a generator: it yields `Given` tokens and `Continuation`s, receives the sampled
-tokens, and returns whether the result is worth learning from. It is a pure function of its own
-random numbers and of the model's output.
-
-It opens with a template and a topic, or with a prompt that the model writes itself after the
-beginning of a user's turn (Magpie, arXiv:2406.08464). Most answers are greedy, because drafts pay
-most there.
+tokens, and returns whether the result is worth learning from. It opens with a template and a topic,
+or with a prompt that the model writes itself after the beginning of a user's turn (Magpie,
+arXiv:2406.08464). Most answers are greedy, because drafts pay most there.
 """
 
 import random

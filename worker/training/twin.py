@@ -1,11 +1,11 @@
 """The draft head in trainable form: the same weights, and no paged cache.
 
-Theory of operation. The head is trained as it is used (HASS, arXiv:2408.15766; training-time test
-of EAGLE-3, arXiv:2503.01840). In pass 0 row t has the target's hidden state of position t; in pass
-j, for the j-th token drafted after that, it has the result of pass j-1 for row t-1. In every pass
-row t knows token t+1 and predicts the target's token after it. A drafting row attends to the same
-keys as a draft: those of pass 0 up to the last position that the target has run, t-j, and then one
-key of each pass, at the positions drafted since.
+The head is trained as it is used (HASS, arXiv:2408.15766; training-time test of EAGLE-3,
+arXiv:2503.01840). In pass 0 row t has the target's hidden state of position t; in pass j, for the
+j-th token drafted after that, it has the result of pass j-1 for row t-1. In every pass row t knows
+token t+1 and predicts the target's token after it. A drafting row attends to the same keys as a
+draft: those of pass 0 up to the last position that the target has run, t-j, and then one key of
+each pass, at the positions drafted since.
 """
 
 from collections.abc import Iterable
