@@ -87,6 +87,10 @@ class Walker:
     table: list[int] = field(default_factory=list)
     last_drafts: Drafts | None = None
 
+    @property
+    def drafts(self) -> list[int]:
+        return list(self.last_drafts.token_ids) if self.last_drafts is not None else []
+
 
 @dataclass
 class Bench:
@@ -271,7 +275,7 @@ def _some_drafts(walker: Walker, target: LlamaModel, rng: random.Random) -> tupl
         and walker.last_drafts is not None
         and walker.last_drafts.position == len(walker.tokens)
     ):
-        return list(walker.last_drafts.token_ids[: rng.randint(0, 4)]), True
+        return walker.drafts[: rng.randint(0, 4)], True
     if kind < 0.65:
         right: list[int] = []
         for _ in range(rng.randint(1, 3)):
@@ -294,7 +298,6 @@ def _check_drafts(walker: Walker, share: ScheduledSequence, oracle: Oracle) -> N
         assert walker.last_drafts is None
         return
     assert walker.last_drafts.position == len(walker.tokens)
-    drafts = list(walker.last_drafts.token_ids)
-    assert len(drafts) == count
-    assert drafts == oracle(walker.tokens, drafts)
+    assert len(walker.drafts) == count
+    assert walker.drafts == oracle(walker.tokens, walker.drafts)
     assert all(0 < confidence <= 1 for confidence in walker.last_drafts.confidences)

@@ -122,8 +122,7 @@ class DrawnBench:
             rng.shuffle(self._free)
             while len(walker.table) < _BLOCKS_EACH:
                 walker.table.append(self._free.pop())
-            last = walker.last_drafts.token_ids if walker.last_drafts is not None else ()
-            drafts = last[: rng.choice([0, 1, 2, MAX_DRAFTS, MAX_DRAFTS])]
+            drafts = walker.drafts[: rng.choice([0, 1, 2, MAX_DRAFTS, MAX_DRAFTS])]
             num_to_draft = rng.choice([0, 1, MAX_DRAFTS, MAX_DRAFTS, MAX_DRAFTS])
             count = len(walker.tokens) - walker.computed
             params = replace(PARAMS, seed=walker.seq_id)

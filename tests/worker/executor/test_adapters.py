@@ -92,11 +92,8 @@ def test_adapters_in_one_batch_are_their_merged_checkpoints(
         if adapter is not None:
             checkpoint = merge(checkpoint, Path(adapter.path), tmp_path / adapter.name)
         alone = make_core(checkpoint, **changes)
-        own = [place, place + len(chosen)]
-        for number, tokens in zip(
-            own, answers(alone, [(texts[n], None) for n in own]), strict=True
-        ):
-            merged[number] = tokens
+        own = place, place + len(chosen)
+        merged[own[0]], merged[own[1]] = answers(alone, [(texts[n], None) for n in own])
         alone.shutdown()
     assert found == merged
     assert len({tuple(tokens) for tokens in found}) == len(found)

@@ -127,6 +127,12 @@ def bench(kind: str = "sim", seed: int = 0, setup: FaultConfig | None = None, **
     return Bench(faults, engine, deaths, faults.around(stream_of_four))
 
 
+async def configured(seed: int = 0, /, **settings: object) -> Bench:
+    subject = bench(seed=seed)
+    await subject.configure(**settings)
+    return subject
+
+
 pytestmark = pytest.mark.looptime
 
 
@@ -152,8 +158,7 @@ async def test_a_header_without_an_error_status_is_a_bad_request(asked: str) -> 
 
 async def test_failures_follow_their_rate_and_repeat_with_the_seed() -> None:
     async def run(seed: int) -> list[int]:
-        subject = bench(seed=seed)
-        await subject.configure(failure_injection_rate=20)
+        subject = await configured(seed, failure_injection_rate=20)
         return [(await subject.ask("/v1/completions")).status for _ in range(400)]
 
     first, again, other = await run(1), await run(1), await run(2)
@@ -163,8 +168,7 @@ async def test_failures_follow_their_rate_and_repeat_with_the_seed() -> None:
 
 
 async def test_a_failure_names_the_model_and_its_parameter() -> None:
-    subject = bench()
-    await subject.configure(failure_injection_rate=100, failure_types=["model_not_found"])
+    subject = await configured(failure_injection_rate=100, failure_types=["model_not_found"])
     answer = await subject.ask()
     assert answer.status == 404
     assert answer.error == {
@@ -177,16 +181,14 @@ async def test_a_failure_names_the_model_and_its_parameter() -> None:
 
 
 async def test_a_reply_stalls_before_its_start_or_within_its_stream() -> None:
-    subject = bench()
-    await subject.configure(stall_before="5s")
+    subject = await configured(stall_before="5s")
     assert (await subject.ask()).times == pytest.approx([5, 6, 7, 8])
     await subject.configure(stall_stream="2.5s", stall_after_events=2)
     assert (await subject.ask()).times == pytest.approx([5, 6, 8.5, 8.5])
 
 
 async def test_only_some_requests_stall() -> None:
-    subject = bench()
-    await subject.configure(stall_before="9s", stall_rate=30)
+    subject = await configured(stall_before="9s", stall_rate=30)
     stalled = [(await subject.ask()).times[0] > 0 for _ in range(100)]
     assert 15 < sum(stalled) < 45
 
@@ -238,14 +240,12 @@ async def test_a_broken_metrics_page_replaces_the_real_one(
 
 
 async def test_a_client_disconnect_ends_a_huge_metrics_page() -> None:
-    subject = bench()
-    await subject.configure(metrics_page="huge", metrics_bytes=1 << 40)
+    subject = await configured(metrics_page="huge", metrics_bytes=1 << 40)
     assert len((await subject.ask("/metrics", method="GET", leaves=True)).body) < 1 << 20
 
 
 async def test_the_metrics_page_can_be_delayed() -> None:
-    subject = bench()
-    await subject.configure(metrics_delay="5s")
+    subject = await configured(metrics_delay="5s")
     assert (await subject.ask("/metrics", method="GET")).times == pytest.approx([5, 6, 7, 8])
 
 
@@ -354,8 +354,7 @@ async def test_a_worker_crashes_after_its_answer_or_at_the_nth_request() -> None
     assert subject.deaths == []
     await asyncio.sleep(0.2)
     assert subject.deaths == [1]
-    subject = bench()
-    await subject.configure(crash={"target": "worker", "after-requests": 2})
+    subject = await configured(crash={"target": "worker", "after-requests": 2})
     await subject.ask()
     assert subject.deaths == []
     await subject.ask()
@@ -364,8 +363,7 @@ async def test_a_worker_crashes_after_its_answer_or_at_the_nth_request() -> None
 
 async def test_an_engine_gets_the_count_of_its_crash() -> None:
     """An immediate crash leaves no answer, which is no error."""
-    subject = bench()
-    await subject.configure(crash={"target": "engine", "after-tokens": 100})
+    subject = await configured(crash={"target": "engine", "after-tokens": 100})
     counts = {"crash_after_requests": None, "crash_after_tokens": 100}
     assert subject.engine.commands == [counts]
     subject.engine.answer = None

@@ -2,7 +2,8 @@
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -82,14 +83,9 @@ def test_a_step_takes_the_modelled_time(
 
 
 def test_only_sampling_sequences_get_a_token_and_it_is_a_word() -> None:
-    step = SchedulerOutput(
-        1,
-        (
-            sequence(0, [1, 2], 0, sample=False),
-            *(sequence(i, [i], 3) for i in range(1, 100)),
-        ),
-    )
-    output = instant(SimConfig(first_word_id=300, num_words=5)).execute(step)
+    shares = sequence(0, [1, 2], 0, sample=False), *(sequence(i, [i], 3) for i in range(1, 100))
+    sim = instant(SimConfig(first_word_id=300, num_words=5))
+    output = sim.execute(SchedulerOutput(1, shares))
     assert sorted(output.sampled) == list(range(1, 100))
     assert set(drawn(output)) == {300, 301, 302, 303, 304}
 
@@ -97,9 +93,8 @@ def test_only_sampling_sequences_get_a_token_and_it_is_a_word() -> None:
 def test_tokens_do_not_depend_on_chunking_or_the_batch() -> None:
     sim = instant()
     whole = sim.execute(SchedulerOutput(1, (sequence(1, [4, 5, 6], 0, seed=9),)))
-    part = sim.execute(
-        SchedulerOutput(2, (sequence(7, [6], 2, seed=9), sequence(8, [6], 2, seed=10)))
-    )
+    parts = sequence(7, [6], 2, seed=9), sequence(8, [6], 2, seed=10)
+    part = sim.execute(SchedulerOutput(2, parts))
     assert whole.sampled[1] == part.sampled[7]
     assert part.sampled[7] != part.sampled[8]
 
@@ -187,18 +182,24 @@ def test_invalid_settings_change_nothing(settings: dict[str, object]) -> None:
     assert waits == pytest.approx([2.625])
 
 
+@contextmanager
+def hanging(sim: SimExecutor, execute: Callable[[], object]) -> Iterator[None]:
+    thread = threading.Thread(target=execute)
+    thread.start()
+    while not sim.is_hanging:
+        thread.join(0.001)
+    yield
+    sim.configure({"hang_seconds": 0.0})
+    thread.join()
+
+
 def test_a_hang_blocks_one_step_until_it_is_released() -> None:
     sim = instant()
     sim.configure({"hang_seconds": 3600.0})
     results: list[ModelOutput] = []
     step = SchedulerOutput(1, (sequence(1, [1], 7),))
-    thread = threading.Thread(target=lambda: results.append(sim.execute(step)))
-    thread.start()
-    while not sim.is_hanging:
-        thread.join(0.001)
-    assert not results
-    sim.configure({"hang_seconds": 0.0})
-    thread.join()
+    with hanging(sim, lambda: results.append(sim.execute(step))):
+        assert not results
     assert drawn(results[0])
     assert drawn(sim.execute(step)) == drawn(results[0])
 
@@ -266,13 +267,8 @@ def test_a_step_reports_its_time_while_it_runs_but_not_while_it_hangs() -> None:
     step = SchedulerOutput(1, (sequence(1, [1] * 100, 0),))
     sim.execute(step)
     sim.configure({"slow_factor": 1000.0, "hang_seconds": 60.0})
-    thread = threading.Thread(target=sim.execute, args=(step,))
-    thread.start()
-    while not sim.is_hanging:
-        thread.join(0.001)
-    reported.append(sim.modelled_seconds)
-    sim.configure({"hang_seconds": 0.0})
-    thread.join()
+    with hanging(sim, lambda: sim.execute(step)):
+        reported.append(sim.modelled_seconds)
     assert reported == pytest.approx([2.1, 0.0, 2100.0])
     assert sim.modelled_seconds == 0.0
 
@@ -315,19 +311,10 @@ def test_chunks_follow_the_block_table_across_blocks() -> None:
     cache = TokenCache(num_blocks=4, block_size=4)
     cache.write(ScheduledSequence(1, [1, 2, 3], 0, [3, 0, 2]))
     cache.write(ScheduledSequence(1, [4, 5, 6, 7, 8, 9], 3, [3, 0, 2]))
-    assert cache.echo(ScheduledSequence(1, [9], 8, [3, 0, 2]), 9, None, None) == (
-        1,
-        2,
-        3,
-        4,
-        5,
-        6,
-        7,
-        8,
-        9,
-    )
+    own = ScheduledSequence(1, [9], 8, [3, 0, 2])
+    assert cache.echo(own, 9, None, None) == tuple(range(1, 10))
     other = ScheduledSequence(2, [9], 8, [3, 0, 1])  # shares the first two blocks
-    assert cache.echo(other, 8, None, None) == (1, 2, 3, 4, 5, 6, 7, 8)
+    assert cache.echo(other, 8, None, None) == tuple(range(1, 9))
 
 
 def test_copies_can_swap_two_blocks() -> None:

@@ -57,11 +57,16 @@ class Faulty:
 
 
 def go(bench: Bench, walker: Walker, num_to_draft: int, params: SamplingParams = GREEDY) -> None:
-    drafts = walker.last_drafts.token_ids if walker.last_drafts is not None else ()
+    drafts = walker.drafts
     count = len(walker.tokens) - walker.computed
     bench.take(walker, len(walker.tokens) + len(drafts) + 1 + num_to_draft)
     share = share_of(walker, count, drafts, num_to_draft, params)
     bench.update(walker, share, bench.step([share]))
+
+
+def assert_drafted(walker: Walker) -> None:
+    assert walker.drafts
+    assert walker.drafts == drafts_of_model(SMALL, walker.tokens, walker.drafts)
 
 
 def test_drafts_come_with_their_step_and_its_time() -> None:
@@ -71,10 +76,8 @@ def test_drafts_come_with_their_step_and_its_time() -> None:
         bench.take(walker, 20)
     shares = [share_of(w, len(w.tokens), (), n) for w, n in zip(walkers, (0, 2, 5), strict=True)]
     output = bench.step(shares)
-    assert {seq_id: len(drafts.token_ids) for seq_id, drafts in output.drafts.items()} == {
-        1: 2,
-        2: 5,
-    }
+    drafted = {seq_id: len(drafts.token_ids) for seq_id, drafts in output.drafts.items()}
+    assert drafted == {1: 2, 2: 5}
     assert output.drafting_seconds > 0
     without = bench.step([share_of(Walker(9, PROMPT, table=[30, 31]), 7)])
     assert (without.drafts, without.drafting_seconds) == ({}, 0.0)
@@ -87,8 +90,7 @@ def test_nothing_is_drafted_beyond_the_block_table() -> None:
     share = share_of(walker, 10, (), 9)
     before = bench.drafter._cache.kv.clone() if bench.drafter._cache else None
     assert bench.update(walker, share, bench.step([share])) == 0
-    assert walker.last_drafts is not None
-    assert len(walker.last_drafts.token_ids) == 2
+    assert len(walker.drafts) == 2
     assert bench.drafter._cache is not None
     assert before is not None
     changed = (bench.drafter._cache.kv != before).flatten(2).any(-1).any(0).nonzero().flatten()
@@ -130,18 +132,15 @@ def test_a_long_prompt_waits_for_its_drafts() -> None:
     go(bench, walker, num_to_draft=0)
     drafted, read = [], []
     for _ in range(4):
-        drafts = walker.last_drafts.token_ids if walker.last_drafts is not None else ()
-        bench.take(walker, len(walker.tokens) + len(drafts) + 4)
-        share = share_of(walker, 1, drafts, 3)
+        bench.take(walker, len(walker.tokens) + len(walker.drafts) + 4)
+        share = share_of(walker, 1, walker.drafts, 3)
         output = bench.step([share])
         bench.update(walker, share, output)
-        drafted.append(len(walker.last_drafts.token_ids) if walker.last_drafts else 0)
+        drafted.append(len(walker.drafts))
         read.append(output.catch_up_seconds > 0)
     assert (drafted, read) == ([0, 0, 3, 3], [True, True, True, False])
     assert output.drafting_seconds > 0
-    assert walker.last_drafts is not None
-    drafts = walker.last_drafts.token_ids
-    assert list(drafts) == drafts_of_model(SMALL, walker.tokens, list(drafts))
+    assert_drafted(walker)
 
 
 def test_rows_that_are_not_numbers_are_read_again() -> None:
@@ -152,9 +151,7 @@ def test_rows_that_are_not_numbers_are_read_again() -> None:
     assert walker.last_drafts is None
     network.spoils = False
     go(bench, walker, num_to_draft=3)
-    assert walker.last_drafts is not None
-    drafts = list(walker.last_drafts.token_ids)
-    assert drafts == drafts_of_model(SMALL, walker.tokens, drafts)
+    assert_drafted(walker)
 
 
 def test_a_drafter_that_raises_is_logged_once_and_recovers(
@@ -171,9 +168,7 @@ def test_a_drafter_that_raises_is_logged_once_and_recovers(
     assert [record.exc_info is not None for record in caplog.records] == [True]
     network.raises = False
     go(bench, walker, num_to_draft=3)
-    assert walker.last_drafts is not None
-    drafts = list(walker.last_drafts.token_ids)
-    assert drafts == drafts_of_model(SMALL, walker.tokens, drafts)
+    assert_drafted(walker)
 
 
 def test_a_drafter_whose_numbers_break_spoils_nothing_for_good() -> None:
@@ -186,9 +181,7 @@ def test_a_drafter_whose_numbers_break_spoils_nothing_for_good() -> None:
     bench.drop(first)  # its blocks are free, and it begins again
     for walker in (second, first, second):
         go(bench, walker, num_to_draft=3)
-        assert walker.last_drafts is not None
-        drafts = list(walker.last_drafts.token_ids)
-        assert drafts == drafts_of_model(SMALL, walker.tokens, drafts)
+        assert_drafted(walker)
 
 
 def test_drawn_drafts_are_verified_with_their_distributions() -> None:
@@ -198,8 +191,7 @@ def test_drawn_drafts_are_verified_with_their_distributions() -> None:
         bench.take(one, 20)
         share = share_of(one, len(one.tokens), (), 3, params)
         bench.update(one, share, bench.step([share]))
-        assert one.last_drafts is not None
-        drafts = list(one.last_drafts.token_ids)
+        drafts = one.drafts
         exact = share_of(one, 1, drafts, 0, params)
         held = dict(bench.drafter._proposals)
         found = bench.drafter.proposals([exact])
@@ -209,11 +201,7 @@ def test_drawn_drafts_are_verified_with_their_distributions() -> None:
         assert found[1].shape == (3, VOCABULARY)
         assert found[1].sum(dim=-1).tolist() == pytest.approx([1, 1, 1])
         assert bench.drafter.proposals([exact]) == {}
-        for wanted, changed in (
-            (2, drafts[:2]),
-            (0, [drafts[0], drafts[1] ^ 1]),
-            (0, []),
-        ):
+        for wanted, changed in ((2, drafts[:2]), (0, [drafts[0], drafts[1] ^ 1]), (0, [])):
             bench.drafter._proposals = dict(held)
             q = bench.drafter.proposals([share_of(one, 1, changed, 0, params)]).get(1)
             assert (0 if q is None else len(q)) == wanted
@@ -225,8 +213,7 @@ def outputs(bench: Bench) -> list[ModelOutput]:
     walker, found = Walker(1, list(PROMPT)), []
     for _ in range(3):
         bench.take(walker, 30)
-        drafts = walker.last_drafts.token_ids if walker.last_drafts else ()
-        share = share_of(walker, len(walker.tokens) - walker.computed, drafts, 3)
+        share = share_of(walker, len(walker.tokens) - walker.computed, walker.drafts, 3)
         output = bench.step([share])
         found.append(replace(output, drafting_seconds=0.0, catch_up_seconds=0.0))
         bench.update(walker, share, found[-1])

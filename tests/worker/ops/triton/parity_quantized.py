@@ -37,6 +37,7 @@ TINY = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
+    "intermediate_size": 128,
 }
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 on_the_interpreter = pytest.mark.skipif(
@@ -111,6 +112,14 @@ def test_every_float8_number_is_decoded_exactly() -> None:
     assert torch.equal(found[0].cpu(), numbers.float())
 
 
+def quantized_tiny(tmp_path: Path, form: str, **changes: Any) -> tuple[Path, Path]:
+    """Save a quantised checkpoint; return its path and that of the weights that it stands for."""
+    path = tmp_path / "model"
+    path.mkdir()
+    save_checkpoint(path, TINY | changes, 0.2)
+    return path, quantize(path, form)
+
+
 def greedy(model: LlamaModel, count: int = 6) -> list[int]:
     cache, tokens, start = allocate(4, 16, model.config, torch.float32, CPU), list(range(20)), 0
     while len(tokens) < 20 + count:
@@ -130,10 +139,7 @@ def test_a_model_answers_as_with_decoded_weights(
     form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert choose_product(CPU) is quantized.multiply
-    path = tmp_path / "model"
-    path.mkdir()
-    save_checkpoint(path, {**TINY, "intermediate_size": 128}, 0.2)
-    beside = quantize(path, form)
+    path, beside = quantized_tiny(tmp_path, form)
     with caplog.at_level(logging.WARNING):
         model = load_model(path, torch.float32, CPU)
     assert not caplog.records
@@ -152,10 +158,7 @@ def test_weights_that_fit_no_kernel_are_decoded_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An inner size of 96 is no multiple of 64."""
-    path = tmp_path / "model"
-    path.mkdir()
-    save_checkpoint(path, {**TINY, "intermediate_size": 96}, 0.2)
-    beside = quantize(path, "awq")
+    path, beside = quantized_tiny(tmp_path, "awq", intermediate_size=96)
     with caplog.at_level(logging.WARNING):
         model = load_model(path, torch.float32, CPU)
     assert "are decoded: model.layers.0.mlp.down_proj" in caplog.text
@@ -172,10 +175,8 @@ def test_shards_stay_quantised(
     form: str, decoded: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Columns stay quantised unless a shard's are no whole groups."""
-    path = tmp_path / "model"
-    path.mkdir()
-    save_checkpoint(path, {**TINY, "intermediate_size": 128}, 0.2)
-    layer = load_model(quantize(path, form), torch.float32, CPU).layers[0]
+    path, beside = quantized_tiny(tmp_path, form)
+    layer = load_model(beside, torch.float32, CPU).layers[0]
     with caplog.at_level(logging.WARNING):
         shards = [load_model(path, torch.float32, CPU, shard=Shard(rank, 2)) for rank in range(2)]
     assert len(caplog.records) == (2 if decoded else 0)
@@ -195,11 +196,8 @@ def test_shards_stay_quantised(
 @on_the_interpreter
 def test_experts_are_decoded_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Their grouped products take dense weights."""
-    path = tmp_path / "model"
-    path.mkdir()
-    config = {**TINY, **QWEN3_MOE, "model_type": "qwen3_moe", "head_dim": 16}
-    save_checkpoint(path, {**config, "intermediate_size": 128}, 0.2)
-    beside = quantize(path, "gptq")
+    config = {**QWEN3_MOE, "model_type": "qwen3_moe", "head_dim": 16}
+    path, beside = quantized_tiny(tmp_path, "gptq", **config)
     with caplog.at_level(logging.WARNING):
         model = load_model(path, torch.float16, CPU)
     assert "are decoded: model.layers.0.mlp.experts.0.down_proj, model.layers" in caplog.text
