@@ -179,12 +179,8 @@ class Band(msgspec.Struct, eq=False):
 
     def remember(self, before: Band, now_seconds: float) -> None:
         """Remember the flows of the band that this one replaces, of which nothing waits here."""
-        for name, since in (
-            *before.idle.items(),
-            *dict.fromkeys(before.flows, now_seconds).items(),
-        ):
-            if name not in self.flows:
-                self.idle[name] = since
+        gone = before.idle | dict.fromkeys(before.flows, now_seconds)
+        self.idle |= {name: since for name, since in gone.items() if name not in self.flows}
         self.idle = OrderedDict(sorted(self.idle.items(), key=lambda one: one[1]))
 
     def insert(self, item: QueuedRequest) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import product
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -80,9 +81,7 @@ ANSWERS = {
     "rbac": ("/v1/models", (("x-answer", "rbac"),), 403, b"RBAC: access denied"),
     "limit": ("/limited", (), 429, b"local_rate_limited"),
 }
-EACH_ANSWER = pytest.mark.parametrize(
-    ("path", "headers", "status", "text"), ANSWERS.values(), ids=ANSWERS
-)
+EACH_ANSWER = pytest.mark.parametrize("expected", ANSWERS.values(), ids=ANSWERS)
 
 
 @pytest.fixture(scope="module")
@@ -302,13 +301,9 @@ def asks(path: str, headers: tuple[tuple[str, str], ...]) -> list[Ask]:
 
 @EACH_ANSWER
 async def test_an_answer_that_comes_before_the_picker_reaches_the_client(
-    front: Front,
-    caplog: pytest.LogCaptureFixture,
-    path: str,
-    headers: tuple[tuple[str, str], ...],
-    status: int,
-    text: bytes,
+    front: Front, caplog: pytest.LogCaptureFixture, expected: Any
 ) -> None:
+    path, headers, status, text = expected
     caplog.set_level(logging.INFO)
     num_answers, metrics = 0, PickerMetrics()
     watchers = Watchers(RequestMetrics(metrics))
@@ -334,13 +329,9 @@ async def test_an_answer_that_comes_before_the_picker_reaches_the_client(
 
 @EACH_ANSWER
 async def test_an_answer_that_comes_behind_the_picker_reaches_the_client(
-    front: Front,
-    caplog: pytest.LogCaptureFixture,
-    path: str,
-    headers: tuple[tuple[str, str], ...],
-    status: int,
-    text: bytes,
+    front: Front, caplog: pytest.LogCaptureFixture, expected: Any
 ) -> None:
+    path, headers, status, text = expected
     caplog.set_level(logging.WARNING)
     async with directing(front, 1) as inflight:
         for name in BEHIND:

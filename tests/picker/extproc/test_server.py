@@ -63,6 +63,17 @@ async def skip(raw: RawRequest) -> RouteDecision:
     return RouteDecision("10.0.0.1:8000", skip_response=True)
 
 
+@asynccontextmanager
+async def deciding() -> AsyncIterator[tuple[Wire, HeldRouting, Any]]:
+    """Yield a stream whose decision waits, and its exchange."""
+    held = HeldRouting()
+    source = RecordingDirector(held)
+    async with stream(source) as wire:
+        wire.play(HEADERS, BODY)
+        await held.started.wait()
+        yield wire, held, source.exchanges[0]
+
+
 async def test_a_request_goes_through_all_phases() -> None:
     source = RecordingDirector()
     async with stream(source) as wire:
@@ -90,28 +101,20 @@ async def test_a_request_goes_through_all_phases() -> None:
 async def test_every_end_of_the_stream_cancels_a_pending_decision(
     end: Any, cause: FinishCause
 ) -> None:
-    held = HeldRouting()
-    source = RecordingDirector(held)
-    async with stream(source) as wire:
-        wire.play(HEADERS, BODY)
-        await held.started.wait()
+    async with deciding() as (wire, _, exchange):
         if isinstance(end, Abort):
             await wire.abort(end)
         else:
             wire.play(end, BODY)
-            assert not source.exchanges[0].finished.done()
+            assert not exchange.finished.done()
             await asyncio.gather(wire.ended, return_exceptions=True)
-    (exchange,) = source.exchanges
     assert exchange.cancelled
     assert exchange.finished.result() == (cause, None, None)
     assert exchange.finish_calls == 1
 
 
 async def test_messages_are_taken_while_the_decision_is_pending() -> None:
-    held = HeldRouting()
-    async with stream(RecordingDirector(held)) as wire:
-        wire.play(HEADERS, BODY)
-        await held.started.wait()
+    async with deciding() as (wire, held, _):
         wire.play(TRAILERS)
         assert wire.outbound.empty()
         held.release.set()
@@ -120,17 +123,12 @@ async def test_messages_are_taken_while_the_decision_is_pending() -> None:
 
 
 async def test_the_proxys_own_reply_cancels_a_pending_decision() -> None:
-    held = HeldRouting()
-    source = RecordingDirector(held)
-    async with stream(source) as wire:
-        wire.play(HEADERS, BODY)
-        await held.started.wait()
+    async with deciding() as (wire, _, exchange):
         wire.play(RESPONSE_HEADERS, RESPONSE_END)
         assert [await wire.reply(), await wire.reply()] == ["response_headers", "response_body"]
         await asyncio.sleep(0)
         wire.play(None)
         await wire.ended
-    (exchange,) = source.exchanges
     assert exchange.cancelled
     assert exchange.finished.result() == (FinishCause.CLIENT_GONE, None, None)
 
@@ -261,21 +259,17 @@ async def test_an_eviction_answers_the_client_and_ends_the_stream() -> None:
 
 @pytest.mark.parametrize("is_reset", [False, True])
 async def test_an_eviction_cancels_a_pending_decision(is_reset: bool) -> None:
-    held = HeldRouting()
-    source = RecordingDirector(held)
-    async with stream(source) as wire:
-        wire.play(HEADERS, BODY)
-        await held.started.wait()
-        source.exchanges[0].evict(DropReason.EVICTED)
+    async with deciding() as (wire, _, exchange):
+        exchange.evict(DropReason.EVICTED)
         if is_reset:
             await wire.abort(Abort.CANCELLED)
         else:
             assert await wire.reply() == "immediate_response"
             await wire.ended
-    assert source.exchanges[0].cancelled
+    assert exchange.cancelled
     cause = FinishCause.CLIENT_GONE if is_reset else FinishCause.EVICTED
-    assert source.exchanges[0].finished.result()[0] is cause
-    assert source.exchanges[0].finish_calls == 1
+    assert exchange.finished.result()[0] is cause
+    assert exchange.finish_calls == 1
 
 
 # Numbers

@@ -21,6 +21,7 @@ from tests.support.picker.stream_ways import (
     SKIPPING,
     WAY_TO,
     WAY_TO_BUFFERED,
+    fed,
     feed,
 )
 
@@ -270,15 +271,13 @@ def test_bodies_are_cut_into_chunks_of_at_most_62000_bytes(size: int, count: int
     ],
 )
 def test_a_second_set_of_trailers_is_the_proxys_error(events: tuple[Any, ...]) -> None:
-    machine = StreamMachine()
-    feed(machine, *events)
+    machine = fed(*events)
     with pytest.raises(RemoteProtocolError, match="second"):
         feed(machine, TRAILERS)
 
 
 def test_response_pieces_pass_at_once_and_unchanged() -> None:
-    machine = StreamMachine()
-    feed(machine, *WAY_TO[State.ROUTED])
+    machine = fed(*WAY_TO[State.ROUTED])
     assert feed(machine, m.ResponseHeaders(200, served_by="10.0.0.1:8000")) == [UNTOUCHED]
     piece = m.SendResponseBody(b"data: 1\n\n", False)
     assert feed(machine, m.ResponseBody(b"data: 1\n\n")) == [piece]
@@ -337,8 +336,7 @@ def test_a_proxy_that_does_not_wait_for_the_decision_cancels_it() -> None:
 def test_an_early_end_finishes_with_its_cause(
     events: tuple[Any, ...], ending: Ending, cause: FinishCause
 ) -> None:
-    machine = StreamMachine()
-    feed(machine, *events)
+    machine = fed(*events)
     (finish,) = feed(machine, m.Closed(ending))
     assert finish.cause is cause
     assert feed(machine, m.Closed(ending)) == []
@@ -392,8 +390,7 @@ def test_a_tunnel_is_decided_by_its_headers(
 
 
 def test_tunnel_data_passes_both_ways_until_the_end() -> None:
-    machine = StreamMachine()
-    feed(machine, m.RequestHeaders(SOCKET), m.RequestBody(b"ear"), m.RequestBody(b"ly"))
+    machine = fed(m.RequestHeaders(SOCKET), m.RequestBody(b"ear"), m.RequestBody(b"ly"))
     sent = m.SendRequestBody
     assert feed(machine, DECISION)[1:] == [sent(b"early", False)]
     assert feed(machine, m.RequestBody(b"a")) == [sent(b"a", False)]
@@ -486,8 +483,7 @@ UNSEEN = m.RequestHeaders(HEADERS, response_body=BodyMode.ABSENT)
 
 
 def test_a_response_that_is_none_of_ours_ends_the_stream_with_the_answer() -> None:
-    machine = StreamMachine()
-    feed(machine, UNSEEN, BODY)
+    machine = fed(UNSEEN, BODY)
     assert machine.routed(SKIPPING) == [
         Finish(FinishCause.SKIPPED),
         m.SendRequestHeaders(SKIPPING.destination, (), 2),
@@ -499,8 +495,7 @@ def test_a_response_that_is_none_of_ours_ends_the_stream_with_the_answer() -> No
 
 def test_trailers_of_a_request_whose_response_is_none_of_ours_are_answered_first() -> None:
     """In full duplex a request is not complete without its trailers."""
-    machine = StreamMachine()
-    feed(machine, UNSEEN, m.RequestBody(b"{}"), m.RequestTrailers())
+    machine = fed(UNSEEN, m.RequestBody(b"{}"), m.RequestTrailers())
     assert machine.routed(SKIPPING)[-1] == m.SendRequestTrailers()
     assert machine.state in SAID_EVERYTHING
 
@@ -520,8 +515,7 @@ def test_a_response_in_full_duplex_is_not_left_but_passes_unwatched() -> None:
 
 
 def test_a_buffered_request_can_skip_its_response_too() -> None:
-    machine = StreamMachine()
-    feed(machine, replace(BUFFERED_HEADERS, response_body=BodyMode.BUFFERED), BODY)
+    machine = fed(replace(BUFFERED_HEADERS, response_body=BodyMode.BUFFERED), BODY)
     assert machine.routed(SKIPPING) == [
         Finish(FinishCause.SKIPPED),
         m.SendBufferedRequest(SKIPPING.destination),
@@ -580,8 +574,7 @@ def test_a_stream_that_begins_with_a_response_passes_it_unchanged(
 def test_a_client_that_leaves_an_answer_of_the_proxys_own_is_not_blamed(
     only_observes: bool, ending: Ending, finish: Finish
 ) -> None:
-    machine = StreamMachine()
-    feed(machine, m.ResponseHeaders(401, only_observes=only_observes))
+    machine = fed(m.ResponseHeaders(401, only_observes=only_observes))
     assert feed(machine, m.Closed(ending)) == [finish]
 
 
@@ -600,8 +593,7 @@ def test_a_client_that_leaves_an_answer_of_the_proxys_own_is_not_blamed(
 def test_an_evicted_request_is_answered_with_the_reason(
     state: State, status: int, reason: DropReason
 ) -> None:
-    machine = StreamMachine()
-    feed(machine, *WAY_TO[state])
+    machine = fed(*WAY_TO[state])
     finish, reply = machine.evicted(reason)
     assert finish == Finish(FinishCause.EVICTED, status)
     assert reply.status == 429
@@ -614,16 +606,14 @@ def test_an_evicted_request_is_answered_with_the_reason(
 
 
 def test_a_request_that_waits_for_its_decision_waits_no_more() -> None:
-    machine = StreamMachine()
-    feed(machine, *WAY_TO_BUFFERED[State.ROUTING])
+    machine = fed(*WAY_TO_BUFFERED[State.ROUTING])
     assert feed(machine, DropReason.EVICTED)[0] == m.CancelRoute()
 
 
 @pytest.mark.parametrize("state", [State.DONE, State.REFUSED, State.SKIPPED, State.CLOSED])
 def test_a_finished_request_cannot_be_evicted(state: State) -> None:
     """The end and the wish to evict may cross."""
-    machine = StreamMachine()
-    feed(machine, *WAY_TO[state])
+    machine = fed(*WAY_TO[state])
     assert machine.evicted(DropReason.EVICTED) == []
 
 
@@ -639,8 +629,7 @@ def test_a_proxy_that_only_observes_is_never_answered() -> None:
 
 
 def test_a_message_of_an_unknown_kind_is_passed_over_in_full_duplex(caplog: Any) -> None:
-    machine = StreamMachine()
-    feed(machine, m.RequestHeaders(HEADERS))
+    machine = fed(m.RequestHeaders(HEADERS))
     assert feed(machine, m.UnknownMessage()) == []
     assert "unknown kind" in caplog.text
     assert machine.state is State.RECEIVING
@@ -649,8 +638,7 @@ def test_a_message_of_an_unknown_kind_is_passed_over_in_full_duplex(caplog: Any)
 @pytest.mark.parametrize("mode", [BodyMode.LOCKSTEP, BodyMode.BUFFERED])
 def test_a_message_of_an_unknown_kind_to_which_an_answer_is_due_is_an_error(mode: BodyMode) -> None:
     """Silence would let the proxy wait for its timeout."""
-    machine = StreamMachine()
-    feed(machine, m.RequestHeaders(HEADERS, response_body=mode), BODY, DECISION)
+    machine = fed(m.RequestHeaders(HEADERS, response_body=mode), BODY, DECISION)
     assert feed(machine, m.UnknownMessage()) == []
     feed(machine, m.ResponseHeaders(200))
     with pytest.raises(RemoteProtocolError, match="unknown kind"):

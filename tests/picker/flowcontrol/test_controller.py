@@ -7,7 +7,6 @@ import pytest
 
 from picker.errors import DropReason, RefusedError
 from picker.flowcontrol.core import MAX_DISPATCHES_PER_PASS
-from picker.framework.flow import QueuedRequest, Rank
 from picker.types import DEFAULT_FAIRNESS_ID, FinishCause, Usage
 from tests.support.picker.flow_scene import (
     Ceilings,
@@ -15,6 +14,7 @@ from tests.support.picker.flow_scene import (
     GlobalStrict,
     Pool,
     Scene,
+    Sheddable,
     Slots,
     band,
     inference_request,
@@ -450,16 +450,6 @@ async def test_bands_of_objectives_are_added_and_removed() -> None:
     client.task.cancel()
     await asyncio.sleep(301)
     assert [one.priority for one in scene.gate.queues().bands] == [0]
-
-
-class Sheddable:
-    """Requests of negative priority are evictable: the lowest first, then the newest."""
-
-    def is_evictable(self, item: QueuedRequest) -> bool:
-        return item.request.priority < 0
-
-    def rank(self, item: QueuedRequest, dispatched_at_seconds: float) -> Rank:
-        return (item.request.priority, -dispatched_at_seconds)
 
 
 class EvictingScene(Scene):

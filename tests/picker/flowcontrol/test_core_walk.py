@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from picker.errors import DropReason
 from picker.flowcontrol.queue import FLOW_MEMORY_SECONDS
 from picker.flowcontrol.settings import BandSettings, FlowControlSettings
-from picker.framework.flow import QueuedRequest, Rank, SharesCapacity
+from picker.framework.flow import SharesCapacity
 from tests.depth import by_depth, examples
 from tests.support.picker.flow_scene import (
     Ceilings,
@@ -25,6 +25,7 @@ from tests.support.picker.flow_scene import (
     Pool,
     Scene,
     Sharing,
+    Sheddable,
     Slots,
     band,
     flow_settings,
@@ -119,16 +120,6 @@ def _last(
 TICK = 0.003
 
 
-class NegativeFirst:
-    """Requests of negative priority are evictable, the newest first."""
-
-    def is_evictable(self, item: QueuedRequest) -> bool:
-        return item.request.priority < 0
-
-    def rank(self, item: QueuedRequest, dispatched_at_seconds: float) -> Rank:
-        return (item.request.priority, -dispatched_at_seconds)
-
-
 VARIANTS: list[FlowControlSettings | None] = [
     flow_settings(request_ttl_seconds=4.0, no_endpoint_ttl_seconds=7.0),
     flow_settings(
@@ -145,7 +136,7 @@ VARIANTS: list[FlowControlSettings | None] = [
         bands={4: band(), 1: band()},
         default_negative_band=band(max_requests=1),
         request_ttl_seconds=None,
-        eviction=(NegativeFirst(), NegativeFirst()),
+        eviction=(Sheddable(), Sheddable()),
     ),
     None,
     flow_settings(

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -301,22 +302,14 @@ def test_a_folder_without_a_pair_is_an_error_that_names_the_file(
 Status = health_pb2.HealthCheckResponse
 
 
-class Readiness:
-    def __init__(self) -> None:
-        self.ready = False
-
-    def __call__(self) -> bool:
-        return self.ready
+@pytest.fixture
+def readiness() -> SimpleNamespace:
+    return SimpleNamespace(ready=False)
 
 
 @pytest.fixture
-def readiness() -> Readiness:
-    return Readiness()
-
-
-@pytest.fixture
-async def stub(readiness: Readiness) -> AsyncIterator[health_pb2_grpc.HealthStub]:
-    health = HealthService(readiness, watch_seconds=0.01)
+async def stub(readiness: SimpleNamespace) -> AsyncIterator[health_pb2_grpc.HealthStub]:
+    health = HealthService(lambda: readiness.ready, watch_seconds=0.01)
     options = ServerOptions(host="127.0.0.1", port=0)
     server = GrpcServer(options, health.methods())
     port = await server.start()
@@ -331,7 +324,7 @@ async def check(stub: health_pb2_grpc.HealthStub, service: str) -> int:
 
 
 async def test_readiness_follows_the_application_both_ways(
-    stub: health_pb2_grpc.HealthStub, readiness: Readiness
+    stub: health_pb2_grpc.HealthStub, readiness: SimpleNamespace
 ) -> None:
     for ready, status in [(False, Status.NOT_SERVING), (True, Status.SERVING)] * 2:
         readiness.ready = ready
@@ -354,9 +347,9 @@ async def test_the_list_holds_every_name(stub: health_pb2_grpc.HealthStub) -> No
     assert set(reply.statuses) == {"liveness", *READINESS}
 
 
-async def test_a_request_that_is_no_health_request_is_refused(readiness: Readiness) -> None:
+async def test_a_request_that_is_no_health_request_is_refused() -> None:
     options = ServerOptions(host="127.0.0.1", port=0)
-    server = GrpcServer(options, HealthService(readiness).methods())
+    server = GrpcServer(options, HealthService(lambda: True).methods())
     port = await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -366,7 +359,7 @@ async def test_a_request_that_is_no_health_request_is_refused(readiness: Readine
 
 
 async def test_a_watcher_hears_of_each_change(
-    stub: health_pb2_grpc.HealthStub, readiness: Readiness
+    stub: health_pb2_grpc.HealthStub, readiness: SimpleNamespace
 ) -> None:
     call = stub.Watch(health_pb2.HealthCheckRequest(service="readiness"))
     assert (await call.read()).status == Status.NOT_SERVING

@@ -66,6 +66,16 @@ class Sharing:
         return FirstOfEqual()
 
 
+class Sheddable:
+    """Requests of negative priority are evictable: the lowest first, then the newest."""
+
+    def is_evictable(self, item: QueuedRequest) -> bool:
+        return item.request.priority < 0
+
+    def rank(self, item: QueuedRequest, dispatched_at_seconds: float) -> Rank:
+        return (item.request.priority, -dispatched_at_seconds)
+
+
 @dataclass
 class Ceilings:
     by_priority: Mapping[int, float] = field(default_factory=dict)

@@ -35,6 +35,12 @@ def feed(machine: StreamMachine, *events: object) -> list[Action]:
     return actions
 
 
+def fed(*events: object) -> StreamMachine:
+    machine = StreamMachine()
+    feed(machine, *events)
+    return machine
+
+
 BUFFERED_HEADERS = RequestHeaders(HEADERS, request_body=BodyMode.BUFFERED)
 
 
