@@ -50,11 +50,9 @@ _ENDINGS = {
 class RequestExchange(Protocol):
     def decides_at_once(self, raw: RawRequest) -> bool:
         """True if `route(raw)`, called right now, would not wait. Called at most once."""
-        ...
 
     def route(self, raw: RawRequest) -> Coroutine[Any, Any, RouteDecision]:
         """Decide. Raises `RefusedError`; may be cancelled."""
-        ...
 
     def finish(
         self,
@@ -63,7 +61,6 @@ class RequestExchange(Protocol):
         served_by: str | None = None,
     ) -> None:
         """End the request. Called exactly once, whatever ends the stream."""
-        ...
 
 
 class ExchangeSource(Protocol):
@@ -71,7 +68,6 @@ class ExchangeSource(Protocol):
 
     def begin(self, evict: Evict, /) -> RequestExchange:
         """Open the exchange of a stream; `evict` stops its request, and may be called any time."""
-        ...
 
 
 class StreamMetrics:

@@ -68,7 +68,6 @@ class RequestScheduler(Protocol):
         steps: PluginSteps,
     ) -> SchedulingResult:
         """Decide, and append the calls of plugins to `steps`. Raises `RefusedError`."""
-        ...
 
 
 class DecisionRecorder(Protocol):
@@ -77,23 +76,19 @@ class DecisionRecorder(Protocol):
     @property
     def is_recording(self) -> bool:
         """True if to call it, and to draw from a seed for each attempt."""
-        ...
 
     def scheduling(self, decision: Decision) -> None:
         """Called before each attempt: findings may be live views, which the decision changes."""
-        ...
 
     def scheduled(self, decision: Decision, said: SchedulingResult | Exception) -> None: ...
 
     def finished(self, decision: Decision) -> None:
         """Called at the end of a request whose hooks were called."""
-        ...
 
 
 class ObjectiveSource(Protocol):
     def priority(self, objective: str) -> int | None:
         """Return its priority; None: there is no such objective, or it names no priority."""
-        ...
 
 
 class RewriteSource(Protocol):
@@ -109,18 +104,15 @@ class Ticket(Protocol):
 
     def left(self, endpoint_key: str) -> None:
         """Count the request as under way at this endpoint. Called at most once."""
-        ...
 
     def closed(self, cause: FinishCause, usage: Usage | None) -> None:
         """End the request. Called exactly once."""
-        ...
 
 
 class FlowGate(Protocol):
     @property
     def is_open(self) -> bool:
         """True if a request of any priority would be admitted now without waiting."""
-        ...
 
     async def admit(
         self, request: InferenceRequest, evict: Callable[[DropReason], None] | None
@@ -129,11 +121,9 @@ class FlowGate(Protocol):
 
         `evict` stops the request while it is under way. Cancelling removes it from the queue.
         """
-        ...
 
     def pool_changed(self) -> None:
         """Called when a request without a ticket is over, and the load of endpoints has changed."""
-        ...
 
 
 @runtime_checkable

@@ -29,7 +29,6 @@ class Receiver(Protocol):
 
     def message(self, data: bytes) -> None:
         """Process the next message; not called while much is unsent."""
-        ...
 
     def end_of_messages(self) -> None: ...
 
@@ -37,11 +36,9 @@ class Receiver(Protocol):
         """Called once for each message that does not fit into the budget, when it begins. Either
         the receiver ends the call and returns True, or the message is still received.
         """
-        ...
 
     def abort(self, why: Abort) -> None:
         """Called when the call ends in the middle; no data can be sent any longer."""
-        ...
 
 
 def joined(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:

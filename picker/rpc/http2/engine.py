@@ -80,23 +80,18 @@ class Http2Listener(Protocol):
         self, stream_id: int, send_window: int, headers: Mapping[bytes, bytes]
     ) -> Http2Stream:
         """Return the object of a new stream. Names are lower case, repeated ones joined."""
-        ...
 
     def on_window(self) -> None:
         """Called when the window of the connection, or of all streams, changes."""
-        ...
 
     def on_ping_answered(self, data: bytes) -> None:
         """Called when the peer has read everything before the ping."""
-        ...
 
     def on_chore(self) -> None:
         """Called for a frame that costs work without progress of a call. May raise `Http2Error`."""
-        ...
 
     def on_goaway(self, error_code: int) -> None:
         """Called when the peer opens no more streams; with 0 the open ones continue."""
-        ...
 
 
 class Http2Engine:
