@@ -16,7 +16,7 @@ from picker.rpc.budget import ByteBudget
 from picker.rpc.call import Call
 from picker.rpc.calls import Abort, Metadata, Status
 from picker.types import FinishCause
-from tests.support.picker.http2_peer import PATH, Peer, connected, prefix
+from tests.support.picker.http2_peer import PATH, Peer, connected, prefix, settled
 from tests.support.picker.stream_ways import HEADERS, REFUSAL, feed
 
 BODY = m.RequestBody(b"{}", end_of_stream=True)
@@ -123,8 +123,7 @@ async def upload(peer: Peer, stream_id: int, size: int) -> int:
 
 async def test_a_large_message_needs_room_until_it_is_whole() -> None:
     bodies, reader = ByteBudget(3_000_000), Reader(takes_all=False)
-    peer = connected({}, 2**23, {PATH: reader}, budget=bodies)
-    await peer.settle()
+    peer = await settled({}, 2**23, {PATH: reader}, budget=bodies)
     first, second = peer.call(), peer.call()
     half = prefix(bytes(2_000_000)) + LARGE
     for at in range(0, len(half), 16_384):
@@ -145,8 +144,7 @@ async def test_a_large_message_needs_room_until_it_is_whole() -> None:
 
 async def test_a_receiver_that_takes_it_gets_its_message_without_room() -> None:
     bodies, reader = ByteBudget(1000), Reader(takes_all=True)
-    peer = connected({}, 2**23, {PATH: reader}, budget=bodies)
-    await peer.settle()
+    peer = await settled({}, 2**23, {PATH: reader}, budget=bodies)
     size = 3 * 2**20  # more than a window
     assert await upload(peer, peer.call(), size) == size + 5
     assert (reader.read, reader.asked) == ([size], 1)

@@ -35,6 +35,7 @@ from tests.support.picker.http2_peer import (
     echo,
     holding,
     prefix,
+    settled,
     turns,
 )
 
@@ -48,8 +49,7 @@ async def peer() -> Peer:
 
 
 async def test_calls_that_end_unread_give_their_part_of_the_connections_window_back() -> None:
-    peer = connected({PATH: Held()})
-    await peer.settle()
+    peer = await settled({PATH: Held()})
     message = bytes(16_000)
     for _ in range(30):
         stream_id = peer.call()
@@ -214,8 +214,7 @@ async def test_bytes_after_the_close_are_ignored(peer: Peer) -> None:
 async def test_a_peer_that_says_goodbye_gets_its_answers_first() -> None:
     """A client's GOAWAY means no new streams, not the end of those that are open."""
     held = Held()
-    peer = connected({PATH: held})
-    await peer.settle()
+    peer = await settled({PATH: held})
     peer.call(end=True)
     await held.started.wait()
     peer.connection.data_received(GoAwayFrame(0).serialize())
@@ -253,8 +252,7 @@ async def test_thousands_of_calls_leave_nothing_behind(peer: Peer) -> None:
 
 
 async def test_more_streams_than_agreed_are_not_served() -> None:
-    peer = connected({PATH: Held()})
-    await peer.settle()
+    peer = await settled({PATH: Held()})
     limit = peer.http2.remote_settings.max_concurrent_streams
     for _ in range(limit):
         peer.call()
@@ -414,8 +412,7 @@ async def test_unread_messages_close_the_window_and_reading_opens_it() -> None:
         while (message := await read()) is not None:
             got.append(len(message))
 
-    peer = connected({PATH: late})
-    await peer.settle()
+    peer = await settled({PATH: late})
     stream_id = peer.call()
     sent = 0
     while (room := peer.http2.local_flow_control_window(stream_id)) >= 16_005:
@@ -436,8 +433,7 @@ async def test_empty_messages_close_the_window_too() -> None:
     async def deaf(read: Read, write: Write) -> None:
         await asyncio.Event().wait()
 
-    peer = connected({PATH: deaf})
-    await peer.settle()
+    peer = await settled({PATH: deaf})
     stream_id = peer.call()
     window = peer.http2.local_flow_control_window(stream_id)
     sent = 0
@@ -457,8 +453,7 @@ async def test_messages_that_were_read_cost_nothing_any_more(monkeypatch: Any) -
         while await read() is not None:
             num_read += 1
 
-    peer = connected({PATH: count})
-    await peer.settle()
+    peer = await settled({PATH: count})
     stream_id = peer.call()
     for _ in range(400):
         peer.http2.send_data(stream_id, prefix(bytes(16_000)) + bytes(16_000))
@@ -615,8 +610,7 @@ def opened_and_reset(count: int, at: int = 1) -> bytes:
 
 @pytest.mark.looptime
 async def test_calls_that_are_given_up_at_once_without_end_close_the_connection() -> None:
-    peer = connected({PATH: echo})
-    await peer.settle()
+    peer = await settled({PATH: echo})
     peer.connection.data_received(opened_and_reset(WASTE_BURST // 2))
     await peer.settle()
     peer.connection.data_received(opened_and_reset(WASTE_BURST // 2 - 10, WASTE_BURST + 1))
@@ -632,8 +626,7 @@ async def test_calls_that_are_given_up_at_once_without_end_close_the_connection(
 @pytest.mark.looptime
 async def test_calls_that_clients_of_a_busy_proxy_cancel_are_not_waste() -> None:
     """The rate is three times the highest that an Envoy was seen to cause, for half a minute."""
-    peer = connected({PATH: echo})
-    await peer.settle()
+    peer = await settled({PATH: echo})
     at = 1
     for _ in range(30):
         peer.connection.data_received(opened_and_reset(WASTE_PER_SECOND // 20, at))
@@ -648,8 +641,7 @@ async def test_calls_that_clients_of_a_busy_proxy_cancel_are_not_waste() -> None
 async def test_calls_that_had_an_answer_or_were_old_are_no_waste(answered: bool) -> None:
     """A proxy may end each of its calls by a reset."""
     held = Held()
-    peer = connected({PATH: echo if answered else held})
-    await peer.settle()
+    peer = await settled({PATH: echo if answered else held})
     left = peer.connection._waste_left
     for _ in range(10):
         calls = [peer.call(b"x") for _ in range(50)]
@@ -687,8 +679,7 @@ async def test_frames_that_only_make_work_close_the_connection(wasted: bytes) ->
 
 @pytest.mark.looptime
 async def test_time_makes_up_for_waste() -> None:
-    peer = connected({PATH: echo})
-    await peer.settle()
+    peer = await settled({PATH: echo})
     data = frame(FrameType.PING, 0, 0, bytes(8))
     for _ in range(5):
         peer.connection.data_received(data * (WASTE_BURST // 2))

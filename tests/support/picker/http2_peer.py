@@ -149,6 +149,12 @@ def connected(*args: Any, **options: Any) -> Peer:
     return peer
 
 
+async def settled(*args: Any, **options: Any) -> Peer:
+    peer = connected(*args, **options)
+    await peer.settle()
+    return peer
+
+
 async def echo(read: Read, write: Write) -> None:
     while (message := await read()) is not None:
         await write(message)
