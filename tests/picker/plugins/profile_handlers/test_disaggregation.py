@@ -19,7 +19,11 @@ from tests.support.picker.plugin_scenes import (
 )
 
 PROFILES = ("decode", "prefill", "encode")
-ALL_ROLES = ("decode", "prefill", "encode")
+
+
+PREFILLER = {"x-prefiller-host-port": "10.0.0.1:8000"}
+ENCODERS = {"x-encoder-hosts-ports": "10.0.0.2:8000,10.0.0.3:8000"}
+BOTH = PREFILLER | ENCODERS
 
 
 def connected(order: str = "", prefill: bool | None = None, encode: bool | None = None) -> Any:
@@ -44,48 +48,17 @@ def counted(handler: Any, result: Any, request: InferenceRequest) -> str:
     [
         (None, None, ["decode"], {}, "decode-only"),
         (False, False, ["decode"], {}, "decode-only"),
-        (
-            True,
-            None,
-            ["decode", "prefill"],
-            {"x-prefiller-host-port": "10.0.0.1:8000"},
-            "prefill-decode",
-        ),
-        (
-            True,
-            False,
-            ["decode", "prefill"],
-            {"x-prefiller-host-port": "10.0.0.1:8000"},
-            "prefill-decode",
-        ),
-        (
-            False,
-            True,
-            ["decode", "encode"],
-            {"x-encoder-hosts-ports": "10.0.0.2:8000,10.0.0.3:8000"},
-            "encode-decode",
-        ),
-        (
-            True,
-            True,
-            ["decode", "encode", "prefill"],
-            {
-                "x-prefiller-host-port": "10.0.0.1:8000",
-                "x-encoder-hosts-ports": "10.0.0.2:8000,10.0.0.3:8000",
-            },
-            "encode-prefill-decode",
-        ),
+        (True, None, ["decode", "prefill"], PREFILLER, "prefill-decode"),
+        (True, False, ["decode", "prefill"], PREFILLER, "prefill-decode"),
+        (False, True, ["decode", "encode"], ENCODERS, "encode-decode"),
+        (True, True, ["decode", "encode", "prefill"], BOTH, "encode-prefill-decode"),
     ],
 )
 def test_decode_first_runs_the_stages_that_deciders_want(
-    prefill: bool | None,
-    encode: bool | None,
-    ran: list[str],
-    headers: dict[str, str],
-    decision: str,
+    prefill: bool | None, encode: bool | None, ran: list[str], headers: Any, decision: str
 ) -> None:
     handler, deciders = connected("", prefill, encode)
-    result, runs = schedule(handler, PROFILES, pool_of(*ALL_ROLES, "encode"))
+    result, runs = schedule(handler, PROFILES, pool_of(*PROFILES, "encode"))
     assert [name for name, _ in runs] == ran
     assert [peer for _, peer in runs] == [None] + ["decode0"] * (len(ran) - 1)
     assert result.primary_profile == "decode"
@@ -111,7 +84,7 @@ def test_prefill_first_always_prefills_where_there_is_a_profile(
     encode: bool | None, profiles: tuple[str, ...], runs_expected: list[tuple[str, str | None]]
 ) -> None:
     handler, deciders = connected("prefill-first", None, encode)
-    result, runs = schedule(handler, profiles, pool_of(*ALL_ROLES))
+    result, runs = schedule(handler, profiles, pool_of(*PROFILES))
     assert runs == runs_expected
     assert [endpoint.name for endpoint in result.endpoints] == ["decode0"]
     assert ("x-prefiller-host-port" in result.set_headers) is ("prefill" in profiles)
@@ -124,7 +97,7 @@ def test_prefill_first_always_prefills_where_there_is_a_profile(
     ("roles", "headers"),
     [
         (("decode", "encode"), {"x-encoder-hosts-ports": "10.0.0.1:8000"}),
-        (("decode", "prefill"), {"x-prefiller-host-port": "10.0.0.1:8000"}),
+        (("decode", "prefill"), PREFILLER),
         (("decode",), {}),
     ],
 )
@@ -163,7 +136,7 @@ def test_an_empty_result_of_the_decode_profile_is_refused() -> None:
 @pytest.mark.parametrize("missing", [("decode",), ("decode", "prefill"), ("decode", "encode")])
 def test_a_stage_without_a_profile_never_runs(missing: tuple[str, ...]) -> None:
     handler, _ = connected("", True, True)
-    _, runs = schedule(handler, missing, pool_of(*ALL_ROLES))
+    _, runs = schedule(handler, missing, pool_of(*PROFILES))
     assert [name for name, _ in runs] == list(missing)
 
 
@@ -176,28 +149,23 @@ def test_all_decode_endpoints_are_the_fallback_list() -> None:
 
 def test_ipv6_endpoints_are_named_in_brackets() -> None:
     handler, _ = connected("", True)
-    label = "llm-d.ai/role"
-    candidates = [
-        placed("d", {label: "decode"}),
-        placed("p", {label: "prefill"}, address="fd00::7", port=8200),
-    ]
-    result, _ = schedule(handler, PROFILES, candidates)
+    role = {"llm-d.ai/role": "prefill"}
+    prefiller = placed("p", role, address="fd00::7", port=8200)
+    result, _ = schedule(handler, PROFILES, [*pool_of("decode"), prefiller])
     assert result.set_headers == {"x-prefiller-host-port": "[fd00::7]:8200"}
 
 
 def test_profiles_can_have_other_names() -> None:
-    nested = {
-        "profiles": {"decode": "my-decode", "prefill": "my-prefill"},
-        "deciders": {"prefill": "d"},
-    }
+    profiles = {"decode": "my-decode", "prefill": "my-prefill"}
+    nested = {"profiles": profiles, "deciders": {"prefill": "d"}}
     flat = {"decodeProfile": "my-decode", "prefillProfile": "my-prefill", "deciderPluginName": "d"}
     for parameters in (nested, flat):
         handler = configured("disagg-profile-handler", parameters)
         handler.connect({"d": SetDecider(True)})
-        result, runs = schedule(handler, ("my-decode", "my-prefill"), pool_of(*ALL_ROLES))
+        result, runs = schedule(handler, ("my-decode", "my-prefill"), pool_of(*PROFILES))
         assert [name for name, _ in runs] == ["my-decode", "my-prefill"]
         assert result.primary_profile == "my-decode"
-        assert result.set_headers == {"x-prefiller-host-port": "10.0.0.1:8000"}
+        assert result.set_headers == PREFILLER
 
 
 @pytest.mark.parametrize(
@@ -216,7 +184,7 @@ def test_profiles_can_have_other_names() -> None:
 )
 def test_the_spelling_of_the_order_is_tolerant(order: str, is_prefill_first: bool) -> None:
     _, runs = schedule(
-        configured("disagg-profile-handler", {"stageOrder": order}), PROFILES, pool_of(*ALL_ROLES)
+        configured("disagg-profile-handler", {"stageOrder": order}), PROFILES, pool_of(*PROFILES)
     )
     assert (runs[0][0] == "prefill") is is_prefill_first
 
