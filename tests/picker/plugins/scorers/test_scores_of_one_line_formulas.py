@@ -39,73 +39,57 @@ def unknown(name: str = "u", inflight: int = 0) -> Candidate:
     return replace(c(name, inflight), metrics=None)
 
 
-WAITING = [c(waiting_requests=n) for n in (10, 5, 0)]
-RUNNING = [c(running_requests=n) for n in (10, 5, 0)]
+QUEUE, RUNS, CACHE = (
+    f"{name}-scorer" for name in ("queue", "running-requests-size", "kv-cache-utilization")
+)
+
+
+def load(
+    inflight: int = 0, waiting: int | None = 0, running: int | None = 0, usage: float | None = 0.0
+) -> Candidate:
+    metrics = {"waiting_requests": waiting, "running_requests": running, "kv_cache_usage": usage}
+    return c(inflight=inflight, **metrics)
+
+
+WAITING = [load(waiting=n) for n in (10, 5, 0)]
+RUNNING = [load(running=n) for n in (10, 5, 0)]
 UNSCRAPED = [unknown(inflight=n) for n in (4, 0, 2)]
 
 
 @pytest.mark.parametrize(
     ("name", "candidates", "expected"),
     [
-        ("queue-scorer", WAITING, [0.0, 0.5, 1.0]),
-        ("queue-scorer", [c(), c()], [1.0, 1.0]),
-        ("queue-scorer", [c(waiting_requests=7)], [1.0]),
+        (QUEUE, WAITING, [0.0, 0.5, 1.0]),
+        (QUEUE, [load(), load()], [1.0, 1.0]),
+        (QUEUE, [load(waiting=7)], [1.0]),
         # A burst between two scrapes spreads; what the scrape saw running is not counted twice.
-        (
-            "queue-scorer",
-            [c(inflight=4), c(inflight=4, running_requests=2), c(inflight=4, running_requests=4)],
-            [0.0, 0.5, 1.0],
-        ),
+        (QUEUE, [load(4), load(4, running=2), load(4, running=4)], [0.0, 0.5, 1.0]),
         # The picker's own count is a lower bound only: other pickers send requests too.
-        ("queue-scorer", [c(waiting_requests=8, inflight=1), c()], [0.0, 1.0]),
-        ("queue-scorer", [unknown(inflight=50), c(), c()], [0.0, 1.0, 1.0]),
-        ("queue-scorer", [c(waiting_requests=4), unknown(), c()], [0.0, 0.0, 1.0]),
-        ("queue-scorer", UNSCRAPED, [0.0, 1.0, 0.5]),
-        ("running-requests-size-scorer", RUNNING, [0.0, 0.5, 1.0]),
-        ("running-requests-size-scorer", [c(), c()], [1.0, 1.0]),
-        (
-            "running-requests-size-scorer",
-            [c(inflight=4), c(inflight=4, waiting_requests=4)],
-            [0.0, 1.0],
-        ),
-        ("running-requests-size-scorer", [unknown(), c(running_requests=9)], [0.0, 1.0]),
-        ("running-requests-size-scorer", UNSCRAPED, [0.0, 1.0, 0.5]),
-        (
-            "kv-cache-utilization-scorer",
-            [c(), c(kv_cache_usage=0.75), c(kv_cache_usage=1.0), unknown()],
-            [1.0, 0.25, 0.0, 0.0],
-        ),
+        (QUEUE, [load(1, waiting=8), load()], [0.0, 1.0]),
+        (QUEUE, [unknown(inflight=50), load(), load()], [0.0, 1.0, 1.0]),
+        (QUEUE, [load(waiting=4), unknown(), load()], [0.0, 0.0, 1.0]),
+        (QUEUE, UNSCRAPED, [0.0, 1.0, 0.5]),
+        (RUNS, RUNNING, [0.0, 0.5, 1.0]),
+        (RUNS, [load(), load()], [1.0, 1.0]),
+        (RUNS, [load(4), load(4, waiting=4)], [0.0, 1.0]),
+        (RUNS, [unknown(), load(running=9)], [0.0, 1.0]),
+        (RUNS, UNSCRAPED, [0.0, 1.0, 0.5]),
+        (CACHE, [load(), load(usage=0.75), load(usage=1.0), unknown()], [1.0, 0.25, 0.0, 0.0]),
         # A signal that one page lacks is the mean of the others, not 0, and not the worst.
-        (
-            "queue-scorer",
-            [c(waiting_requests=None), c(waiting_requests=60), c(), unknown()],
-            [0.5, 0.0, 1.0, 0.0],
-        ),
-        ("queue-scorer", [c(kv_cache_usage=None, waiting_requests=60), c()], [0.0, 1.0]),
+        (QUEUE, [load(waiting=None), load(waiting=60), load(), unknown()], [0.5, 0.0, 1.0, 0.0]),
+        (QUEUE, [load(usage=None, waiting=60), load()], [0.0, 1.0]),
         # Own requests beyond what runs there remain the lower bound.
-        (
-            "queue-scorer",
-            [c(waiting_requests=None, running_requests=2, inflight=12), c(waiting_requests=5), c()],
-            [0.0, 0.5, 1.0],
-        ),
-        ("queue-scorer", [c(waiting_requests=None), c(waiting_requests=None)], [1.0, 1.0]),
-        (
-            "running-requests-size-scorer",
-            [c(running_requests=8), c(running_requests=None), c(running_requests=2)],
-            [0.0, 0.5, 1.0],
-        ),
+        (QUEUE, [load(12, waiting=None, running=2), load(waiting=5), load()], [0.0, 0.5, 1.0]),
+        (QUEUE, [load(waiting=None), load(waiting=None)], [1.0, 1.0]),
+        (RUNS, [load(running=8), load(running=None), load(running=2)], [0.0, 0.5, 1.0]),
         # The running part of 6 in flight is unknown: the mean of the others, so that nothing waits.
+        (QUEUE, [load(6, running=None), load(running=6), load(waiting=2)], [0.0, 1.0, 1 / 3]),
         (
-            "queue-scorer",
-            [c(running_requests=None, inflight=6), c(running_requests=6), c(waiting_requests=2)],
-            [0.0, 1.0, 1 / 3],
-        ),
-        (
-            "kv-cache-utilization-scorer",
-            [c(kv_cache_usage=None), c(kv_cache_usage=0.9), c(kv_cache_usage=0.1), unknown()],
+            CACHE,
+            [load(usage=None), load(usage=0.9), load(usage=0.1), unknown()],
             [0.5, 0.1, 0.9, 0.0],
         ),
-        ("kv-cache-utilization-scorer", [c(kv_cache_usage=None), unknown()], [0.0, 0.0]),
+        (CACHE, [load(usage=None), unknown()], [0.0, 0.0]),
     ],
 )
 def test_load_is_compared(name: str, candidates: list[Candidate], expected: list[float]) -> None:
