@@ -14,9 +14,13 @@ def selector(**parameters: Any) -> LabelSelector:
     return LabelSelector(msgspec.convert(parameters, LabelSelectorParameters))
 
 
+def expressions(*rows: tuple[str, ...]) -> dict[str, Any]:
+    entries = [{"key": key, "operator": word, "values": values} for key, word, *values in rows]
+    return {"matchExpressions": entries}
+
+
 def expression(key: str, operator: str, *values: str) -> LabelSelector:
-    entry = {"key": key, "operator": operator, "values": values}
-    return selector(matchExpressions=[entry])
+    return selector(**expressions((key, operator, *values)))
 
 
 @pytest.mark.parametrize(
@@ -51,13 +55,7 @@ def test_each_operator_means_what_it_means_in_kubernetes(
         ({"matchLabels": {"app": "llm", "tier": "gold"}}, True),
         ({"matchLabels": {"app": "llm", "tier": "iron"}}, False),
         ({"matchLabels": {"gone": ""}}, False),
-        (
-            {
-                "matchLabels": {"app": "llm"},
-                "matchExpressions": [{"key": "tier", "operator": "NotIn", "values": ["gold"]}],
-            },
-            False,
-        ),
+        ({"matchLabels": {"app": "llm"}, **expressions(("tier", "NotIn", "gold"))}, False),
     ],
 )
 def test_everything_has_to_hold_and_nothing_selects_all(
@@ -82,23 +80,9 @@ def test_an_empty_selector_selects_what_has_no_labels() -> None:
         ({"matchLabels": {"a": "x" * 64}}, r"matchLabels\['a'\]"),
         ({"matchLabels": {"a": "no spaces"}}, r"matchLabels\['a'\]"),
         ({"matchExpressions": [{"key": "a", "operator": "In"}]}, r"matchExpressions\[0\].values"),
-        (
-            {"matchExpressions": [{"key": "a", "operator": "NotIn", "values": []}]},
-            r"matchExpressions\[0\].values",
-        ),
-        (
-            {
-                "matchExpressions": [
-                    {"key": "a", "operator": "Exists"},
-                    {"key": "a", "operator": "Exists", "values": ["x"]},
-                ]
-            },
-            r"matchExpressions\[1\].values",
-        ),
-        (
-            {"matchExpressions": [{"key": "a", "operator": "In", "values": ["ä"]}]},
-            r"matchExpressions\[0\].values",
-        ),
+        (expressions(("a", "NotIn")), r"matchExpressions\[0\].values"),
+        (expressions(("a", "Exists"), ("a", "Exists", "x")), r"matchExpressions\[1\].values"),
+        (expressions(("a", "In", "ä")), r"matchExpressions\[0\].values"),
     ],
 )
 def test_a_malformed_selector_is_refused_by_name(parameters: dict[str, Any], named: str) -> None:
