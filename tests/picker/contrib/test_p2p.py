@@ -9,17 +9,8 @@ import pytest
 from picker.contrib.p2p import HEADER, P2pSourceParameters, P2pSourceProducer
 from picker.framework.attributes import Attributes
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
-from picker.types import (
-    Candidate,
-    Candidates,
-    Endpoint,
-    EndpointMetrics,
-    InferenceRequest,
-    ProfileResult,
-    SchedulingResult,
-    ScoredEndpoint,
-)
-from tests.support.picker.plugin_scenes import request_for
+from picker.types import Candidate, Candidates, Endpoint, EndpointMetrics, InferenceRequest
+from tests.support.picker.plugin_scenes import decided, request_for
 
 
 def endpoint(name: str, queue: int | None = 0) -> Candidate:
@@ -42,12 +33,7 @@ def header(
         info = PrefixCacheMatchInfo(10, 16, {}, found)
         attributes[match_info_key("precise-prefix-cache-producer")] = info
     by_name = {one.endpoint.name: one for one in candidates}
-    profiles = {
-        profile: ProfileResult((ScoredEndpoint(by_name[name], 1.0),))
-        for profile, name in picked.items()
-    }
-    primary = next(iter(picked))
-    result = SchedulingResult((by_name[picked[primary]].endpoint,), primary, profiles)
+    result = decided(**{profile: [by_name[name]] for profile, name in picked.items()})
     request = plugin.produce(request, candidates, attributes)
     headers = plugin.pre_request(request, result, attributes)
     if not headers:
@@ -94,22 +80,18 @@ def test_a_missing_queue_is_the_mean_of_the_others() -> None:
     tiers = {name: {"cpu": 8} for name in "bcd"}
     body, rng = request_for().body, Random(2)
     requests = [InferenceRequest(rng.randbytes(8).hex(), {}, body, "m", "m") for _ in range(200)]
-    drawn = [
-        [
-            header(
-                one, [endpoint("a", 1), endpoint("b"), endpoint("c", 2), d], tiers, {"default": "a"}
-            )
-            for one in requests
-        ]
-        for d in (missing, endpoint("d", 1))
-    ]
-    assert drawn[0] == drawn[1]
+    others = [endpoint("a", 1), endpoint("b"), endpoint("c", 2)]
+    drawn, expected = (
+        [header(one, [*others, last], tiers, {"default": "a"}) for one in requests]
+        for last in (missing, endpoint("d", 1))
+    )
+    assert drawn == expected
 
 
 def test_peers_near_the_best_are_drawn_by_their_queues() -> None:
     candidates = [
         endpoint("a"),
-        endpoint("b", 0),
+        endpoint("b"),
         endpoint("c", 3),
         endpoint("d"),
         endpoint("e", None),
