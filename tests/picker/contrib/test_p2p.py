@@ -89,13 +89,8 @@ def test_a_missing_queue_is_the_mean_of_the_others() -> None:
 
 
 def test_peers_near_the_best_are_drawn_by_their_queues() -> None:
-    candidates = [
-        endpoint("a"),
-        endpoint("b"),
-        endpoint("c", 3),
-        endpoint("d"),
-        endpoint("e", None),
-    ]
+    queues = {"a": 0, "b": 0, "c": 3, "d": 0, "e": None}
+    candidates = [endpoint(name, queue) for name, queue in queues.items()]
     tiers = {"b": {"cpu": 8}, "c": {"cpu": 7}, "d": {"cpu": 6}, "e": {"cpu": 8}}
     body, rng = request_for().body, Random(1)
     requests = [InferenceRequest(rng.randbytes(8).hex(), {}, body, "m", "m") for _ in range(2000)]

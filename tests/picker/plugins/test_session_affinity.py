@@ -160,8 +160,7 @@ def test_the_first_source_with_an_id_wins() -> None:
     sources = [{"header": "X-Session-Id"}, {"attribute": "SessionID"}, {"header": "x-other"}]
     strategy = by_id(sources=sources)
     assert strategy.consumes == (SESSION_KEY,)
-    found = Attributes()
-    found[SESSION_KEY] = "from-attribute"
+    found = Attributes({SESSION_KEY: "from-attribute"})
     for session, to in (("from-header", A), ("from-attribute", B), ("from-other", C)):
         strategy.pre_request(request(x_session_id=session), went_to(to), Attributes())
     pool = [A, B, C]

@@ -81,8 +81,7 @@ def test_dispatched_requests_count_before_they_leave(
     mode: str, loads: dict[str, tuple[int, int]], expected: float
 ) -> None:
     """The candidate's own count has the requests; only flow control knows their tokens."""
-    attributes = Attributes()
-    attributes[LET_IN_LOAD_KEY] = {"default/a": EndpointLoad(2, 400)}
+    attributes = Attributes({LET_IN_LOAD_KEY: {"default/a": EndpointLoad(2, 400)}})
     detector = _detector(loads, concurrency_mode=mode, **LIMITS)
     known = loads.get("a", (0, 0))[0]
     found = detector.saturation([candidate("a", inflight=known + 2)], attributes, 0.0)
