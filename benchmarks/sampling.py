@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from measuring import Table, command_line, numbers, write_results
 
-from tests.support.model import row_draws
 from worker.ops.cpu.native import NativeDraws, open_kernels
-from worker.ops.sample import Sampler, draw_rows
+from worker.ops.sample import Sampler, choose, draw_rows
 from worker.types import SampleSpec, SamplingParams
 
 WISHES: dict[str, dict[str, Any]] = {
@@ -76,7 +75,7 @@ def main() -> None:
                 ]
                 ways.append(
                     lambda x=logits, w=specs: [
-                        row_draws.choose(row, spec) for row, spec in zip(x, w, strict=True)
+                        choose(row, spec) for row, spec in zip(x, w, strict=True)
                     ]
                 )
                 spent = (each / count for each in measure(ways, options.rounds))

@@ -1,5 +1,6 @@
 """One sequence or one step at a time: what serving does for whole batches."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,8 +8,19 @@ import torch
 from torch import Tensor
 
 from worker.ops.drafted import DraftBatch
+from worker.ops.noise import gumbel_noise
 from worker.ops.rejection import STANDARD, DraftVerdict, certain, verify_batch
-from worker.ops.sample import TORCH_SAMPLER, ChosenToken, Sampler, Undrawable, draws
+from worker.ops.sample import (
+    ALL_MASKED,
+    NOT_NUMBERS,
+    TORCH_SAMPLER,
+    ChosenToken,
+    Sampler,
+    Undrawable,
+    adjust,
+    draws,
+)
+from worker.ops.truncate import surviving
 from worker.types import Draw, SampleSpec, ScheduledSequence
 
 
@@ -45,6 +57,23 @@ def sample(
     ]
     drawn = iter(draws(logits, chosen))
     return [token if isinstance(token, Undrawable) else next(drawn) for token in tokens]
+
+
+def draw(logits: Tensor, spec: SampleSpec) -> int | Undrawable:
+    """Draw from one row by float64 noise alone, without the shortcuts of `choose`."""
+    params, row = spec.params, adjust(logits, spec)
+    if params.temperature > 0:
+        row = row / params.temperature
+    peak = float(row.amax())
+    if not math.isfinite(float(logits.amax())) or (not math.isfinite(peak) and peak != -math.inf):
+        return Undrawable(NOT_NUMBERS)
+    if peak == -math.inf:
+        return Undrawable(ALL_MASKED)
+    if params.temperature == 0:
+        return int(row.argmax())
+    ids = surviving(row, params).sort().values
+    noise = gumbel_noise(params.seed, spec.position, len(row), ids=ids, exact=True)
+    return int(ids[(row[ids].double() + noise).argmax()])
 
 
 class AnsweredRows:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.depth import by_depth, examples
 from tests.support.model import reference_ops as reference
-from tests.support.model import row_draws
+from tests.support.model.single_draws import draw
 from worker.ops import sample
 from worker.ops.cpu.native import NativeDraws, open_kernels
 from worker.ops.noise import Purpose, Stream, gumbel_noise, philox
@@ -69,7 +69,7 @@ def test_a_batch_draws_what_rows_draw(
     logits[3] = logits[3].round()
     logits[5, 7:] = -torch.inf
     drawn = sampler.launch(logits, rows, specs).collect()
-    assert drawn == [row_draws.choose(logits[row], s) for row, s in zip(rows, specs, strict=True)]
+    assert drawn == [draw(logits[row], s) for row, s in zip(rows, specs, strict=True)]
     alone = [
         sampler.launch(logits[row : row + 1], [0], [s]).collect()[0]
         for row, s in zip(rows[:48], specs[:48], strict=True)
@@ -108,7 +108,7 @@ def test_any_batch_draws_what_rows_draw(
         spec(seed % 1000 + i, seed, banned, temperature=heat, **truncation, **adjustment)
         for i in range(3)
     ]
-    expected = [row_draws.choose(row, s) for row, s in zip(logits, specs, strict=True)]
+    expected = [draw(row, s) for row, s in zip(logits, specs, strict=True)]
     assert sampler.launch(logits, range(3), specs).collect() == expected
 
 
@@ -177,7 +177,7 @@ def test_a_device_decides_by_itself(draw_logits: Logits, vocab_size: int) -> Non
     tokens, states = draw_rows(logits, None, table, Stream()).tolist()
     assert states == [DrawState.DRAWN] * count
     assert tokens == expected
-    exact = [row_draws.choose(row, wanted) for row, wanted in zip(logits, specs, strict=True)]
+    exact = [draw(row, wanted) for row, wanted in zip(logits, specs, strict=True)]
     assert exact == expected
 
 
@@ -195,4 +195,4 @@ def test_devices_make_the_words_that_numpy_makes() -> None:
 def test_temperatures_that_float32_takes_for_zero_are_no_mistake(sampler: Sampler) -> None:
     logits = torch.tensor([[1.0, 2.0, 0.5, -math.inf]])
     wanted = spec(3, temperature=1e-60)
-    assert sampler.launch(logits, [0], [wanted]).collect() == [row_draws.choose(logits[0], wanted)]
+    assert sampler.launch(logits, [0], [wanted]).collect() == [draw(logits[0], wanted)]
