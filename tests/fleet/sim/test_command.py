@@ -10,7 +10,7 @@ import pytest
 from fleet.errors import FleetError, UsageError
 from fleet.policies import POLICIES
 from fleet.sim.command import simulate_command
-from fleet.sim.flags import build_parser
+from fleet.sim.flags import SimulateSettings, build_parser
 from fleet.sim.scenarios import ELSEWHERE, SCENARIOS
 from picker.config.build import DEFAULT_CONFIG
 from picker.recording.lines import AnyLine, DecisionLine, End, Header, RequestLine, encoded
@@ -200,7 +200,7 @@ def test_a_recording_is_replayed_to_latency(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_scenarios_are_command_lines_with_known_policies(name: str) -> None:
     one = SCENARIOS[name]
-    build_parser().parse_args(one.flags.split())
+    SimulateSettings(**vars(build_parser().parse_args(one.flags.split()))).check()
     assert set(one.policies) <= set(POLICIES)
 
 
