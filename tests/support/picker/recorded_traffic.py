@@ -15,7 +15,7 @@ from picker.errors import RefusedError
 from picker.framework.attributes import MODELS_ATTRIBUTE, ServedModel
 from picker.framework.services import NoHttp, Services
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.outliers.breaker import Answer
+from picker.outliers.detector import OutlierDetector
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 from picker.recording.lines import FORMAT_VERSION, Header, read_recording
@@ -73,34 +73,21 @@ class UnderWay:
     decision: RouteDecision
 
 
-class Unwatched:
-    def responded(self, answer: Answer, now_seconds: float) -> None:
-        pass
-
-    def ended(self, cause: FinishCause, answer: Answer, now_seconds: float) -> None:
-        pass
-
-
-class MoodyHealth:
-    held = ("some",)
-
+class MoodyHealth(OutlierDetector):
     def __init__(self, seed: int) -> None:
-        self._draw = Random(seed)
+        super().__init__()
+        self.held = {"some"}
+        self._moods = Random(seed)
 
     def is_unsure(self, now_seconds: float) -> bool:
         return False
 
     def usable(self, candidates: Sequence[Candidate], now_seconds: float) -> Sequence[Candidate]:
-        usable = [one for one in candidates if self._draw.random() < 0.8]
+        usable = [one for one in candidates if self._moods.random() < 0.8]
         return usable or candidates
 
     def probe(self, candidates: Sequence[Candidate], now_seconds: float) -> Candidate | None:
-        return self._draw.choice(candidates) if self._draw.random() < 0.3 else None
-
-    def left(
-        self, endpoint: Endpoint, now_seconds: float, is_bodyless: bool = False, /
-    ) -> Unwatched:
-        return Unwatched()
+        return self._moods.choice(candidates) if self._moods.random() < 0.3 else None
 
 
 class Traffic:
