@@ -9,6 +9,7 @@ prefix of its family, unless it has a `name`. Each instance of the family has se
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import ClassVar, Generic, NamedTuple, TypeVar
@@ -45,37 +46,33 @@ class Deprecated(NamedTuple):
     renamed: Mapping[str, str] = MappingProxyType({})
 
 
+@dataclass
 class Declared(Generic[S]):
     """Declared on the class of a family. An instance has a series of its own under the same name in
     its `__dict__`, so that counting does not pass through this descriptor.
     """
 
-    def __init__(
-        self,
-        make: Callable[[Declaration], S],
-        text: str,
-        labels: Labels = (),
-        twin: Deprecated | None = None,
-        name: str = "",
-        prefix: str = PREFIX,
-    ) -> None:
-        self._make, self._text, self._labels, self._twin = make, text, labels, twin
-        self._name, self._prefix = name, prefix
-        self._attribute = ""
+    make: Callable[[Declaration], S]
+    text: str
+    labels: Labels = ()
+    twin: Deprecated | None = None
+    name: str = ""
+    prefix: str = PREFIX
+    attribute: str = field(default="", init=False)
 
     def __set_name__(self, family: type[object], attribute: str) -> None:
-        self._attribute = attribute
+        self.attribute = attribute
 
     def __get__(self, family: object, kind: type[object]) -> S:
-        raise AttributeError(self._attribute)
+        raise AttributeError(self.attribute)
 
     def series(self, family_prefix: str) -> S:
-        name, old = self._name or family_prefix + self._attribute, self._twin
+        name, old = self.name or family_prefix + self.attribute, self.twin
         twins: tuple[Twin, ...] = ()
         if old is not None:
-            labels = self._labels if old.labels is None else old.labels
+            labels = self.labels if old.labels is None else old.labels
             twins = (Twin(old.prefix + (old.name or name), labels, old.renamed),)
-        return self._make(Declaration(self._prefix + name, self._text, self._labels, twins))
+        return self.make(Declaration(self.prefix + name, self.text, self.labels, twins))
 
 
 class Family:

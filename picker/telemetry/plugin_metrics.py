@@ -1,6 +1,7 @@
 """Gauges of the state of plugins, computed on demand."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -50,20 +51,18 @@ class SizedIndex(Protocol):
     def index_size(self) -> int: ...
 
 
+@dataclass(frozen=True, slots=True)
 class PluginCollector:
     """If none of them counts the load in flight, it reports `inflight` instead, with the last three
     labels empty: both would count every request twice.
     """
 
-    def __init__(
-        self, assembly: Callable[[], PluginsInUse], inflight: InflightLoad, metrics: PickerMetrics
-    ) -> None:
-        self._assembly = assembly
-        self._inflight = inflight
-        self._metrics = metrics
+    assembly: Callable[[], PluginsInUse]
+    inflight: InflightLoad
+    metrics: PickerMetrics
 
     def collect(self) -> Iterator[Computed]:
-        assembly = self._assembly()
+        assembly = self.assembly()
         producers = {
             name: one.plugin
             for name, one in assembly.instances.items()
@@ -88,7 +87,7 @@ class PluginCollector:
 
     def _whole(self) -> dict[Row, EndpointLoad]:
         rows: dict[Row, EndpointLoad] = {}
-        for key, count in self._inflight.own_counts.items():
+        for key, count in self.inflight.own_counts.items():
             namespace, _, name = key.partition("/")
             rows[name, "", namespace, "", ""] = EndpointLoad(count)
         return rows
@@ -99,7 +98,7 @@ class PluginCollector:
         for producer, plugin in producers.items():
             for flow, load in plugin.flow_loads().items():
                 namespace, _, name = flow.endpoint_key.partition("/")
-                fairness_id = self._metrics.labels.tenant(flow.fairness_id)
+                fairness_id = self.metrics.labels.tenant(flow.fairness_id)
                 row = (name, fairness_id, namespace, str(flow.priority), producer)
                 if len(rows) >= MAX_ROWS and row not in rows:
                     row = (name, OVERFLOW, namespace, str(flow.priority), producer)
@@ -129,7 +128,7 @@ class PluginCollector:
         for one in assembly.instances.values():
             if isinstance(one.plugin, SharesByProgram):
                 for program, share in one.plugin.program_shares().items():
-                    shares.setdefault(self._metrics.labels.tenant(program), []).append(share)
+                    shares.setdefault(self.metrics.labels.tenant(program), []).append(share)
         attained = {
             label: sum(one.attained_tokens for one in found) for label, found in shares.items()
         }
@@ -173,12 +172,8 @@ def expose_sizes(
         (one.name, one.type_name): one.plugin for one in now if isinstance(one.plugin, SizedIndex)
     }
     for labels, index in sized.items():
-        gauge.labels(*labels).set_function(partial(_size, index))
+        gauge.labels(*labels).set_function(partial(getattr, index, "index_size"))
     for one in before:
         gone = (one.name, one.type_name)
         if isinstance(one.plugin, SizedIndex) and gone not in sized:
             gauge.remove(*gone)
-
-
-def _size(index: SizedIndex) -> float:
-    return index.index_size

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from base.series import Computed, Declaration, Labels, Twin
 from picker.metrics.declarations import OWN_PREFIX, POOL_PREFIX, PREFIX
@@ -10,38 +11,33 @@ from picker.pool.datastore import Datastore
 from picker.types import Candidate, EndpointMetrics
 
 
+@dataclass(frozen=True, slots=True)
 class PoolCollector:
     """Averages and deviations over the endpoints that report a signal, and counts of all."""
 
-    def __init__(
-        self,
-        pool_name: str,
-        datastore: Datastore,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._pool = pool_name
-        self._datastore = datastore
-        self._clock = clock
+    pool_name: str
+    datastore: Datastore
+    clock: Callable[[], float] = time.monotonic
 
     def collect(self) -> Iterator[Computed]:
-        candidates = self._datastore.snapshot().candidates
+        candidates = self.datastore.snapshot().candidates
         known = [candidate.metrics for candidate in candidates if candidate.metrics is not None]
         yield from self._aggregates(known)
         text = "Endpoints in the pool."
         yield self._of_pool("ready_endpoints", text, len(candidates), "ready_pods")
-        answering = sum(map(self._datastore.is_answering, candidates))
+        answering = sum(map(self.datastore.is_answering, candidates))
         yield Computed(
             Declaration(
                 OWN_PREFIX + "endpoints_unknown", "Endpoints that do not answer scrapes.", ("name",)
             ),
-            lambda: (((self._pool,), len(candidates) - answering),),
+            lambda: (((self.pool_name,), len(candidates) - answering),),
         )
         yield from self._per_endpoint(candidates)
 
     def _of_pool(self, name: str, text: str, value: float, old_name: str = "") -> Computed:
         twins = (Twin(POOL_PREFIX + old_name, ("name",)),) if old_name else ()
         declaration = Declaration(PREFIX + name, text, ("name",), twins)
-        return Computed(declaration, lambda: (((self._pool,), value),))
+        return Computed(declaration, lambda: (((self.pool_name,), value),))
 
     def _aggregates(self, known: Sequence[EndpointMetrics]) -> Iterator[Computed]:
         readings: dict[str, Sequence[float | None]] = {
@@ -65,16 +61,16 @@ class PoolCollector:
                     name = one.endpoint.name
                     waiting[name] = waiting.get(name, 0) + one.metrics.waiting_requests
             for name, requests in waiting.items():
-                yield (name, self._pool), requests
+                yield (name, self.pool_name), requests
 
-        now = self._clock()
+        now = self.clock()
 
         def ages() -> Iterator[tuple[Labels, float]]:
             for one in candidates:
                 endpoint, last = one.endpoint, one.last_metrics
                 if last is not None:
                     age = max(0.0, now - last.updated_at_seconds)
-                    yield (endpoint.name, self._pool, endpoint.namespace), age
+                    yield (endpoint.name, self.pool_name, endpoint.namespace), age
 
         labels = ("model_server_endpoint", "name")
         twin = Twin(POOL_PREFIX + "per_pod_queue_size", labels, {labels[0]: "model_server_pod"})

@@ -66,26 +66,21 @@ class Tracer(Protocol):
     def begin(self, name: str, parent: Span, at_ns: int) -> Span: ...
 
 
+@dataclass(frozen=True, slots=True)
 class RequestTracer:
     """Makes spans of decisions. `unix_ns` is the time of day."""
 
-    def __init__(
-        self,
-        tracer: Tracer,
-        clock: Callable[[], float] = time.monotonic,
-        unix_ns: Callable[[], int] = time.time_ns,
-    ) -> None:
-        self._tracer = tracer
-        self._clock = clock
-        self._unix_ns = unix_ns
+    tracer: Tracer
+    clock: Callable[[], float] = time.monotonic
+    unix_ns: Callable[[], int] = time.time_ns
 
     def begin(self, headers: Mapping[str, str], age_seconds: float) -> Span:
-        return self._tracer.begin_request(headers, age_seconds)
+        return self.tracer.begin_request(headers, age_seconds)
 
     def routed(self, request: Span, decision: Decision, begun_at: float) -> None:
         """Make the spans of a decision that began at `begun_at`, also if it failed."""
-        now = self._clock()
-        made = _Spans(self._tracer, self._unix_ns() - int(now * 1e9))
+        now = self.clock()
+        made = _Spans(self.tracer, self.unix_ns() - int(now * 1e9))
         span = made.begin(ORCHESTRATION_SPAN, request, begun_at)
         span.set("gen_ai.request.model", decision.incoming_model)
         span.set("gen_ai.request.id", decision.request_id)
