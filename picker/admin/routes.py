@@ -45,7 +45,7 @@ MAX_LIMIT: Final = 1000
 LAST: Final = "last"
 TURN: Final = 50  # endpoints are encoded in a millisecond or two
 CONTENT_TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-_INDEX, _POOLS = "index.html", "pools.html"
+_INDEX = "index.html"
 _PLACE: Final = '<p id="pool" hidden></p>'  # replaced by the name, if the pool is one of several
 _WHICH: Final = (
     '<nav aria-label="Pools" class="which"><a href="{up}">All pools</a>'
@@ -310,10 +310,6 @@ def page_files() -> dict[str, bytes]:
     folder = files("picker.admin").joinpath("page")
     found = [one for one in folder.iterdir() if _suffix(one.name) in CONTENT_TYPES]
     return {one.name: one.read_bytes() for one in found}
-
-
-def pools_page() -> bytes:
-    return page_files()[_POOLS]
 
 
 def _pool_page(key: str) -> bytes:

@@ -24,7 +24,7 @@ from picker.admin.guarding import (
     guarding,
 )
 from picker.admin.metrics_page import merged
-from picker.admin.routes import PoolPages, monitoring_routes, page_routes, pools_page
+from picker.admin.routes import PoolPages, monitoring_routes, page_files, page_routes
 from picker.admin.views import LIST, PREFIX, PoolSummary, PoolsView
 from picker.metrics.picker_metrics import PickerMetrics
 
@@ -124,7 +124,7 @@ class SeveralPools:
     def _top(self) -> list[web.RouteDef]:
         return [
             *monitoring_routes(self._page, self._is_ready, self._problem),
-            *page_routes(pools_page()),
+            *page_routes(page_files()["pools.html"]),
             web.get(LIST, self._show_pools),
             *(web.get(path, self._say_where) for path in _MOVED),
             web.get(PREFIX + "{rest:.*}", self._say_which),
