@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from aiohttp import web
-from aiohttp.typedefs import Middleware
+from aiohttp.typedefs import Handler, Middleware
 
 from base.series import Counter
 from picker.admin.answers import InvalidQueryError, as_error
@@ -94,9 +94,7 @@ def guarding(check: HostCheck, failures: Counter, names: PageNames) -> Middlewar
     """Refuse hosts that `check` does not allow, and turn all errors into JSON."""
 
     @web.middleware
-    async def guard(
-        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         is_exempt = names.of(request) in MONITORING
         if not is_exempt and not check.allows(request.headers.get("Host")):
             text = "this port answers requests for localhost only; use http://127.0.0.1 or a tunnel"
@@ -111,18 +109,13 @@ def guarding(check: HostCheck, failures: Counter, names: PageNames) -> Middlewar
         except web.HTTPNotFound:
             return as_error(404, "there is no such page")
         except Exception:  # the client gets a response, the log the reason
-            page = _page_of(request)
+            resource = request.match_info.route.resource  # has no text of the client
+            page = "a page" if resource is None else resource.canonical
             failures.labels(page).inc()
             log.exception("%s cannot be answered", page)
             return as_error(500, "the page failed; the picker's log has the reason")
 
     return guard
-
-
-def _page_of(request: web.Request) -> str:
-    """Return the route, which has no text of the client."""
-    resource = request.match_info.route.resource
-    return "a page" if resource is None else resource.canonical
 
 
 async def add_security_headers(_request: web.Request, response: web.StreamResponse) -> None:
@@ -134,9 +127,7 @@ def authorizing(authorize: Authorize, names: PageNames) -> Middleware:
     """Serve only requests that `authorize` allows; refuse others with 401, 403 or 503."""
 
     @web.middleware
-    async def check(
-        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         path = names.of(request)
         if path in OPEN:
             return await handler(request)
