@@ -46,16 +46,12 @@ class PluginTasks(Generic[P]):
         async with asyncio.TaskGroup() as group:
             while True:
                 self._changed.clear()
-                gone = [
-                    name
-                    for name, (plugin, _, _) in self._running.items()
-                    if self._wanted.get(name) is not plugin
-                ]
                 ending = []
-                for name in gone:
-                    _, over, task = self._running.pop(name)
-                    over.set()
-                    ending.append(task)
+                for name, (plugin, over, task) in tuple(self._running.items()):
+                    if self._wanted.get(name) is not plugin:
+                        del self._running[name]
+                        over.set()
+                        ending.append(task)
                 # Old tasks hold addresses that new ones may need.
                 if ending:
                     await asyncio.wait(ending)
