@@ -9,13 +9,7 @@ from typing import Final
 
 from base.series import AnySeries, Computed
 from picker.admin.answers import Turns
-from picker.metrics.picker_metrics import (
-    LINES,
-    Collector,
-    PickerMetrics,
-    batched,
-    encoded,
-)
+from picker.metrics.picker_metrics import LINES, Collector, PickerMetrics, batched, encoded
 
 LABEL: Final = "inference_pool"
 _OWN: Final = f'{LABEL}="'

@@ -24,14 +24,7 @@ from picker.admin.history import (
     PoolValues,
 )
 from picker.admin.metrics_page import of_pool, whole
-from picker.admin.views import (
-    HEALTHY,
-    AboutView,
-    ConfigView,
-    EndpointView,
-    HealthView,
-    PoolRates,
-)
+from picker.admin.views import HEALTHY, AboutView, ConfigView, EndpointView, HealthView, PoolRates
 from picker.decisions.views import RecordSummary, RecordView
 from picker.flowcontrol.views import QueuesView
 from picker.metrics.picker_metrics import PickerMetrics, batched

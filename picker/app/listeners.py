@@ -27,12 +27,7 @@ from picker.rpc.budget import ByteBudget
 from picker.rpc.health import HealthService
 from picker.rpc.options import ServerOptions, TlsMaterial, TlsOptions
 from picker.rpc.server import GrpcServer
-from picker.rpc.tls import (
-    CertificateFolder,
-    cipher_suites,
-    min_version,
-    replace_certificate,
-)
+from picker.rpc.tls import CertificateFolder, cipher_suites, min_version, replace_certificate
 
 log = logging.getLogger(__name__)
 

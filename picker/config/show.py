@@ -21,11 +21,7 @@ from picker.config.instances import Instance
 from picker.config.load import LoadedConfig
 from picker.config.profiles import ProfilePart, ProfilePlan
 from picker.config.schema import FlowControl, PriorityBandTemplate, gate_settings
-from picker.flowcontrol.settings import (
-    DEFAULT_TTL_SECONDS,
-    BandSettings,
-    FlowControlSettings,
-)
+from picker.flowcontrol.settings import DEFAULT_TTL_SECONDS, BandSettings, FlowControlSettings
 from picker.framework.registry import Parameters
 
 DEFAULT = "default"

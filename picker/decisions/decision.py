@@ -16,14 +16,7 @@ from picker.decisions.views import FilterView, RefusalView
 from picker.errors import Code, DropReason, RefusedError
 from picker.framework.attributes import Attributes
 from picker.pool.policies import Rewritten
-from picker.types import (
-    Candidate,
-    Endpoint,
-    FinishCause,
-    InferenceRequest,
-    SchedulingResult,
-    Usage,
-)
+from picker.types import Candidate, Endpoint, FinishCause, InferenceRequest, SchedulingResult, Usage
 
 MAX_NAME = 200  # characters of what clients name
 MAX_MESSAGE = 500

@@ -14,15 +14,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import ClassVar, Generic, NamedTuple, TypeVar
 
-from base.series import (
-    AnySeries,
-    Counter,
-    Declaration,
-    Gauge,
-    Histogram,
-    Labels,
-    Twin,
-)
+from base.series import AnySeries, Counter, Declaration, Gauge, Histogram, Labels, Twin
 
 PREFIX = "llm_d_epp_"
 OBJECTIVE_PREFIX = "inference_objective_"  # deprecated, as are those that follow

@@ -25,13 +25,7 @@ from picker.recording.lines import (
 from picker.recording.replay import REFUSED, Comparison, Tally
 from picker.types import EndpointMetrics
 from tests.support.picker.configured_requests import GOLDEN, golden
-from tests.support.picker.recorded_traffic import (
-    MoodyHealth,
-    Replayed,
-    Traffic,
-    record,
-    replayed,
-)
+from tests.support.picker.recorded_traffic import MoodyHealth, Replayed, Traffic, record, replayed
 
 BUILT_IN = DEFAULT_CONFIG.decode()
 HEAD = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"

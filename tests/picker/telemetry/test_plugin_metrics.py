@@ -7,10 +7,7 @@ import pytest
 from picker.framework.flow import JudgesStaleness
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.telemetry.plugin_metrics import MAX_ROWS
-from picker.types import (
-    Endpoint,
-    FinishCause,
-)
+from picker.types import Endpoint, FinishCause
 from tests.support.picker.configured_requests import GOLDEN, PROMPT, golden, routing
 
 REQUESTS, TOKENS = "llm_d_epp_inflight_requests", "llm_d_epp_inflight_tokens"
