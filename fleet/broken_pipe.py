@@ -23,7 +23,10 @@ def status_of(command: Callable[[], int]) -> int:
     except (BrokenPipeError, SystemExit) as error:
         if before is None or not (_was_replaced(before) or _has_no_reader(error)):
             raise
-    _discard()
+    # The interpreter writes the rest of the output when it ends.
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
     return STATUS
 
 
@@ -45,10 +48,3 @@ def _has_no_reader(error: BaseException) -> bool:
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
-
-
-def _discard() -> None:
-    """The interpreter writes the rest of the output when it ends."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)

@@ -20,9 +20,8 @@ from fleet.bench.summary import Spread, Stage, Summary
 _MAX_POINTS: Final = 600
 _SHARES: Final = np.linspace(0, 0.999, 160)
 _KNOTS: Final = (0.5, 0.95, 0.99)
-_WIDE_RANGE: Final = (
-    40  # ratio of the slowest line's p99 to the fastest one's median that needs a logarithmic axis
-)
+# Ratio of the slowest line's p99 to the fastest one's median that needs a logarithmic axis.
+_WIDE_RANGE: Final = 40
 _COLOURS: Final = 7
 _MAX_ERRORS: Final = 5
 _SHORTEST: Final = 1.0  # seconds of an axis

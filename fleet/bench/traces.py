@@ -50,9 +50,8 @@ class _AzureLine(msgspec.Struct, rename=_AZURE):
     answer: _Answer
 
 
-Number = tuple[
-    float, int
-]  # of a request: the beginning of its run of the picker, and its time within that
+# Of a request: the beginning of its run of the picker, and its number within that.
+Number = tuple[float, int]
 
 
 @dataclass(frozen=True, slots=True)

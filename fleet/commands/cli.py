@@ -37,7 +37,9 @@ def _run(arguments: list[str]) -> int:
             if "\0" in word or word.endswith("=--"):  # argparse makes an empty list of `--`
                 raise UsageError(f"{word!r} is no value of a flag")
         if name in ("-h", "--help", "help"):
-            print(_overview())
+            commands = [f"  {name:<13}{command.about}" for name, command in LINES.items()]
+            print(_ABOUT, "", "usage: pointsman COMMAND [FLAG …]", "", *commands, sep="\n")
+            print("\n`pointsman COMMAND --help` has the flags of a command.")
             return 0
         if name in ("-V", "--version"):
             name = "version"
@@ -62,12 +64,6 @@ def _run(arguments: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-
-
-def _overview() -> str:
-    lines = [_ABOUT, "", "usage: pointsman COMMAND [FLAG …]", ""]
-    lines += [f"  {name:<13}{command.about}" for name, command in LINES.items()]
-    return "\n".join((*lines, "", "`pointsman COMMAND --help` has the flags of a command."))
 
 
 def _calls(name: str, module: str, function: str, *others: object) -> Callable[[list[str]], int]:

@@ -23,6 +23,7 @@ PROCESSOR = ".ext_proc.v3.ExternalProcessor"
 ROUTER = ".router.v3.Router"
 OVERRIDE_HOST = ".OverrideHost"
 _MANAGER = ".HttpConnectionManager"
+_PARTS = {"configs", "static_resources", "staticResources", "dynamic_resources", "node"}
 _WORD = re.compile(r"[A-Za-z0-9]+")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _TOO_DEEP = "is nested more deeply than a configuration can be"
@@ -280,7 +281,7 @@ def read_envoy_file(path: Path) -> EnvoyFacts:
     source = str(path)
     try:
         document = _parsed(path.read_bytes())
-        if not isinstance(document, dict) or not _is_envoy(document):
+        if not isinstance(document, dict) or _PARTS.isdisjoint(document):
             return EnvoyFacts(source, problem="is neither a bootstrap nor a config dump of Envoy")
         return EnvoyFacts(source, read_setup(document))
     except OSError as error:
@@ -288,7 +289,8 @@ def read_envoy_file(path: Path) -> EnvoyFacts:
     except RecursionError:
         return EnvoyFacts(source, problem=_TOO_DEEP)
     except (ValueError, yaml.YAMLError) as error:
-        return EnvoyFacts(source, problem=f"is neither YAML nor JSON: {_first_line(error)}")
+        line = str(error).partition("\n")[0]
+        return EnvoyFacts(source, problem=f"is neither YAML nor JSON: {line}")
 
 
 async def ask_envoy(url: str) -> EnvoyFacts:
@@ -314,13 +316,6 @@ def _parsed(content: bytes) -> Any:
         except NO_JSON:
             pass  # a mapping in YAML's short form
     return yaml.safe_load(content)
-
-
-def _is_envoy(document: dict[str, Any]) -> bool:
-    return any(
-        key in document
-        for key in ("configs", "static_resources", "staticResources", "dynamic_resources", "node")
-    )
 
 
 def _decoded(page: WebPage, path: str) -> Any:
@@ -356,7 +351,3 @@ def _host(one: dict[str, Any]) -> HostSeen:
     if health.get("eds_health_status") in ("UNHEALTHY", "TIMEOUT"):
         ailments.append(f"discovery says {health['eds_health_status']}")
     return HostSeen(str(address), tuple(ailments))
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

@@ -358,9 +358,7 @@ class _Course:
                 if marks.is_complete:
                     await self._client.end()
                     with contextlib.suppress(aiohttp.ClientError, OSError):
-                        await self._next(
-                            source
-                        )  # read its end, so that the connection can be reused
+                        await self._next(source)  # its end: the connection can be reused
                     return
                 if len(marks.held) > MAX_HELD_BYTES:
                     raise _RefusedError(f"more than {MAX_HELD_BYTES} bytes have no mark")

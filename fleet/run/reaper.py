@@ -53,10 +53,9 @@ def begin(argv: list[str]) -> int:
     if not os.read(0, 1):
         return 1
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    # Python ignores these signals, and the program would inherit that.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(
-            number, signal.SIG_DFL
-        )  # Python ignores these signals, and the program would inherit that
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(argv[0], argv)
     except OSError as error:

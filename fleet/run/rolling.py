@@ -132,7 +132,8 @@ class PickerRestart:
         )
         await old.child.stop(scene.plan.options.drain_seconds + MARGIN_SECONDS, MARGIN_SECONDS)
         self._spare = old.plan.ports
-        say(f"picker: restarted{_whereabouts(new)}")
+        recorded = "" if plan.record is None else f"; decisions are recorded in {plan.record}"
+        say(f"picker: restarted at {_HOST}:{plan.ext_proc.port}{recorded}")
 
     async def _introduce(self, new: Picker, old: Picker) -> None:
         scene = self._scene
@@ -164,12 +165,6 @@ class PickerRestart:
         if first is None or old.plan.record != first:
             return first
         return first.with_stem(f"{first.stem}-2")
-
-
-def _whereabouts(picker: Picker) -> str:
-    plan = picker.plan
-    recorded = "" if plan.record is None else f"; decisions are recorded in {plan.record}"
-    return f" at {_HOST}:{plan.ext_proc.port}{recorded}"
 
 
 class WorkerRestart:
@@ -398,7 +393,11 @@ class RollingRestart:
                 counts.update(Counter(await self._counts()) - Counter(before))
             cut = self._envoy.cut - cut_before
             seconds = asyncio.get_running_loop().time() - begun
-            say(f"done in {seconds:.1f} s{_meanwhile(counts)}, {cut} cut")
+            requests, failed, unpicked = (counts[name] for name in _COUNTED)
+            say(
+                f"done in {seconds:.1f} s: {requests} requests, {failed} with a status of 5xx, "
+                f"{unpicked} without the picker, {cut} cut"
+            )
             return cut
         finally:
             self._busy = None
@@ -408,8 +407,3 @@ class RollingRestart:
             return await admin.stats(self._scene.members.envoy.plan.admin, _COUNTED)
         except probe.NoReplyError:
             return {}
-
-
-def _meanwhile(counts: Mapping[str, int]) -> str:
-    requests, failed, unpicked = (counts[name] for name in _COUNTED)
-    return f": {requests} requests, {failed} with a status of 5xx, {unpicked} without the picker"

@@ -272,7 +272,11 @@ class _Fleet:
 
     async def _serve(self, group: asyncio.TaskGroup) -> None:
         """Accept orders until a signal, which also ends a restart in progress."""
-        scene = Scene(self._plan, self._members, self._rotation, group, self._picker_moved)
+
+        def moved(picker: PickerPlan) -> None:
+            self._relay.target = picker.http
+
+        scene = Scene(self._plan, self._members, self._rotation, group, moved)
         restart = RollingRestart(scene)
 
         async def obey(order: Order, say: Say) -> int:
@@ -291,9 +295,6 @@ class _Fleet:
         await self._stop.wait()
         taking_orders.cancel()
         await asyncio.wait([taking_orders])
-
-    def _picker_moved(self, picker: PickerPlan) -> None:
-        self._relay.target = picker.http
 
     async def _end(self) -> None:
         """Let requests end, then end waiting and streaming ones with an error, then stop."""

@@ -254,9 +254,8 @@ class _Run:
 def _thin(stage: Stage) -> None:
     """Sample the gaps of a stage for a plot: all of them may be gigabytes."""
     step = 1 + sum(len(one.gaps) for one in stage.outcomes) // _MAX_GAPS
-    rng = Random(
-        step
-    )  # a fixed stride could select only the first gaps of answers, which are longer
+    # A fixed stride could select only the first gaps of answers, which are longer.
+    rng = Random(step)
     for outcome in stage.outcomes if step > 1 else ():
         outcome.gaps = outcome.gaps[rng.randrange(step) :: step]
 
@@ -380,7 +379,7 @@ def _verdict(found: Mapping[str, Sequence[_Row]]) -> Iterator[str]:
         for load in dict.fromkeys(row.load for row in rows):
             some = [row for row in rows if row.load == load]
             goodputs = [fmean(each.goodput or 0.0 for each in row.by_seed) for row in some]
-            times = [_mean_seconds(row) for row in some]
+            times = [fmean(one.e2e.mean if one.e2e else inf for one in row.by_seed) for row in some]
             for row, goodput, seconds in zip(some, goodputs, times, strict=True):
                 one = max(goodputs) - goodput, seconds / min(times) - 1, f"{scenario} {load}"
                 lost.setdefault(row.policy, []).append(one)
@@ -394,7 +393,3 @@ def _verdict(found: Mapping[str, Sequence[_Row]]) -> Iterator[str]:
             f"{points:.1%} ({where}); E2E {fmean(one[1] for one in behind):.1%} longer, at worst "
             f"{slower:.1%} ({there}); {len(behind)} loads"
         )
-
-
-def _mean_seconds(row: _Row) -> float:
-    return fmean(inf if one.e2e is None else one.e2e.mean for one in row.by_seed)

@@ -263,9 +263,8 @@ class FastWorker:
         end = min(source.num_tokens, len(one.prompt) - 1)
         start = self.cache.match(one.hashes, (len(one.prompt) - 1) // self._size) * self._size
         if end - start < self._size:
-            self._kv.pull(
-                source, b"", source.num_tokens
-            )  # nothing to fetch: release it at its holder
+            # Nothing to fetch: release it at its holder.
+            self._kv.pull(source, b"", source.num_tokens)
             return False
         one.pull = self._kv.pull(source, b"", start)
         self._fetching.append(one)

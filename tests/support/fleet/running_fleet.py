@@ -85,13 +85,7 @@ async def running_fleet(port: int, *flags: str) -> AsyncIterator[Fleet]:
     """`pointsman up` on `port`, with simulated workers unless `flags` say otherwise."""
     argv = ["up", "--engine", "sim", "--port", str(port), *flags]
     process = await asyncio.create_subprocess_exec(
-        *(
-            sys.executable,
-            "-P",
-            "-m",
-            "fleet.commands.cli",
-            *argv,
-        ),  # as the installed script imports
+        *(sys.executable, "-P", "-m", "fleet.commands.cli", *argv),  # as the script imports
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
