@@ -265,7 +265,6 @@ async def listening(api: Api) -> AsyncIterator[str]:
 
 
 def events_of(text: str) -> list[Any]:
-    """The events of a whole stream, without its comments and the end."""
     frames = [frame for frame in text.split("\n\n") if frame.startswith("data: ")]
     assert frames.pop() == "data: [DONE]"
     return [msgspec.json.decode(frame.removeprefix("data: ")) for frame in frames]
@@ -290,13 +289,11 @@ class Bench:
             return await client.post(path, json=body)
 
     async def answer(self, path: str, body: Any, **settings: object) -> Any:
-        """The body of a whole answer."""
         response = await self.post(path, body, **settings)
         assert response.status_code == 200, response.text
         return response.json()
 
     async def events(self, path: str, body: Any, **settings: object) -> list[Any]:
-        """The events of a stream."""
         response = await self.post(path, {**body, "stream": True}, **settings)
         assert response.status_code == 200, response.text
         return events_of(response.text)

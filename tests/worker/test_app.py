@@ -191,7 +191,6 @@ def test_the_simulator_can_use_a_real_tokenizer(model_path: Path) -> None:
 
 
 def test_a_second_signal_ends_the_drain() -> None:
-    """The open request would take minutes."""
     with (
         worker("--sim-decode-base-ms", "500") as running,
         httpx.Client(timeout=PATIENCE_SECONDS) as client,

@@ -72,7 +72,6 @@ async def test_a_worker_fetches_kv_from_the_peer_in_the_header() -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 async def test_a_stream_moves_with_its_kv_when_its_worker_drains(end: signal.Signals) -> None:
-    """A killed worker hands nothing over."""
     kv = '{"kv_port": 0, "kv_lease_duration": 600, "kv_transfer_timeout": 120}'
     slow = ("--sim-decode-base-ms", "200ms", *FLAGS, kv)
     fast = ("--sim-time-scale", "0", "--enable-admin-routes", *FLAGS, kv)

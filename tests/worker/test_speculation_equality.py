@@ -435,7 +435,6 @@ def test_drafts_met_every_other_event(plain: Run, speculative: Run) -> None:
 def test_answers_are_the_same_with_adaptive_draft_lengths(
     executor: Any, all_requests: Requests, plain: Run
 ) -> None:
-    """Steps are scheduled ahead whenever speculation pauses."""
     some = dict(list(all_requests.items())[:NUM_ADAPTIVE])
     adaptive = replace(SPECULATIVE, enable_adaptive_verification=True)
     speculation = Speculation(adaptive, drafters_for(some, plain.answers), False)

@@ -176,9 +176,6 @@ def share_of(
     num_to_draft: int = 0,
     params: SamplingParams = GREEDY,
 ) -> ScheduledSequence:
-    """The share runs the next `num_tokens` known tokens and drafts, and draws if they reach the
-    end.
-    """
     end = walker.computed + num_tokens
     tokens = [*walker.tokens[walker.computed : end], *drafts]
     draws = end == len(walker.tokens)
@@ -268,7 +265,6 @@ class Walk:
 
 
 def _some_drafts(walker: Walker, target: LlamaModel, rng: random.Random) -> tuple[list[int], bool]:
-    """Return drafts and whether they are the drafter's."""
     kind = rng.random()
     if (
         kind < 0.5

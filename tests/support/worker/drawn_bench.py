@@ -56,7 +56,6 @@ class BreaksLate:
         return self.network.draft_vocab
 
     def run(self, features: Tensor | None, step: StepTensors, kv_cache: Tensor) -> Tensor:
-        """Rows that break have nan in their slots too."""
         states = self.network.run(features, step, kv_cache)
         bad = torch.tensor([token in self.tokens for token in step.token_ids.tolist()])
         if self.rounds > 0 and bool(bad.any()):
@@ -100,7 +99,6 @@ class DrawnBench:
         self.num_accepted = 0
 
     def outputs(self, num_requests: int, rng: random.Random) -> Tensor:
-        """Return the first tokens [num_requests, NUM_TOKENS] of requests with successive seeds."""
         found: list[list[int]] = []
         for first in range(0, num_requests, _TOGETHER):
             walkers = [Walker(first + i, list(PROMPT)) for i in range(_TOGETHER)]

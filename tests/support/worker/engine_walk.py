@@ -248,7 +248,6 @@ class Scene:
         pipe: str,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> "Walk":
-        """Run everything to its end, and check every answer."""
         core = EngineCore(scheduler, executor, clock, pipeline=PIPELINES[pipe](executor))
         try:
             return self.walk(core, scheduler)

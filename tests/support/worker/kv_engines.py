@@ -176,8 +176,6 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def send_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulate a machine without shared memory."""
-
     def refuse(name: str, flags: int) -> int:
         raise OSError("none to spare")
 

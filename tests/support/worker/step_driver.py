@@ -64,7 +64,6 @@ def advance(
 
 
 def steps(core: EngineCore) -> Iterator[StepOutputs]:
-    """Step until there is nothing left to do, and yield what the steps report."""
     while core.has_work:
         if (reported := core.step()) is not None:
             yield reported

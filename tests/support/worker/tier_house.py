@@ -104,7 +104,6 @@ class House:
         assert [reply.ok for reply in self.core.take_replies()] == [True]
 
     def mirror(self) -> dict[str, set[bytes]]:
-        """Return the blocks of each medium according to the events."""
         held: dict[str, set[bytes]] = {"GPU": set(), "CPU": set(), "STORAGE": set()}
         for event in self.events:
             if isinstance(event, CacheCleared):

@@ -243,7 +243,6 @@ def test_steps_shrink_to_what_there_is_memory_for_and_grow_again() -> None:
 
 @pytest.mark.parametrize("chunked", [True, False])
 def test_a_request_that_fails_alone_ends_with_an_error(chunked: bool) -> None:
-    """The smallest step is tried twice; the other requests are answered."""
     is_long = 20
 
     class Narrow(ScarceExecutor):

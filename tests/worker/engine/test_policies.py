@@ -161,7 +161,6 @@ def test_the_long_prefill_threshold_is_for_company() -> None:
     other=st.integers(0, 5),
 )
 def test_chains_have_in_common_what_their_tokens_have(shared: int, one: int, other: int) -> None:
-    """Bisection finds the same as walking along both."""
     hasher = BlockHasher(2)
     chains: list[list[BlockHash]] = [[], []]
     for chain, tail, token in zip(chains, (one, other), (7, 8), strict=True):

@@ -87,7 +87,6 @@ def run(bench: GrammarBench, asked: list[AddRequest]) -> dict[str, RequestOutput
     ],
 )
 def test_it_continues_anywhere(benches: dict[str, GrammarBench], case: str, kind: str) -> None:
-    """With none of it cached, and again with all of it; beside the other pieces."""
     first, second = benches["plain"], benches[kind]
     prompt = PROMPTS["in chunks" if case == "penalties" else "short"]
     fields = {"max_tokens": 16, "logit_bias": (), **CASES[case]}

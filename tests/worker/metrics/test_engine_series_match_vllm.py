@@ -94,7 +94,6 @@ CACHE_LABELS = {
 
 
 def samples(family: Metric) -> list[tuple[str, dict[str, str]]]:
-    """Return the names and extra labels of a family's samples, which must have the others."""
     assert all(s.labels.keys() >= BOTH for s in family.samples)
     extra = [{k: v for k, v in s.labels.items() if k not in BOTH} for s in family.samples]
     return [(s.name, labels) for s, labels in zip(family.samples, extra, strict=True)]

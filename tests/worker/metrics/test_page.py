@@ -17,7 +17,6 @@ Make = Callable[..., RequestRecord]
 
 
 def page(of: WorkerMetrics, stats: EngineStats | None = None) -> dict[str, dict[str, float]]:
-    """Return values by series name and label text, without the constant labels."""
     found: dict[str, dict[str, float]] = {}
     text = of.render(stats or EngineStats(), 0.0).decode()
     for family in text_string_to_metric_families(text):

@@ -107,7 +107,6 @@ def test_chain_grows_in_steps_to_the_same_result(algo: str) -> None:
 
 
 def test_salt_separates_whole_chains_through_block_zero() -> None:
-    """Only the first block is salted."""
     tokens = list(range(8))
     plain, salted, other = chain(tokens), chain(tokens, "a"), chain(tokens, "b")
     digests = {h.digest for hashes in (plain, salted, other) for h in hashes}

@@ -38,7 +38,6 @@ def test_a_digest_keeps_its_content_while_anything_comes_after_it() -> None:
 
 
 def test_a_partial_block_keeps_its_parents_name_alive_too() -> None:
-    """A continuation inside the next block belongs to that block's tokens alone."""
     prefix = cache()
     prefix.store([0], [ONE], 0)
     assert prefix.store_partial(1, PartialBlock(1, b"d", (3,)), 0) == (True, [])

@@ -260,7 +260,6 @@ def test_only_the_latest_places_are_looked_at(length: int) -> None:
 
 
 def test_a_token_seen_once_is_believed_by_half() -> None:
-    """Something new may follow here as well; after that nothing branches."""
     text = spell([1, 2, 3, 4, 5, 1, 2, 3])
     path = best_path(SequenceCorpus(text), text, LIMITS, 9)
     assert path == Path(spell([4, 5, 1]), (1.0, 1.0, 1.0), 1.5, 3)

@@ -26,7 +26,6 @@ PROMPT = [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5]  # two blocks of four, and three toke
 
 
 def house(connector: MadeUpConnector, **cache: Any) -> tuple[EngineCore, Scheduler]:
-    """An engine with blocks of four that takes from `connector`."""
     config = CacheConfig(16, 4, **cache)
     executor = PagedExecutor(4)
     remote = RemoteKv(connector, executor.read_kv, 4)
@@ -222,7 +221,6 @@ def test_without_a_connector_transfers_are_refused() -> None:
 
 @st.composite
 def moving(draw: st.DrawFn) -> tuple[walks.Scene, MadeUpConnector]:
-    """Return random requests, many of which have KV elsewhere: right, wrong, late, or lost."""
     scene = draw(walks.scenes)
     load, prompts, failing = [], {}, set()
     for arrival in scene.load:

@@ -73,7 +73,6 @@ SURE, UNSURE = (1.0,) * 4, (0.2,) * 4
 def judged(
     num: int, confidences: tuple[float, ...], num_accepted: int, seq_id: int = 0
 ) -> Acceptance:
-    """Return rates after `count` offers, of which the given numbers of drafts were accepted."""
     rates = Acceptance()
     for _ in range(num):
         rates.observe(Offer(seq_id, confidences), len(confidences), num_accepted)
@@ -118,7 +117,6 @@ def test_a_sequence_has_rates_of_its_own_until_it_ends() -> None:
 
 
 def test_a_class_that_is_no_longer_verified_gets_a_new_chance() -> None:
-    """After many steps a rejected class of confidence is trusted like the drafter's others."""
     rates = judged(40, SURE, 4)
     for _ in range(20):
         rates.observe(Offer(0, UNSURE), 4, 0)

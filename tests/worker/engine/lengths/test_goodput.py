@@ -46,9 +46,7 @@ def step(
 
 
 def device_step(chosen: DraftLengths, drafted: int, stands: bool) -> tuple[int, int]:
-    """Step one sequence whose device drafter made `made` drafts; return how many were verified, and
-    how many are made now.
-    """
+    """Step one sequence with `drafted` device drafts; return how many it verified, and makes."""
     given = [Offer(0, (0.9,) * drafted)]
     verified = chosen.to_verify(given, 0)[0] if chosen.may_pay([0]) else 0
     made = chosen.to_draft([0], 0)[0] if chosen.may_pay([0]) else 0
@@ -249,7 +247,6 @@ def test_a_device_drafter_that_answers_nothing_is_asked_less_and_less(reading: f
 
 
 def test_reading_a_sequence_pays_off_over_many_steps() -> None:
-    """A long sequence is read although that takes several steps; what can never pay off is not."""
     made = {}
     for reading in (0.1, 20.0):
         chosen = lengths(most=4, draft_seconds=0.001)

@@ -48,7 +48,6 @@ def cpu_step(num_tokens: int) -> float:
 
 
 def gpu_step(num_tokens: int) -> float:
-    """Nearly flat up to 64 tokens, then linear."""
     return 0.008 + 0.000004 * num_tokens + 0.00008 * max(0, num_tokens - 64)
 
 
@@ -58,7 +57,6 @@ def head_on_cpu(num_sequences: int, rounds: int) -> float:
 
 
 def head_on_gpu(num_sequences: int, rounds: int) -> float:
-    """Half a millisecond each round."""
     return 0.0003 + rounds * (0.0004 + 0.000004 * num_sequences)
 
 
@@ -140,9 +138,6 @@ def _script(text: Text, length: int, seed: int) -> Script:
 
 
 def profiled(hardware: Hardware, seed: int = 0) -> StepCosts:
-    """Return step costs as an engine's profile has them: the median of five noisy steps of each
-    size.
-    """
     rng = random.Random(seed)
 
     def measured(seconds: float) -> float:
@@ -203,7 +198,6 @@ class Run:
 
     @property
     def true_rate(self) -> float:
-        """Return the rate on a machine of its own."""
         return self.num_tokens / self.true_seconds
 
 
@@ -406,7 +400,6 @@ def run_adaptive(chosen: VirtualEngine, num_tokens: int) -> tuple[Run, DraftLeng
 
 @pytest.mark.parametrize(("hardware", "text", "batch"), NEVER_SLOWER[SOME])
 def test_adaptive_lengths_are_no_slower_than_none(hardware: str, text: str, batch: int) -> None:
-    """The bound is 0.97 of plain decoding's rate, with all learning and probing."""
     chosen = engine(HARDWARE[hardware], text, batch)
     plain = chosen.run(Fixed(0), NUM_TOKENS[batch])
     adaptive, _ = run_adaptive(chosen, NUM_TOKENS[batch])
@@ -415,7 +408,6 @@ def test_adaptive_lengths_are_no_slower_than_none(hardware: str, text: str, batc
 
 @pytest.mark.parametrize(("hardware", "text", "batch"), NEAR_THE_BEST[SOME])
 def test_adaptive_lengths_are_near_the_best_length(hardware: str, text: str, batch: int) -> None:
-    """The bound is 0.9 of the best fixed length, which is unknown beforehand."""
     chosen = engine(HARDWARE[hardware], text, batch)
     fixed = max(chosen.run(Fixed(k), NUM_TOKENS[batch]).rate for k in (0, 1, 2, 3, 5))
     adaptive, _ = run_adaptive(chosen, NUM_TOKENS[batch])

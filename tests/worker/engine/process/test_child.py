@@ -185,7 +185,6 @@ async def test_messages_of_a_lost_engine_are_discarded(mute: Mute) -> None:
 
 @pytest.fixture
 def deep(tmp_path: Path) -> Path:
-    """Return a directory with a name too long for sockets."""
     path = tmp_path / ("d" * 100)
     path.mkdir()
     return path

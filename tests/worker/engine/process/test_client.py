@@ -189,7 +189,6 @@ async def test_shutdown_ends_open_streams() -> None:
 
 
 async def test_signals_to_the_group_are_left_to_the_parent() -> None:
-    """The parent drains the engine and shuts it down."""
     async with running(AT_ONCE) as client:
         os.kill(client.pid, signal.SIGINT)
         os.kill(client.pid, signal.SIGTERM)

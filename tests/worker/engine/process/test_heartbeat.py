@@ -127,7 +127,6 @@ def test_time_between_steps_is_not_learned(it: Watched) -> None:
 
 
 def test_a_loop_that_hangs_outside_of_steps_stalls(it: Watched) -> None:
-    """Bookkeeping that never ends is found too."""
     it.pulse.working()
     it.now += 2.5
     assert it.pulse.beat() == Heartbeat(0.5, 2.0)
@@ -179,9 +178,7 @@ def test_a_step_that_began_later_has_no_use_of_it(it: Watched) -> None:
 
 
 def beats(it: Watched, seconds: int, *, cpu: float, waited: float) -> float:
-    """Return the stall that the last of many beats reports; the thread runs and waits for these
-    times in each second.
-    """
+    """Return the stall of the last of many beats; `cpu` and `waited` are by the second."""
     stalled = it.pulse.beat().stalled_seconds
     for _ in range(4 * seconds):
         it.now += 0.25
@@ -243,7 +240,6 @@ ASLEEP, READY = (0.0, 0.0, False), (0.0, 0.0, True)
 
 
 def threads(*times: tuple[float, float, bool]) -> Threads:
-    """Return threads that ran and waited for these times, and are ready or not."""
     return {number: ThreadTimes(*each) for number, each in enumerate(times)}
 
 

@@ -88,7 +88,6 @@ def ask_until(socket: zmq.Socket[Any], last: int) -> list[tuple[int, list[Any]]]
 
 
 def test_a_subscriber_that_binds_gets_topic_number_and_payload(context: zmq.Context[Any]) -> None:
-    """A central consumer listens and workers connect."""
     subscriber = context.socket(zmq.SUB)
     subscriber.subscribe(b"kv@")
     port = subscriber.bind_to_random_port("tcp://127.0.0.1")
@@ -114,7 +113,6 @@ def test_a_subscriber_that_binds_gets_topic_number_and_payload(context: zmq.Cont
 
 
 def test_a_subscriber_can_dial_a_publisher_that_binds(context: zmq.Context[Any]) -> None:
-    """With a star in the endpoint the worker listens."""
     with publisher(topic="kv@me@model") as events:
         assert events.endpoint.startswith("tcp://127.0.0.1:")
         subscriber = context.socket(zmq.SUB)

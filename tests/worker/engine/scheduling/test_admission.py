@@ -41,7 +41,6 @@ def test_longest_cached_prefix_first() -> None:
 
 
 def test_a_long_line_goes_by_arrival() -> None:
-    """Looking up every prefix of a long line would cost too much."""
     engine = scheduler(max_num_seqs=1, waiting_order="lpm")
     engine.add(make_request("warm", [1] * 12, max_tokens=1))
     advance(engine)

@@ -220,7 +220,6 @@ def _check(
 
 
 def found(step: SchedulerOutput, candidates: dict[int, dict[int, float]]) -> ModelOutput:
-    """Return a step's result: for each sequence the candidates with their log probabilities."""
     draws = {}
     for seq_id, each in candidates.items():
         ids = (next(iter(each)), *each)

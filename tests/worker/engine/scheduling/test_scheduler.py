@@ -310,7 +310,6 @@ def test_an_answer_can_be_aborted_before_its_prompt_ran(gone: str, left: dict[st
 
 
 def test_a_victim_that_was_planned_gives_its_budget_back() -> None:
-    """It leaves the step, and the next in line has its tokens."""
     engine = scheduler(num_blocks=8, block_size=1, max_num_batched_tokens=6, victim="largest")
     for name, prompt in (("a", [1]), ("b", [2] * 3), ("c", [3]), ("d", [4])):
         engine.add(make_request(name, prompt, max_tokens=4))
@@ -328,7 +327,6 @@ def test_the_one_that_asks_may_be_the_victim() -> None:
 
 
 def test_no_sequence_is_admitted_in_a_step_that_preempts() -> None:
-    """The room that was made is for those that run."""
     engine = scheduler(num_blocks=6, block_size=1)
     engine.add(make_request("a", [1, 2]))
     engine.add(make_request("b", [3, 4]))

@@ -210,7 +210,6 @@ def test_nothing_is_scheduled_while_a_constrained_token_is_drawn(
 
 
 def test_drafts_are_cut_at_the_first_forbidden(grammars: HeldGrammars, matcher: Matcher) -> None:
-    """Each draft has a mask, and so does the token that follows."""
     engine = grammars.attached(scheduler(speculation=by(Says(*b"xxax"))))
     engine.add(constrained("c"))
     grammars.futures["g"].set_result(matcher)
