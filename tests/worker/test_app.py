@@ -22,11 +22,7 @@ from worker.config import EngineConfig, SpeculativeConfig
 
 CHAT = "/v1/chat/completions"
 # Simulated answers may end at any token unless `ignore_eos` is set.
-ASK = {
-    "messages": [{"role": "user", "content": "hello"}],
-    "max_tokens": 8,
-    "ignore_eos": True,
-}
+ASK = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "ignore_eos": True}
 PATIENCE_SECONDS = 120.0
 
 

@@ -175,8 +175,7 @@ def test_sampled_answers_validate(taken: list[Group], plain: list[Answer]) -> No
 
 @pytest.mark.parametrize("num_blocks", by_depth([90], [30_000, 200]))
 @pytest.mark.parametrize(
-    "speculative",
-    some([pytest.param(NGRAM, id="speculative"), pytest.param(None, id="plain")]),
+    "speculative", some([pytest.param(NGRAM, id="speculative"), pytest.param(None, id="plain")])
 )
 def test_the_same_seed_gives_the_same_answers(
     taken: list[Group], plain: list[Answer], num_blocks: int, speculative: Any

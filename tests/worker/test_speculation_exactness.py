@@ -28,11 +28,7 @@ CASES: dict[str, dict[str, Any]] = {
     "top_k": {"top_k": 3},
     "top_p": {"top_p": 0.7},
     "min_p": {"min_p": 0.2, "temperature": 1.2},
-    "penalties": {
-        "repetition_penalty": 1.3,
-        "frequency_penalty": 0.6,
-        "presence_penalty": 0.4,
-    },
+    "penalties": {"repetition_penalty": 1.3, "frequency_penalty": 0.6, "presence_penalty": 0.4},
     "bias": {"logit_bias": ((1, 1.0),), "bad_words": ((3, 0), (2,)), "min_tokens": 2},
     "everything": {
         "temperature": 0.9,

@@ -141,17 +141,8 @@ class UnloadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="unload_ad
     adapter: Adapter
 
 
-Command = (
-    ResetPrefixCache
-    | Pause
-    | Resume
-    | Sleep
-    | WakeUp
-    | DumpCache
-    | Configure
-    | LoadAdapter
-    | UnloadAdapter
-)
+Setting = Configure | LoadAdapter | UnloadAdapter
+Command = ResetPrefixCache | Pause | Resume | Sleep | WakeUp | DumpCache | Setting
 ToEngine = AddRequest | AbortRequests | Vocabulary | Shutdown | Command
 
 

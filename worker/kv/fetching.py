@@ -92,12 +92,7 @@ class KvFetcher:
         self._has_room.set()
 
     async def _pull(
-        self,
-        pull: TcpPull,
-        source: KvSource,
-        digest: bytes,
-        start: int,
-        wanted: WantedKv | None,
+        self, pull: TcpPull, source: KvSource, digest: bytes, start: int, wanted: WantedKv | None
     ) -> None:
         try:
             if source.engine_id is None:

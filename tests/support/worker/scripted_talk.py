@@ -29,10 +29,7 @@ TEMPLATE = """{%- if tools %}
 
 
 def says(
-    bench: Any,
-    tokens: str | Sequence[int],
-    finish: FinishReason = FinishReason.STOP,
-    size: int = 1,
+    bench: Any, tokens: str | Sequence[int], finish: FinishReason = FinishReason.STOP, size: int = 1
 ) -> None:
     """Make the engine generate the bytes of a text, or tokens, a given number in each step."""
     ids = list(tokens.encode()) if isinstance(tokens, str) else list(tokens)

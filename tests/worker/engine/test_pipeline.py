@@ -113,9 +113,7 @@ def test_overlapped_steps_run_beside_the_caller() -> None:
     assert len(executor.threads) == 1
 
 
-def test_an_error_of_the_executor_is_raised_by_wait(
-    make: Callable[[Counting], Pipeline],
-) -> None:
+def test_an_error_of_the_executor_is_raised_by_wait(make: Callable[[Counting], Pipeline]) -> None:
     """No later step runs on a cache that is in doubt."""
     executor = Counting()
     executor.fails = True

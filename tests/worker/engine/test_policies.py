@@ -12,13 +12,7 @@ from worker.engine.policies import VICTIM_POLICIES, VictimCandidate, choose_vict
 from worker.types import FinishReason, RepetitionDetection, SamplingParams
 
 CANDIDATE = VictimCandidate(
-    seq_id=0,
-    priority=0,
-    num_prompt=8,
-    num_outputs=8,
-    num_computed=16,
-    num_shared=0,
-    num_blocks=2,
+    seq_id=0, priority=0, num_prompt=8, num_outputs=8, num_computed=16, num_shared=0, num_blocks=2
 )
 
 
@@ -155,11 +149,7 @@ def test_the_long_prefill_threshold_is_for_company() -> None:
     assert limits == [100, 100, 30, 100]
 
 
-@given(
-    shared=st.integers(0, 9),
-    one=st.integers(0, 5),
-    other=st.integers(0, 5),
-)
+@given(shared=st.integers(0, 9), one=st.integers(0, 5), other=st.integers(0, 5))
 def test_chains_have_in_common_what_their_tokens_have(shared: int, one: int, other: int) -> None:
     hasher = BlockHasher(2)
     chains: list[list[BlockHash]] = [[], []]

@@ -55,16 +55,8 @@ STATS = EngineStats(
         num_drafter_failures=4,
         num_speculative_tokens=2.5,
     ),
-    pulls=PullStats(
-        num_fetching=2,
-        num_fetched=1,
-    ),
-    transfers=TransferStats(
-        num_failed=3,
-        num_expired=2,
-        bytes_sent=1000,
-        bytes_received=2000,
-    ),
+    pulls=PullStats(num_fetching=2, num_fetched=1),
+    transfers=TransferStats(num_failed=3, num_expired=2, bytes_sent=1000, bytes_received=2000),
     tiers=TierStats(
         host_blocks=12,
         host_usage=0.75,

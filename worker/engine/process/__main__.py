@@ -17,13 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from worker.config import (
-    EngineConfig,
-)
+from worker.config import EngineConfig
 from worker.engine.core import EngineCore
-from worker.engine.messages import (
-    EngineFailed,
-)
+from worker.engine.messages import EngineFailed
 from worker.engine.process.build import build_core
 from worker.engine.process.heartbeat import HeartbeatThread, Pulse, StepBudget
 from worker.engine.process.kv_events import KvEventPublisher, publishes

@@ -29,9 +29,7 @@ from worker.engine.features.remote_kv import RemoteKv
 from worker.engine.features.speculation import JUMP_FORWARD, Speculation
 from worker.engine.features.tiered_cache import TieredCache
 from worker.engine.lengths.costs import StepCosts
-from worker.engine.messages import (
-    EngineReady,
-)
+from worker.engine.messages import EngineReady
 from worker.engine.pipeline import Pipeline
 from worker.engine.process.kv_events import publishes
 from worker.engine.scheduling.scheduler import Scheduler

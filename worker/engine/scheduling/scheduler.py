@@ -39,13 +39,7 @@ from worker.engine.sequences.planning import NO_MEMORY, StepCeiling, StepInFligh
 from worker.engine.sequences.sequence import Sequence, SequenceState
 from worker.engine.sequences.sequence_kv import SequenceKv
 from worker.errors import ConfigError, IntegrityError
-from worker.types import (
-    EngineStats,
-    FinishReason,
-    ModelOutput,
-    SchedulerCounters,
-    SchedulerOutput,
-)
+from worker.types import EngineStats, FinishReason, ModelOutput, SchedulerCounters, SchedulerOutput
 
 F = TypeVar("F", bound=Feature)
 

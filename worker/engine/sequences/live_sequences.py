@@ -171,12 +171,7 @@ def new_sequence(
     wanted = len(request.prompt_token_ids) + request.params.max_tokens
     branches = [Branch(name, index) for index, name in enumerate(request.branch_ids, 1)]
     sequence = Sequence(
-        seq_id,
-        request,
-        priority,
-        min(wanted, max_model_len),
-        eos_token_ids,
-        branches=branches,
+        seq_id, request, priority, min(wanted, max_model_len), eos_token_ids, branches=branches
     )
     if request.params.beam is not None:
         _search(sequence, request.params.beam)

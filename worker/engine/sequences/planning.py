@@ -122,9 +122,7 @@ class StepPlan:
         self.preempted = False
         self._chunked = limits.enable_chunked_prefill
         self._cap = policies.chunk_limit(
-            self.budget,
-            limits.long_prefill_token_threshold if self._chunked else 0,
-            num_eligible,
+            self.budget, limits.long_prefill_token_threshold if self._chunked else 0, num_eligible
         )
         self._num_tokens: dict[int, int] = {}
         self._sequences: list[Sequence] = []

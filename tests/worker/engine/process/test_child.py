@@ -29,8 +29,7 @@ STALLED = Heartbeat(stalled_seconds=9.0, budget_seconds=1.0)
 
 @asynccontextmanager
 async def child_of(
-    receive: Callable[[FromEngine], None] = lambda message: None,
-    supervision: Supervision = PATIENT,
+    receive: Callable[[FromEngine], None] = lambda message: None, supervision: Supervision = PATIENT
 ) -> AsyncIterator[EngineChild]:
     child = EngineChild(EngineConfig("sim", None), supervision, receive)
     await child.spawn()

@@ -14,15 +14,7 @@ from tests.support.worker.paged_executor import PagedExecutor, next_token
 from tests.support.worker.step_driver import plan, scheduler
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.core import EngineCore
-from worker.engine.messages import (
-    AddRequest,
-    Command,
-    Pause,
-    RequestOutput,
-    Resume,
-    Sleep,
-    WakeUp,
-)
+from worker.engine.messages import AddRequest, Command, Pause, RequestOutput, Resume, Sleep, WakeUp
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.engine.sequences.beams import BeamRules, Beams, advance
 from worker.types import (
