@@ -14,6 +14,7 @@ import pytest
 import zmq
 
 from tests.support.busy_loops import busy_loops, counts_waits, crowded_core, run_for
+from tests.support.waiting import until
 from worker.config import EngineConfig
 from worker.engine.messages import FromEngine, Heartbeat, StepOutputs
 from worker.engine.process.child import EngineChild
@@ -38,13 +39,6 @@ async def child_of(
             yield child
         finally:
             await child.close(0.0)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while True:
-        if condition():
-            return
-        await asyncio.sleep(0.002)
 
 
 class Engine:

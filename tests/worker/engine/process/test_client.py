@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from tests.support.waiting import until
 from tests.support.worker.step_driver import make_request
 from worker.config import EngineConfig, KvEventsConfig, SimConfig
 from worker.engine.messages import (
@@ -268,13 +269,6 @@ async def test_failure_comes_after_what_was_received() -> None:
     for _ in range(2):
         with pytest.raises(EngineDeadError, match="gone"):
             await stream.next()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while True:
-        if condition():
-            return
-        await asyncio.sleep(0.002)
 
 
 async def read_on(stream: RequestStream) -> RequestOutput:
