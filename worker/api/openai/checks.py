@@ -59,11 +59,7 @@ class RequestChecks:
     """Checks requests to one worker."""
 
     def __init__(
-        self,
-        config: ApiConfig,
-        text: ModelText,
-        rng: random.Random,
-        adapters: ServedAdapters,
+        self, config: ApiConfig, text: ModelText, rng: random.Random, adapters: ServedAdapters
     ) -> None:
         self.config = config
         self.text = text

@@ -75,9 +75,7 @@ def test_rendering_running_and_derendering_make_a_completion(client: httpx.Clien
     rendered = answer(client, TEXT + "/render", body)
     generated = [answer(client, GENERATE, entry) for entry in rendered]
     parts = answer(
-        client,
-        TEXT + "/derender",
-        {"generate_responses": generated, "completion_request": body},
+        client, TEXT + "/derender", {"generate_responses": generated, "completion_request": body}
     )
     assert comparable(parts) == comparable(whole)
 

@@ -85,10 +85,7 @@ MESSAGES: list[tuple[Any, str]] = [
     ({**ASKED, "thinking": {"type": "deep"}}, "thinking.type"),
     ({**ASKED, "mcp_servers": [{}]}, "mcp_servers"),
     ({**ASKED, "tools": [{"name": "f"}]}, "input_schema"),
-    (
-        {**ASKED, "tools": [{**CLAUDES, "type": "bash"}]},
-        "tools[0].type",
-    ),
+    ({**ASKED, "tools": [{**CLAUDES, "type": "bash"}]}, "tools[0].type"),
     ({**ASKED, "tools": [CLAUDES, CLAUDES]}, "tools[1].name"),
     ({**ASKED, "tool_choice": {"type": "tool"}}, "tool_choice.name"),
     ({**ASKED, "tool_choice": {"type": "all"}}, "tool_choice.type"),

@@ -114,11 +114,7 @@ async def test_a_failure_before_the_first_token_has_a_status(
 ) -> None:
     step, status, kind = {
         "dies": (EngineDeadError("gone"), 503, "ServiceUnavailableError"),
-        "error": (
-            bench.say([], FinishReason.ERROR, error="no blocks"),
-            500,
-            "InternalServerError",
-        ),
+        "error": (bench.say([], FinishReason.ERROR, error="no blocks"), 500, "InternalServerError"),
         # Refusals at admission have another type, "Service Unavailable".
         "abort": (
             bench.say([], FinishReason.ABORT, error="we stop"),

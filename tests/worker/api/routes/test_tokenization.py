@@ -38,10 +38,7 @@ async def test_a_text_has_ids_and_names(bench: Any) -> None:
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [
-        ("/tokenize", {"prompt": "a" * 5000}),
-        ("/detokenize", {"tokens": [10**9] * ((1 << 18) + 1)}),
-    ],
+    [("/tokenize", {"prompt": "a" * 5000}), ("/detokenize", {"tokens": [10**9] * ((1 << 18) + 1)})],
     ids=lambda value: str(value)[:40],
 )
 async def test_long_bodies_are_refused(bench: Any, path: str, body: dict[str, Any]) -> None:

@@ -57,8 +57,7 @@ def parse(
 ) -> Parsed:
     numbers = count()
     parser = AnswerForm(
-        lambda: f"call-{next(numbers)}",
-        **{"schemas": SCHEMAS, "tool_format": tool_format, **form},
+        lambda: f"call-{next(numbers)}", **{"schemas": SCHEMAS, "tool_format": tool_format, **form}
     ).parser()
     parsed = Parsed()
     said = [parser.feed(piece) for piece in pieces]
