@@ -13,15 +13,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from picker.errors import Code, DropReason, PickerError, RefusedError
 from picker.extproc import wire
-from picker.extproc.machine.messages import (
-    Action,
-    CancelRoute,
-    Closed,
-    Ending,
-    Finish,
-    OverrideTimeout,
-    Route,
-)
+from picker.extproc.machine import messages as m
+from picker.extproc.machine.messages import Action, Ending, Finish
 from picker.extproc.machine.request_phase import StreamSettings, no_room
 from picker.extproc.machine.stream import SAID_EVERYTHING, State, StreamMachine
 from picker.extproc.wire import METHOD
@@ -39,7 +32,7 @@ T = TypeVar("T")
 Evict: TypeAlias = Callable[[DropReason], None]
 # For a decision that waits. A proxy with a lower bound of its own ignores it.
 OVERRIDE_TIMEOUT_SECONDS = 300
-_WAIT_LONGER = wire.encode(OverrideTimeout(OVERRIDE_TIMEOUT_SECONDS))
+_WAIT_LONGER = wire.encode(m.OverrideTimeout(OVERRIDE_TIMEOUT_SECONDS))
 _ENDINGS = {
     Abort.CANCELLED: (Ending.CANCELLED, Status.CANCELLED),
     Abort.BROKEN: (Ending.ERROR, Status.INVALID_ARGUMENT),
@@ -149,11 +142,11 @@ class StreamPump:
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, Route):
+            if isinstance(action, m.Route):
                 self._route(action)
             elif isinstance(action, Finish):
                 self._exchange.finish(action.cause, action.response_status, action.served_by)
-            elif isinstance(action, CancelRoute):
+            elif isinstance(action, m.CancelRoute):
                 if self._routing is not None:
                     self._routing.cancel()
             else:
@@ -161,7 +154,7 @@ class StreamPump:
         if self._machine.state in SAID_EVERYTHING:
             self._close(Ending.END_OF_STREAM, Status.OK, "")
 
-    def _route(self, action: Route) -> None:
+    def _route(self, action: m.Route) -> None:
         if not self._exchange.decides_at_once(action.request):
             if action.is_timed:
                 self._call.send(_WAIT_LONGER)
@@ -225,7 +218,7 @@ class StreamPump:
                 self._routing.cancel()
 
     def _closed(self, ending: Ending, status: Status, text: str | None) -> None:
-        for action in self._machine.receive(Closed(ending)):
+        for action in self._machine.receive(m.Closed(ending)):
             if isinstance(action, Finish):
                 self._exchange.finish(action.cause, action.response_status, action.served_by)
         if text is not None:

@@ -15,30 +15,8 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from picker.errors import ANSWER_DETAILS, PickerError
-from picker.extproc.machine.messages import (
-    BodyMode,
-    Event,
-    OverrideTimeout,
-    Reply,
-    RequestBody,
-    RequestHeaders,
-    RequestTrailers,
-    ResponseBody,
-    ResponseHeaders,
-    ResponseTrailers,
-    SendBufferedRequest,
-    SendHeldResponseBody,
-    SendImmediate,
-    SendRequestBody,
-    SendRequestHeaders,
-    SendRequestHeadersUnchanged,
-    SendRequestTrailers,
-    SendResponseBody,
-    SendResponseBodyUnchanged,
-    SendResponseHeaders,
-    SendResponseTrailers,
-    UnknownMessage,
-)
+from picker.extproc.machine import messages as m
+from picker.extproc.machine.messages import BodyMode, Event, Reply
 from picker.requestcontrol.headers import (
     DESTINATION,
     DESTINATION_NAMESPACE,
@@ -97,7 +75,7 @@ def decode(data: bytes) -> Event:
     kind = message.WhichOneof("request")
     if kind is None:  # the generated code knows no later kinds, and keeps them as unknown fields
         if len(UnknownFieldSet(message)) > 0:
-            return UnknownMessage()
+            return m.UnknownMessage()
         raise MalformedMessageError("a ProcessingRequest without content")
     return _DECODERS[kind](message)
 
@@ -117,7 +95,7 @@ def _request_headers(message: _Message) -> Event:
         request_body = _BODY_MODES.get(config.request_body_mode, unknown)
         response_body = _BODY_MODES.get(config.response_body_mode, unknown)
     shown = message.request_headers
-    return RequestHeaders(
+    return m.RequestHeaders(
         headers=_header_map(shown.headers.headers),
         end_of_stream=shown.end_of_stream,
         subset_hint=_subset_hint(message) if message.HasField("metadata_context") else None,
@@ -132,7 +110,7 @@ def _request_headers(message: _Message) -> Event:
 def _request_body(message: _Message) -> Event:
     body = message.request_body
     hint = _subset_hint(message) if message.HasField("metadata_context") else None
-    return RequestBody(body.body, body.end_of_stream, hint)
+    return m.RequestBody(body.body, body.end_of_stream, hint)
 
 
 def _response_headers(message: _Message) -> Event:
@@ -154,7 +132,7 @@ def _response_headers(message: _Message) -> Event:
     if message.HasField("protocol_config"):
         mode = message.protocol_config.response_body_mode
         response_body = _BODY_MODES.get(mode, BodyMode.UNKNOWN)
-    return ResponseHeaders(
+    return m.ResponseHeaders(
         status=int(status) if is_number else None,
         end_of_stream=message.response_headers.end_of_stream,
         served_by=served_by or upstream or None,
@@ -167,16 +145,16 @@ def _response_headers(message: _Message) -> Event:
 
 
 def _response_body(message: _Message) -> Event:
-    return ResponseBody(message.response_body.body, message.response_body.end_of_stream)
+    return m.ResponseBody(message.response_body.body, message.response_body.end_of_stream)
 
 
 _DECODERS: Mapping[str, Callable[[_Message], Event]] = {
     "request_headers": _request_headers,
     "request_body": _request_body,
-    "request_trailers": lambda _: RequestTrailers(),
+    "request_trailers": lambda _: m.RequestTrailers(),
     "response_headers": _response_headers,
     "response_body": _response_body,
-    "response_trailers": lambda _: ResponseTrailers(),
+    "response_trailers": lambda _: m.ResponseTrailers(),
 }
 
 
@@ -214,14 +192,14 @@ def _subset_hint(message: _Message) -> tuple[str, ...] | None:
 # Replies to messages
 
 
-def _send_request_headers(reply: SendRequestHeaders) -> bytes:
+def _send_request_headers(reply: m.SendRequestHeaders) -> bytes:
     message = _directed(reply, "request_headers")
     if reply.hides_bodies:
         message.mode_override.CopyFrom(_HIDE_BODIES)
     return cast("bytes", message.SerializeToString())
 
 
-def _send_buffered_request(reply: SendBufferedRequest) -> bytes:
+def _send_buffered_request(reply: m.SendBufferedRequest) -> bytes:
     if not (reply.set_headers or reply.metadata) and reply.body is None:
         return _unchanged_body_to(reply.destination)
     message = _directed(reply, "request_body")
@@ -251,7 +229,7 @@ def _add_destination(message: _Message, destination: str) -> None:
     fields[DESTINATION].string_value = destination
 
 
-def _directed(reply: SendRequestHeaders | SendBufferedRequest, part: str) -> _Message:
+def _directed(reply: m.SendRequestHeaders | m.SendBufferedRequest, part: str) -> _Message:
     """Add the rest of `reply` to a copy of the message with the destination."""
     message = pb.ProcessingResponse()
     message.CopyFrom(_to(reply.destination, part))
@@ -283,13 +261,13 @@ def _add_metadata(message: _Message, metadata: Metadata) -> None:
                 fields[key].number_value = value
 
 
-def _override_timeout(reply: OverrideTimeout) -> bytes:
+def _override_timeout(reply: m.OverrideTimeout) -> bytes:
     message = pb.ProcessingResponse()
     message.override_message_timeout.FromSeconds(reply.seconds)
     return cast("bytes", message.SerializeToString())
 
 
-def _send_request_body(reply: SendRequestBody) -> bytes:
+def _send_request_body(reply: m.SendRequestBody) -> bytes:
     message = pb.ProcessingResponse()
     piece = message.request_body.response.body_mutation.streamed_response
     piece.body = reply.data
@@ -298,7 +276,7 @@ def _send_request_body(reply: SendRequestBody) -> bytes:
 
 
 @lru_cache(MAX_REMEMBERED)  # nearly every response has the same
-def _send_response_headers(reply: SendResponseHeaders) -> bytes:
+def _send_response_headers(reply: m.SendResponseHeaders) -> bytes:
     message = pb.ProcessingResponse(response_headers=pb.HeadersResponse())
     headers = message.response_headers
     for name, value in reply.set_headers:
@@ -310,7 +288,7 @@ def _send_response_headers(reply: SendResponseHeaders) -> bytes:
     return cast("bytes", message.SerializeToString())
 
 
-def _send_response_body(reply: SendResponseBody) -> bytes:
+def _send_response_body(reply: m.SendResponseBody) -> bytes:
     message = pb.ProcessingResponse()
     piece = message.response_body.response.body_mutation.streamed_response
     piece.body = reply.data
@@ -319,7 +297,7 @@ def _send_response_body(reply: SendResponseBody) -> bytes:
     return cast("bytes", message.SerializeToString())
 
 
-def _send_held_response_body(reply: SendHeldResponseBody) -> bytes:
+def _send_held_response_body(reply: m.SendHeldResponseBody) -> bytes:
     message = pb.ProcessingResponse()
     response = message.response_body.response
     response.body_mutation.body = reply.data
@@ -329,13 +307,13 @@ def _send_held_response_body(reply: SendHeldResponseBody) -> bytes:
     return cast("bytes", message.SerializeToString())
 
 
-def _send_response_body_unchanged(reply: SendResponseBodyUnchanged) -> bytes:
+def _send_response_body_unchanged(reply: m.SendResponseBodyUnchanged) -> bytes:
     message = pb.ProcessingResponse(response_body=pb.BodyResponse())
     _add_metadata(message, reply.metadata)
     return cast("bytes", message.SerializeToString())
 
 
-def _send_immediate(reply: SendImmediate) -> bytes:
+def _send_immediate(reply: m.SendImmediate) -> bytes:
     message = pb.ProcessingResponse()
     message.immediate_response.status.code = reply.status
     message.immediate_response.body = reply.body.encode("utf-8", "replace")
@@ -355,19 +333,19 @@ def _set(mutation: _Message, name: str, value: str) -> None:
 _CONSTANTS: Mapping[type, bytes] = {
     kind: pb.ProcessingResponse(**content).SerializeToString()
     for kind, content in (
-        (SendRequestHeadersUnchanged, {"request_headers": pb.HeadersResponse()}),
-        (SendRequestTrailers, {"request_trailers": pb.TrailersResponse()}),
-        (SendResponseTrailers, {"response_trailers": pb.TrailersResponse()}),
+        (m.SendRequestHeadersUnchanged, {"request_headers": pb.HeadersResponse()}),
+        (m.SendRequestTrailers, {"request_trailers": pb.TrailersResponse()}),
+        (m.SendResponseTrailers, {"response_trailers": pb.TrailersResponse()}),
     )
 }
 _ENCODERS: Mapping[type, Callable[[Any], bytes]] = {
-    OverrideTimeout: _override_timeout,
-    SendRequestHeaders: _send_request_headers,
-    SendBufferedRequest: _send_buffered_request,
-    SendRequestBody: _send_request_body,
-    SendResponseHeaders: _send_response_headers,
-    SendResponseBody: _send_response_body,
-    SendHeldResponseBody: _send_held_response_body,
-    SendResponseBodyUnchanged: _send_response_body_unchanged,
-    SendImmediate: _send_immediate,
+    m.OverrideTimeout: _override_timeout,
+    m.SendRequestHeaders: _send_request_headers,
+    m.SendBufferedRequest: _send_buffered_request,
+    m.SendRequestBody: _send_request_body,
+    m.SendResponseHeaders: _send_response_headers,
+    m.SendResponseBody: _send_response_body,
+    m.SendHeldResponseBody: _send_held_response_body,
+    m.SendResponseBodyUnchanged: _send_response_body_unchanged,
+    m.SendImmediate: _send_immediate,
 }

@@ -6,18 +6,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from picker.errors import Code, DropReason, ErrorForm, RefusedError, form_of
-from picker.extproc.machine.messages import (
-    Action,
-    BodyMode,
-    RequestBody,
-    RequestHeaders,
-    SendBufferedRequest,
-    SendImmediate,
-    SendRequestBody,
-    SendRequestHeaders,
-    SendRequestTrailers,
-    body_chunks,
-)
+from picker.extproc.machine import messages as m
+from picker.extproc.machine.messages import Action, BodyMode, body_chunks
 from picker.requestcontrol.headers import target_of
 from picker.rpc.budget import ByteBudget, ByteShare
 from picker.types import RawRequest, RouteDecision
@@ -88,7 +78,7 @@ class RequestPhase(msgspec.Struct, eq=False):
     def waits_for_replies(self) -> bool:
         return self.mode is not BodyMode.DUPLEX
 
-    def begin(self, event: RequestHeaders) -> None:
+    def begin(self, event: m.RequestHeaders) -> None:
         """Take the headers. Raises `RefusedError` for too many, and for an unusable body mode."""
         self.mode = event.request_body
         is_over = event.end_of_stream or event.request_body is BodyMode.ABSENT
@@ -109,7 +99,7 @@ class RequestPhase(msgspec.Struct, eq=False):
             raise RefusedError(Code.INTERNAL, _NO_TUNNEL)
         self._subset_hint = event.subset_hint
 
-    def add(self, event: RequestBody, is_last: bool) -> None:
+    def add(self, event: m.RequestBody, is_last: bool) -> None:
         """Take a piece of the body. Raises `RefusedError` if it is too large or finds no room."""
         if event.subset_hint is not None:
             self._subset_hint = event.subset_hint
@@ -137,12 +127,12 @@ class RequestPhase(msgspec.Struct, eq=False):
             self._share.release()
         self._body = []
 
-    def refusal(self, error: RefusedError) -> SendImmediate:
+    def refusal(self, error: RefusedError) -> m.SendImmediate:
         """Return the reply that ends the request here, in the format of its API."""
         headers, form = self._headers, ErrorForm.REFERENCE
         if not self.settings.conformance:
             form = form_of(target_of(headers).partition("?")[0], headers.get("content-type", ""))
-        return SendImmediate(error.status, *error.answer(form))
+        return m.SendImmediate(error.status, *error.answer(form))
 
     def answer(self, decision: RouteDecision) -> list[Action]:
         original = b"".join(self._body)
@@ -153,17 +143,17 @@ class RequestPhase(msgspec.Struct, eq=False):
             # none was stated, none is added: next to a length an HTTP/1 upstream drops trailers.
             if decision.body is not None and "content-length" in self._headers:
                 length = len(decision.body)
-            reply = SendBufferedRequest(
+            reply = m.SendBufferedRequest(
                 decision.destination, decision.set_headers, decision.body, length, decision.metadata
             )
-            return [reply, SendRequestTrailers()] if self.trailers_pending else [reply]
+            return [reply, m.SendRequestTrailers()] if self.trailers_pending else [reply]
         body = original if decision.body is None else decision.body
         # A length next to trailers would make an HTTP/1 upstream drop the trailers.
         length = len(body) if self.has_body and body and not self.trailers_seen else None
         # In full duplex later data comes to the picker in any case, and goes back.
         hides_bodies = self.is_tunnel and self.mode is BodyMode.BUFFERED
         actions: list[Action] = [
-            SendRequestHeaders(
+            m.SendRequestHeaders(
                 decision.destination, decision.set_headers, length, decision.metadata, hides_bodies
             )
         ]
@@ -172,16 +162,16 @@ class RequestPhase(msgspec.Struct, eq=False):
         elif self.is_tunnel and (original or self._tunnel_has_ended):
             actions += _pieces(original, self._tunnel_has_ended)
         if self.trailers_pending:
-            actions.append(SendRequestTrailers())
+            actions.append(m.SendRequestTrailers())
         return actions
 
-    def add_behind(self, event: RequestBody) -> None:
+    def add_behind(self, event: m.RequestBody) -> None:
         """Take a piece during the decision: of a tunnel, else the last one as proxies repeat it."""
         if self.is_tunnel and not self._tunnel_has_ended:
             self.add(event, is_last=False)
             self._tunnel_has_ended = event.end_of_stream
 
-    def pass_on(self, event: RequestBody) -> list[Action]:
+    def pass_on(self, event: m.RequestBody) -> list[Action]:
         if not self.is_tunnel or self._tunnel_has_ended:
             return []
         self._tunnel_has_ended = event.end_of_stream
@@ -190,8 +180,8 @@ class RequestPhase(msgspec.Struct, eq=False):
 
 def _pieces(body: bytes, end_of_stream: bool) -> list[Action]:
     pieces = body_chunks(body)
-    actions: list[Action] = [SendRequestBody(piece, False) for piece in pieces[:-1]]
-    return [*actions, SendRequestBody(pieces[-1], end_of_stream)]
+    actions: list[Action] = [m.SendRequestBody(piece, False) for piece in pieces[:-1]]
+    return [*actions, m.SendRequestBody(pieces[-1], end_of_stream)]
 
 
 def opens_tunnel(headers: Mapping[str, str]) -> bool:

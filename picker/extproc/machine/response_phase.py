@@ -7,18 +7,8 @@ import logging
 
 import msgspec
 
-from picker.extproc.machine.messages import (
-    Action,
-    BodyMode,
-    ResponseBody,
-    ResponseHeaders,
-    SendHeldResponseBody,
-    SendResponseBody,
-    SendResponseBodyUnchanged,
-    SendResponseHeaders,
-    SendResponseTrailers,
-    body_chunks,
-)
+from picker.extproc.machine import messages as m
+from picker.extproc.machine.messages import Action, BodyMode, body_chunks
 from picker.extproc.machine.request_phase import RequestPhase, mode_refusal
 from picker.requestcontrol.headers import SYSTEM_OWNED
 from picker.types import Metadata, ResponseHead, ResponseTap, RouteDecision
@@ -80,12 +70,12 @@ class ResponsePhase(msgspec.Struct, eq=False):
             and request.mode is not BodyMode.DUPLEX
         )
 
-    def pass_on(self, event: ResponseHeaders) -> SendResponseHeaders:
+    def pass_on(self, event: m.ResponseHeaders) -> m.SendResponseHeaders:
         """Reply to headers that begin the stream; such a response passes unchanged."""
         self._mode = event.response_body
-        return SendResponseHeaders(())
+        return m.SendResponseHeaders(())
 
-    def begin(self, event: ResponseHeaders) -> SendResponseHeaders:
+    def begin(self, event: m.ResponseHeaders) -> m.SendResponseHeaders:
         headers = event.headers
         self._has_length = _CONTENT_LENGTH in headers
         show_body = self._can_show_body and not event.end_of_stream
@@ -119,9 +109,9 @@ class ResponsePhase(msgspec.Struct, eq=False):
             removed.append(_CONTENT_LENGTH)
         if event.end_of_stream:
             self._watch_end()
-        return SendResponseHeaders(set_headers, tuple(removed), show_body)
+        return m.SendResponseHeaders(set_headers, tuple(removed), show_body)
 
-    def piece(self, event: ResponseBody) -> list[Action]:
+    def piece(self, event: m.ResponseBody) -> list[Action]:
         self._body_seen = True
         # A body in one message has no later piece for bytes that are held back.
         is_last = event.end_of_stream or self._mode in _ONE_MESSAGE
@@ -129,9 +119,9 @@ class ResponsePhase(msgspec.Struct, eq=False):
         data, metadata = self._watch_body(event.data, is_last)
         if self.waits_for_replies:
             if data == event.data:
-                return [SendResponseBodyUnchanged(metadata)]
+                return [m.SendResponseBodyUnchanged(metadata)]
             states_length = self._mode is BodyMode.BUFFERED and self._has_length
-            return [SendHeldResponseBody(data, len(data) if states_length else None, metadata)]
+            return [m.SendHeldResponseBody(data, len(data) if states_length else None, metadata)]
         if watched and not (data or is_last or metadata):
             return []  # all of it is held back
         return _pieces(data, event.end_of_stream, metadata)
@@ -143,11 +133,11 @@ class ResponsePhase(msgspec.Struct, eq=False):
         self._trailers_seen = True
         held = self._watch_end()
         if not held:
-            return [SendResponseTrailers()]
+            return [m.SendResponseTrailers()]
         if not self.waits_for_replies:
-            return [*_pieces(held, False, {}), SendResponseTrailers()]
+            return [*_pieces(held, False, {}), m.SendResponseTrailers()]
         log.warning("the proxy's response mode lost %d bytes held back before trailers", len(held))
-        return [SendResponseTrailers()]
+        return [m.SendResponseTrailers()]
 
     # The tap
 
@@ -171,8 +161,8 @@ class ResponsePhase(msgspec.Struct, eq=False):
 
 def _pieces(data: bytes, end_of_stream: bool, metadata: Metadata) -> list[Action]:
     pieces = body_chunks(data)
-    actions: list[Action] = [SendResponseBody(piece, False) for piece in pieces[:-1]]
-    actions.append(SendResponseBody(pieces[-1], end_of_stream, metadata))
+    actions: list[Action] = [m.SendResponseBody(piece, False) for piece in pieces[:-1]]
+    actions.append(m.SendResponseBody(pieces[-1], end_of_stream, metadata))
     return actions
 
 

@@ -35,27 +35,8 @@ from picker.errors import (
     RefusedError,
     bad_request,
 )
-from picker.extproc.machine.messages import (
-    Action,
-    BodyMode,
-    CancelRoute,
-    Closed,
-    Ending,
-    Event,
-    Finish,
-    OwnEvent,
-    RequestBody,
-    RequestHeaders,
-    RequestTrailers,
-    ResponseBody,
-    ResponseHeaders,
-    ResponseTrailers,
-    Route,
-    SendImmediate,
-    SendRequestHeadersUnchanged,
-    SendRequestTrailers,
-    UnknownMessage,
-)
+from picker.extproc.machine import messages as m
+from picker.extproc.machine.messages import Action, BodyMode, Ending, Event, Finish, OwnEvent
 from picker.extproc.machine.request_phase import RequestPhase, StreamSettings
 from picker.extproc.machine.response_phase import ResponsePhase
 from picker.types import FinishCause, RouteDecision
@@ -152,7 +133,7 @@ class StreamMachine:
 
     # Request phase
 
-    def _begin(self, event: RequestHeaders) -> list[Action]:
+    def _begin(self, event: m.RequestHeaders) -> list[Action]:
         if event.only_observes:
             log.warning("a proxy only observes: it follows no decision, so none is made")
             self.state = State.OBSERVING
@@ -166,11 +147,11 @@ class StreamMachine:
             return self._route()
         if event.request_body is BodyMode.BUFFERED:
             self.state = State.AWAITING_BODY
-            return [SendRequestHeadersUnchanged()]
+            return [m.SendRequestHeadersUnchanged()]
         self.state = State.RECEIVING
         return []
 
-    def _collect(self, event: RequestBody) -> list[Action]:
+    def _collect(self, event: m.RequestBody) -> list[Action]:
         is_last = event.end_of_stream or self.state is State.AWAITING_BODY
         try:
             self._request.add(event, is_last)
@@ -178,38 +159,38 @@ class StreamMachine:
             return self._refuse(refusal)
         return self._route() if is_last else []
 
-    def _end_body_with_trailers(self, _: RequestTrailers) -> list[Action]:
+    def _end_body_with_trailers(self, _: m.RequestTrailers) -> list[Action]:
         self._request.trailers_end_body = True
         self._request.trailers_seen = self._request.trailers_pending = True
         return self._route()
 
-    def _refuse_trailers_alone(self, _: RequestTrailers) -> list[Action]:
+    def _refuse_trailers_alone(self, _: m.RequestTrailers) -> list[Action]:
         # A buffering proxy shows no empty body, and a reply to trailers carries no decision.
         return self._refuse(bad_request("a request of headers and trailers needs a body"))
 
     def _route(self) -> list[Action]:
         self.state = State.ROUTING
         is_timed = self._request.mode is not BodyMode.DUPLEX
-        return [Route(self._request.complete(), is_timed)]
+        return [m.Route(self._request.complete(), is_timed)]
 
-    def _defer_body(self, event: RequestBody) -> list[Action]:
+    def _defer_body(self, event: m.RequestBody) -> list[Action]:
         try:
             self._request.add_behind(event)
         except RefusedError as refusal:
-            return [CancelRoute(), *self._refuse(refusal)]
+            return [m.CancelRoute(), *self._refuse(refusal)]
         return []
 
-    def _pass_request_body(self, event: RequestBody) -> list[Action]:
+    def _pass_request_body(self, event: m.RequestBody) -> list[Action]:
         return [] if self._abandoned else self._request.pass_on(event)
 
-    def _take_trailers(self, _: RequestTrailers) -> list[Action]:
+    def _take_trailers(self, _: m.RequestTrailers) -> list[Action]:
         if self._request.trailers_seen:
             raise RemoteProtocolError("a request has one set of trailers, this is the second")
         self._request.trailers_seen = True
         if self.state is State.ROUTING:
             self._request.trailers_pending = True
             return []
-        return [SendRequestTrailers()]
+        return [m.SendRequestTrailers()]
 
     def _answer(self, decision: RouteDecision) -> list[Action]:
         replies = self._request.answer(decision)
@@ -227,27 +208,27 @@ class StreamMachine:
         return self._end_with(FinishCause.REFUSED, self._request.refusal(refusal))
 
     def _evict(self, reason: DropReason) -> list[Action]:
-        cancel: list[Action] = [CancelRoute()] if self.state is State.ROUTING else []
+        cancel: list[Action] = [m.CancelRoute()] if self.state is State.ROUTING else []
         if self._response_status is None:
             self._response_status = EVICTED_STATUS
         reply = self._request.refusal(EvictedError(reason))
         return [*cancel, *self._end_with(FinishCause.EVICTED, reply)]
 
-    def _end_with(self, cause: FinishCause, reply: SendImmediate) -> list[Action]:
+    def _end_with(self, cause: FinishCause, reply: m.SendImmediate) -> list[Action]:
         self.state = State.REFUSED
         self._request.drop_body()
         return [*self._finish(cause), reply]
 
     # Response phase
 
-    def _respond(self, event: ResponseHeaders) -> list[Action]:
+    def _respond(self, event: m.ResponseHeaders) -> list[Action]:
         self._response_status = event.status
         self._served_by = event.served_by
         self.state = State.RESPONDING
         finish = self._end_response() if event.end_of_stream else []
         return [*finish, self._response.begin(event)]
 
-    def _respond_alone(self, event: ResponseHeaders) -> list[Action]:
+    def _respond_alone(self, event: m.ResponseHeaders) -> list[Action]:
         """A filter before the picker's has answered the client; no request was ever shown."""
         self._has_request = False
         if event.only_observes:
@@ -258,18 +239,18 @@ class StreamMachine:
         finish = self._end_response() if event.end_of_stream else []
         return [*finish, self._response.pass_on(event)]
 
-    def _respond_early(self, event: ResponseHeaders) -> list[Action]:
+    def _respond_early(self, event: m.ResponseHeaders) -> list[Action]:
         """The proxy has answered the client itself; the request reaches no endpoint."""
         self._abandoned = True
         self._request.drop_body()
-        cancel: list[Action] = [CancelRoute()] if self.state is State.ROUTING else []
+        cancel: list[Action] = [m.CancelRoute()] if self.state is State.ROUTING else []
         return [*cancel, *self._respond(event)]
 
-    def _pass_body(self, event: ResponseBody) -> list[Action]:
+    def _pass_body(self, event: m.ResponseBody) -> list[Action]:
         finish = self._end_response() if event.end_of_stream else []
         return [*finish, *self._response.piece(event)]
 
-    def _pass_trailers(self, _: ResponseTrailers) -> list[Action]:
+    def _pass_trailers(self, _: m.ResponseTrailers) -> list[Action]:
         return [*self._end_response(), *self._response.trailers()]
 
     def _end_response(self) -> list[Action]:
@@ -284,13 +265,13 @@ class StreamMachine:
 
     # Messages outside of the phases
 
-    def _pass_over(self, event: UnknownMessage) -> list[Action]:
+    def _pass_over(self, event: m.UnknownMessage) -> list[Action]:
         phase = self._response if self.state is State.RESPONDING else self._request
         if phase.waits_for_replies:
             raise RemoteProtocolError("a message of an unknown kind, to which an answer is due")
         return self._ignore_unknown(event)
 
-    def _ignore_unknown(self, _: UnknownMessage) -> list[Action]:
+    def _ignore_unknown(self, _: m.UnknownMessage) -> list[Action]:
         log.warning("ignoring a message of an unknown kind when %s", self.state.value)
         return []
 
@@ -299,7 +280,7 @@ class StreamMachine:
 
     # The end
 
-    def _close(self, event: Closed) -> list[Action]:
+    def _close(self, event: m.Closed) -> list[Action]:
         orderly = event.ending in (Ending.END_OF_STREAM, Ending.CANCELLED)
         before, self.state = self.state, State.CLOSED
         self._request.drop_body()
@@ -332,46 +313,52 @@ _Step: TypeAlias = Callable[[StreamMachine, Event | OwnEvent], list[Action]]
 _M = StreamMachine
 _DEAF = (State.OBSERVING, State.SKIPPED, State.REFUSED)
 _OVER = (*_DEAF, State.DONE, State.CLOSED)
-_ANY_MESSAGE = (RequestBody, RequestTrailers, ResponseHeaders, ResponseBody, ResponseTrailers)
+_ANY_MESSAGE = (
+    m.RequestBody,
+    m.RequestTrailers,
+    m.ResponseHeaders,
+    m.ResponseBody,
+    m.ResponseTrailers,
+)
 
 _TRANSITIONS: dict[tuple[State, type], _Step] = cast(
     "dict[tuple[State, type], _Step]",
     {
-        (State.START, RequestHeaders): _M._begin,
-        (State.START, ResponseHeaders): _M._respond_alone,
-        (State.RECEIVING, RequestBody): _M._collect,
-        (State.RECEIVING, RequestTrailers): _M._end_body_with_trailers,
-        (State.RECEIVING, ResponseHeaders): _M._respond_early,
+        (State.START, m.RequestHeaders): _M._begin,
+        (State.START, m.ResponseHeaders): _M._respond_alone,
+        (State.RECEIVING, m.RequestBody): _M._collect,
+        (State.RECEIVING, m.RequestTrailers): _M._end_body_with_trailers,
+        (State.RECEIVING, m.ResponseHeaders): _M._respond_early,
         (State.RECEIVING, RefusedError): _M._refuse,
-        (State.RECEIVING, UnknownMessage): _M._pass_over,
-        (State.AWAITING_BODY, RequestBody): _M._collect,
-        (State.AWAITING_BODY, RequestTrailers): _M._refuse_trailers_alone,
-        (State.AWAITING_BODY, ResponseHeaders): _M._respond_early,
+        (State.RECEIVING, m.UnknownMessage): _M._pass_over,
+        (State.AWAITING_BODY, m.RequestBody): _M._collect,
+        (State.AWAITING_BODY, m.RequestTrailers): _M._refuse_trailers_alone,
+        (State.AWAITING_BODY, m.ResponseHeaders): _M._respond_early,
         (State.AWAITING_BODY, RefusedError): _M._refuse,
-        (State.ROUTING, RequestBody): _M._defer_body,
-        (State.ROUTING, RequestTrailers): _M._take_trailers,
+        (State.ROUTING, m.RequestBody): _M._defer_body,
+        (State.ROUTING, m.RequestTrailers): _M._take_trailers,
         (State.ROUTING, RouteDecision): _M._answer,
         (State.ROUTING, RefusedError): _M._refuse,
-        (State.ROUTING, ResponseHeaders): _M._respond_early,
-        (State.ROUTING, UnknownMessage): _M._pass_over,
-        (State.ROUTED, RequestBody): _M._pass_request_body,
-        (State.ROUTED, RequestTrailers): _M._take_trailers,
-        (State.ROUTED, ResponseHeaders): _M._respond,
-        (State.ROUTED, UnknownMessage): _M._pass_over,
-        (State.RESPONDING, RequestBody): _M._pass_request_body,
-        (State.RESPONDING, RequestTrailers): _M._take_trailers,
-        (State.RESPONDING, ResponseBody): _M._pass_body,
-        (State.RESPONDING, ResponseTrailers): _M._pass_trailers,
-        (State.RESPONDING, UnknownMessage): _M._pass_over,
-        (State.DONE, RequestBody): _M._pass_request_body,
-        (State.DONE, RequestTrailers): _M._take_trailers,
-        (State.DONE, ResponseBody): _M._ignore,
+        (State.ROUTING, m.ResponseHeaders): _M._respond_early,
+        (State.ROUTING, m.UnknownMessage): _M._pass_over,
+        (State.ROUTED, m.RequestBody): _M._pass_request_body,
+        (State.ROUTED, m.RequestTrailers): _M._take_trailers,
+        (State.ROUTED, m.ResponseHeaders): _M._respond,
+        (State.ROUTED, m.UnknownMessage): _M._pass_over,
+        (State.RESPONDING, m.RequestBody): _M._pass_request_body,
+        (State.RESPONDING, m.RequestTrailers): _M._take_trailers,
+        (State.RESPONDING, m.ResponseBody): _M._pass_body,
+        (State.RESPONDING, m.ResponseTrailers): _M._pass_trailers,
+        (State.RESPONDING, m.UnknownMessage): _M._pass_over,
+        (State.DONE, m.RequestBody): _M._pass_request_body,
+        (State.DONE, m.RequestTrailers): _M._take_trailers,
+        (State.DONE, m.ResponseBody): _M._ignore,
         # Some proxies show the end of the body as the end of the stream, and trailers after it.
-        (State.DONE, ResponseTrailers): _M._pass_trailers,
-        (State.DONE, UnknownMessage): _M._ignore_unknown,
+        (State.DONE, m.ResponseTrailers): _M._pass_trailers,
+        (State.DONE, m.UnknownMessage): _M._ignore_unknown,
         **{(state, kind): _M._ignore for state in _DEAF for kind in _ANY_MESSAGE},
-        **{(state, UnknownMessage): _M._ignore_unknown for state in _DEAF},
+        **{(state, m.UnknownMessage): _M._ignore_unknown for state in _DEAF},
         **{(state, DropReason): _M._ignore if state in _OVER else _M._evict for state in State},
-        **{(state, Closed): _M._close for state in State},
+        **{(state, m.Closed): _M._close for state in State},
     },
 )

@@ -12,17 +12,7 @@ from hypothesis import strategies as st
 
 from picker.extproc import wire
 from picker.extproc.machine import messages as m
-from picker.extproc.machine.messages import (
-    BodyMode,
-    Reply,
-    RequestBody,
-    RequestHeaders,
-    RequestTrailers,
-    ResponseBody,
-    ResponseHeaders,
-    ResponseTrailers,
-    UnknownMessage,
-)
+from picker.extproc.machine.messages import BodyMode
 from picker.extproc.wire import decode
 from picker.requestcontrol.headers import PICKER_OWNED
 from tests.depth import examples
@@ -37,25 +27,25 @@ def message(text: str) -> bytes:
     return text_format.Parse(text, pb.ProcessingRequest()).SerializeToString()
 
 
-def replied(reply: Reply) -> pb.ProcessingResponse:
+def replied(reply: m.Reply) -> pb.ProcessingResponse:
     return pb.ProcessingResponse.FromString(wire.encode(reply))
 
 
-def headers_event(text: str) -> RequestHeaders:
+def headers_event(text: str) -> m.RequestHeaders:
     return wire.decode(message(text))
 
 
 @pytest.mark.parametrize(
     ("text", "event"),
     [
-        ("request_headers {}", RequestHeaders({})),
-        ("request_headers { end_of_stream: true }", RequestHeaders({}, True)),
-        ('request_body { body: "abc" }', RequestBody(b"abc")),
-        ("request_body { end_of_stream: true }", RequestBody(b"", True)),
-        ("request_trailers {}", RequestTrailers()),
-        ("response_headers {}", ResponseHeaders()),
-        ('response_body { body: "x" end_of_stream: true }', ResponseBody(b"x", True)),
-        ("response_trailers {}", ResponseTrailers()),
+        ("request_headers {}", m.RequestHeaders({})),
+        ("request_headers { end_of_stream: true }", m.RequestHeaders({}, True)),
+        ('request_body { body: "abc" }', m.RequestBody(b"abc")),
+        ("request_body { end_of_stream: true }", m.RequestBody(b"", True)),
+        ("request_trailers {}", m.RequestTrailers()),
+        ("response_headers {}", m.ResponseHeaders()),
+        ('response_body { body: "x" end_of_stream: true }', m.ResponseBody(b"x", True)),
+        ("response_trailers {}", m.ResponseTrailers()),
     ],
 )
 def test_each_kind_of_message_is_its_event(text: str, event: object) -> None:
@@ -155,10 +145,10 @@ def test_the_endpoint_that_served_is_read_from_the_metadata() -> None:
     text = """response_headers {} metadata_context { filter_metadata { key: "envoy.lb" value {
         fields { key: "x-gateway-destination-endpoint-served"
                  value { string_value: "10.0.0.1:8000" } } } } }"""
-    served = ResponseHeaders(served_by="10.0.0.1:8000", has_destination_metadata=True)
+    served = m.ResponseHeaders(served_by="10.0.0.1:8000", has_destination_metadata=True)
     assert wire.decode(message(text)) == served
     silent = text.replace("destination-endpoint-served", "destination-endpoint-other")
-    assert wire.decode(message(silent)) == ResponseHeaders(has_destination_metadata=True)
+    assert wire.decode(message(silent)) == m.ResponseHeaders(has_destination_metadata=True)
 
 
 def test_response_headers_are_lowered_and_pseudo_headers_are_among_them() -> None:
@@ -168,7 +158,7 @@ def test_response_headers_are_lowered_and_pseudo_headers_are_among_them() -> Non
           headers { key: "Content-Type" raw_value: "application/json" } } }""")
     )
     headers = {":status": "200", "content-type": "application/json"}
-    assert event == ResponseHeaders(200, headers=headers)
+    assert event == m.ResponseHeaders(200, headers=headers)
 
 
 def test_headers_are_measured_before_repeated_names_fall_together() -> None:
@@ -186,9 +176,9 @@ def test_a_proxy_that_only_observes_says_so() -> None:
 
 def test_a_message_of_a_later_kind_is_known_to_be_unknown() -> None:
     field_99 = b"\x9a\x06\x02hi"
-    assert wire.decode(field_99) == UnknownMessage()
+    assert wire.decode(field_99) == m.UnknownMessage()
     known = pb.ProcessingRequest(request_trailers=pb.HttpTrailers()).SerializeToString()
-    assert wire.decode(known + field_99) == RequestTrailers()
+    assert wire.decode(known + field_99) == m.RequestTrailers()
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xff", b"\x0a\x05abc"])
@@ -209,7 +199,7 @@ def test_no_bytes_raise_anything_else(data: bytes) -> None:
 ATTRIBUTES = "envoy.filters.http.ext_proc"
 
 
-def head(attributes: dict[str, Any] | None, served: str | None = None) -> ResponseHeaders:
+def head(attributes: dict[str, Any] | None, served: str | None = None) -> m.ResponseHeaders:
     message = pb.ProcessingRequest(response_headers=pb.HttpHeaders())
     if attributes is not None:
         fields = Struct()
