@@ -52,13 +52,7 @@ from worker.ops.quantized import (
     pack,
 )
 from worker.ops.rope import make_rope_table
-from worker.ops.sample import (
-    DRAW_WORDS,
-    Cut,
-    DrawColumns,
-    cut_of,
-    draw_table,
-)
+from worker.ops.sample import DRAW_WORDS, Cut, DrawColumns, cut_of, draw_table
 from worker.ops.step import StepTensors, sent
 from worker.types import (
     KvLoad,

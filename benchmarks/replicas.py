@@ -16,6 +16,7 @@ import numpy as np
 import uvloop
 from measuring import Table, command_line, numbers, write_results
 
+from picker.framework.services import NoHttp, Services
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.discovery import PeerAddress
 from picker.peers.exchange import ExchangeSettings, PeerExchange
@@ -48,7 +49,9 @@ class Deciding:
         settings = ExchangeSettings("benchmark", SEED)
         knowledge = Knowledge(datastore, self.inflight)
         self.exchange = PeerExchange(settings, knowledge, time.monotonic(), time.time())
-        self.producer = ApproxPrefixCacheProducer("p", ApproxPrefixCacheParameters(), SEED)
+        self.producer = ApproxPrefixCacheProducer(
+            "p", ApproxPrefixCacheParameters(), Services(NoHttp(), hash_seed=SEED)
+        )
         self.exchange.use({"p": self.producer})
         self.server = PeerServer(
             {"pool": PoolReports(self.exchange, self.series, lambda: True)}, time.monotonic

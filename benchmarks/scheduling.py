@@ -29,14 +29,7 @@ from picker.pool.inflight import InflightLoad
 from picker.requestcontrol.candidates import LoadedCandidates, candidates_for
 from picker.requestcontrol.director import ask_hooks
 from picker.requestcontrol.plugin_log import PluginLog
-from picker.types import (
-    Api,
-    Endpoint,
-    EndpointMetrics,
-    FinishCause,
-    InferenceRequest,
-    ParsedBody,
-)
+from picker.types import Api, Endpoint, EndpointMetrics, FinishCause, InferenceRequest, ParsedBody
 
 SEED = 20260822
 ENDPOINTS = (10, 100, 1000, 5000)

@@ -32,7 +32,7 @@ import msgspec
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import NonNegativeInt, Parameters, PluginType, PositiveInt, Stability
-from picker.framework.services import Clock, Services
+from picker.framework.services import Services
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.block_hash import prompt_hashes
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
@@ -167,7 +167,7 @@ class BurstPrefixCacheProducer:
     consumes = (TOKENIZED_PROMPT,)
 
     def __init__(
-        self, name: str, parameters: BurstPrefixCacheParameters, clock: Clock, hash_seed: int = 0
+        self, name: str, parameters: BurstPrefixCacheParameters, services: Services
     ) -> None:
         _check(parameters)
         self._block_size = parameters.block_size_tokens
@@ -181,7 +181,7 @@ class BurstPrefixCacheProducer:
             weigh_blocks=parameters.balance_by == "tokens",
         )
         self._window_seconds = parameters.window_duration_ms / 1000
-        self._clock, self._seed = clock, hash_seed
+        self._clock, self._seed = services.clock, services.hash_seed
         self._key = match_info_key(name)
         self._open: _Burst | None = None
         self.timeout_seconds = self._window_seconds + SLACK_SECONDS
@@ -237,10 +237,4 @@ def _check(parameters: BurstPrefixCacheParameters) -> None:
             raise ValueError(f"{name} must be positive, or -1 for any number, got {value}")
 
 
-def _create(
-    name: str, parameters: BurstPrefixCacheParameters, services: Services
-) -> BurstPrefixCacheProducer:
-    return BurstPrefixCacheProducer(name, parameters, services.clock, services.hash_seed)
-
-
-PLUGINS = (PluginType("burst-prefix-cache-producer", _create, Stability.ALPHA),)
+PLUGINS = (PluginType("burst-prefix-cache-producer", BurstPrefixCacheProducer, Stability.ALPHA),)

@@ -46,7 +46,7 @@ from picker.framework.registry import Parameters, PluginType, Stability
 from picker.plugins._shared.load_signals import least_first, with_neutral
 from picker.plugins.discoveries import FileDiscoverySettings
 from picker.plugins.endpoint_attribute import attribute_number
-from picker.plugins.producers import approx_prefix_cache_producer as approx
+from picker.plugins.producers.approx_prefix_cache_producer import ApproxPrefixCacheProducer
 from picker.plugins.scorers.prefix_cache_scorers import PrefixCacheParameters, PrefixCacheScorer
 from picker.plugins.session_affinity import SessionAffinityFilter
 from picker.prefix.match import MATCH_INFO
@@ -168,7 +168,7 @@ PLUGINS = (
     PluginType("multicluster-session-affinity-filter", SessionAffinityFilter, Stability.ALPHA),
     PluginType(
         "multicluster-approx-prefix-cache-producer",
-        approx.create,
+        ApproxPrefixCacheProducer,
         Stability.ALPHA,
         default_for=(MATCH_INFO,),
     ),

@@ -26,7 +26,7 @@ import msgspec
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.registry import NonNegativeInt, Parameters, PluginType, PositiveInt
 from picker.framework.replicas import ReportPlacement
-from picker.framework.services import Services
+from picker.framework.services import NO_SERVICES, Services
 from picker.plugins._shared.stages import prompt_readers
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.block_hash import BlockHashes, prompt_hashes
@@ -82,16 +82,16 @@ class ApproxPrefixCacheProducer:
         self,
         name: str,
         parameters: ApproxPrefixCacheParameters,
-        hash_seed: int = 0,
+        services: Services = NO_SERVICES,
         max_reported_capacity: int = MAX_REPORTED_CAPACITY,
     ) -> None:
-        """`hash_seed` is the default of the parameter. Raises `ValueError` for impossible sizes."""
         _check(parameters)
         self._parameters = parameters
         self._max_tokens = parameters.max_prefix_tokens_to_match
         self._max_blocks = parameters.max_prefix_blocks_to_match
         self._max_reported_capacity = max_reported_capacity
-        self._seed = hash_seed if parameters.hash_seed is None else parameters.hash_seed
+        given = parameters.hash_seed
+        self._seed = services.hash_seed if given is None else given
         self._index = PrefixIndex()
         self._report: ReportPlacement | None = None
         self._match_key = match_info_key(name)
@@ -207,10 +207,6 @@ def _check(parameters: ApproxPrefixCacheParameters) -> None:
         raise ValueError(f"blockSize is deprecated and must be given as blockSizeTokens: {old}")
 
 
-def create(
-    name: str, parameters: ApproxPrefixCacheParameters, services: Services
-) -> ApproxPrefixCacheProducer:
-    return ApproxPrefixCacheProducer(name, parameters, services.hash_seed)
-
-
-PLUGIN = PluginType("approx-prefix-cache-producer", create, default_for=(MATCH_INFO,))
+PLUGIN = PluginType(
+    "approx-prefix-cache-producer", ApproxPrefixCacheProducer, default_for=(MATCH_INFO,)
+)

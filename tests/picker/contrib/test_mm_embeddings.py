@@ -5,14 +5,7 @@ import pytest
 from picker.contrib.mm_embeddings import MmEmbeddingsCacheParameters, MmEmbeddingsCacheProducer
 from picker.framework.attributes import Attributes, EncoderMatch, encoder_matches_key
 from picker.types import Candidate, InferenceRequest, MultiModalFeature
-from tests.support.picker.plugin_scenes import (
-    candidate,
-    configured,
-    decided,
-    found_by,
-    request_for,
-    scores,
-)
+from tests.support.picker.plugin_scenes import candidate, configured, decided, request_for, scores
 
 NAME = "mm-embeddings-cache-producer"
 
@@ -119,6 +112,6 @@ def test_hashes_may_have_lone_surrogates() -> None:
     ],
 )
 def test_mm_embeddings_cache(match: EncoderMatch | None, expected: list[float]) -> None:
-    attributes = Attributes() if match is None else found_by((encoder_matches_key("theirs"), match))
+    attributes = Attributes({} if match is None else {encoder_matches_key("theirs"): match})
     parameters = {"producerName": "theirs"}
     assert scores("mm-embeddings-cache-scorer", POOL, attributes, parameters) == expected

@@ -21,14 +21,7 @@ from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.scrape.sources import ExtractError, Extraction, Scrape
 from picker.telemetry.pool_metrics import PoolCollector
 from picker.types import Candidate, Endpoint, EndpointMetrics
-from tests.support.picker.plugin_scenes import (
-    candidate,
-    configured,
-    found_by,
-    placed,
-    request_for,
-    scores,
-)
+from tests.support.picker.plugin_scenes import candidate, configured, placed, request_for, scores
 
 QUEUE = "llm-d.ai/multicluster-queue-size/multicluster-metrics-extractor"
 USAGE = "llm-d.ai/multicluster-kv-cache-utilization/multicluster-metrics-extractor"
@@ -184,7 +177,7 @@ def test_a_pool_that_lacks_one_of_two_numbers_has_the_mean_of_the_others() -> No
 
 def test_prefixes_of_pools_have_a_producer_of_their_own() -> None:
     key = match_info_key("multicluster-approx-prefix-cache-producer")
-    attributes = found_by((key, PrefixCacheMatchInfo(10, 64, {"default/a": 5})))
+    attributes = Attributes({key: PrefixCacheMatchInfo(10, 64, {"default/a": 5})})
     assert scores(
         "multicluster-prefix-cache-scorer", [candidate("a"), candidate("b")], attributes
     ) == [0.5, 0.0]

@@ -10,7 +10,7 @@ import msgspec
 
 from picker.config.catalog import builtin_plugins
 from picker.decisions.steps import BoundPlugin, PluginSteps
-from picker.framework.attributes import PEER_ENDPOINT_KEY, Attributes, DataKey
+from picker.framework.attributes import PEER_ENDPOINT_KEY, Attributes
 from picker.framework.disaggregation import DECODE_ROLES, ENCODE_ROLES, PREFILL_ROLES, ROLE_LABEL
 from picker.framework.flow import QueuedRequest
 from picker.framework.interfaces import Flight
@@ -89,10 +89,6 @@ def types_of(contract: type) -> list[str]:
             if isinstance(configured(row.name, required_texts(row.name)), contract):
                 found.append(row.name)
     return found
-
-
-def found_by(*pairs: tuple[DataKey[Any], Any]) -> Attributes:
-    return Attributes(pairs)
 
 
 def scores(

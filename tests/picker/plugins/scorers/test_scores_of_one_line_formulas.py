@@ -18,7 +18,7 @@ from picker.framework.attributes import (
 )
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import Api, Candidate, Endpoint, EndpointMetrics, InferenceRequest, ParsedBody
-from tests.support.picker.plugin_scenes import configured, found_by, scores
+from tests.support.picker.plugin_scenes import configured, scores
 
 REQUEST = InferenceRequest("r", {}, ParsedBody(Api.RAW, "a"), "a", "a")
 APPROX = match_info_key("approx-prefix-cache-producer")
@@ -140,7 +140,7 @@ def test_lora_affinity(active: str, waiting: str, limit: int | None, expected: f
 
 def _load(*counts: int) -> Attributes:
     loads = {f"default/{name}": EndpointLoad(n) for name, n in zip("abc", counts, strict=False)}
-    return found_by((inflight_load_key(), InFlightLoad(loads, {})))
+    return Attributes({inflight_load_key(): InFlightLoad(loads, {})})
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_active_requests(
 def test_token_load(
     candidates: list[Candidate], load: InFlightLoad | None, expected: list[float]
 ) -> None:
-    attributes = found_by() if load is None else found_by((inflight_load_key(), load))
+    attributes = Attributes({} if load is None else {inflight_load_key(): load})
     said = scores("token-load-scorer", candidates, attributes, {"queueThresholdTokens": 1000})
     assert said == pytest.approx(expected)
 
@@ -211,10 +211,13 @@ def test_prefix_cache(
     info = PrefixCacheMatchInfo(total, block, {"default/a": match} if match else {})
     parameters = {"matchLengthWeight": weight, "matchLengthScaleTokens": scale}
     candidates = [c("a"), c("b")]
-    said = scores("prefix-cache-scorer", candidates, found_by((APPROX, info)), parameters)
+    said = scores("prefix-cache-scorer", candidates, Attributes({APPROX: info}), parameters)
     assert said == [pytest.approx(expected), 0.0]
     other = {**parameters, "prefixMatchInfoProducerName": "other"}
-    assert scores("prefix-cache-scorer", candidates, found_by((APPROX, info)), other) == [0.0, 0.0]
+    assert scores("prefix-cache-scorer", candidates, Attributes({APPROX: info}), other) == [
+        0.0,
+        0.0,
+    ]
 
 
 TOPOLOGY = "Topology/topology-extractor"
@@ -226,7 +229,7 @@ PLACES = [
     Topology("h2", "r2", "z2", "g2"),
     Topology(),
 ]
-PEER = found_by((PEER_ENDPOINT_KEY, c("peer", known={TOPOLOGY: PLACES[0]})))
+PEER = Attributes({PEER_ENDPOINT_KEY: c("peer", known={TOPOLOGY: PLACES[0]})})
 
 
 @pytest.mark.parametrize(
