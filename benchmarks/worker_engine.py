@@ -114,11 +114,9 @@ class Engine(Protocol):
 
     def decode(self, size: int, steps: int) -> Turn:
         """`steps` tokens for each of `size` sequences; their prompts are not counted."""
-        ...
 
     def prefill(self) -> Turn:
         """Run the prefill of one prompt."""
-        ...
 
 
 class Ours:

@@ -313,17 +313,14 @@ class ResponseTap(Protocol):
 
     def head(self, head: ResponseHead) -> tuple[tuple[str, str], ...]:
         """Return the headers to set on the response."""
-        ...
 
     def body(self, data: bytes, is_last: bool) -> tuple[bytes, Metadata]:
         """Return the bytes of a piece of the body for the client, and metadata. Bytes that it holds
         back follow with a later piece, at the latest with the last one.
         """
-        ...
 
     def end(self) -> bytes:
         """Return the held bytes of a response that ends without a last piece (trailers)."""
-        ...
 
 
 class RouteDecision(msgspec.Struct, frozen=True):

@@ -66,21 +66,17 @@ class AdminSource(Protocol):
 
     def decision(self, request_id: str | None) -> RecordView | None:
         """Find a request by its id, or for None the last one."""
-        ...
 
     def health(self) -> Mapping[str, HealthView]:
         """Show the health of endpoints by key; an absent one is healthy."""
-        ...
 
     def traffic(self) -> Traffic:
         """Sample the traffic by endpoint; called once a second."""
-        ...
 
     def configuration(self) -> ConfigView: ...
 
     def problem(self) -> str | None:
         """Describe what is wrong with the pool or its discovery; None: nothing."""
-        ...
 
 
 class PoolPages:

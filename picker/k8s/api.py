@@ -94,14 +94,11 @@ class KubernetesApi(Protocol):
         self, resource: ApiResource, selection: Selection, resource_version: str
     ) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
         """Watch the changes after `resource_version`, with bookmarks, until the server ends it."""
-        ...
 
     async def get(self, resource: ApiResource, namespace: str, name: str) -> dict[str, Any]: ...
 
     async def send(self, method: str, path: str, document: dict[str, Any]) -> dict[str, Any]:
         """POST a new object or review, or PUT one (409 if outdated); return the stored object."""
-        ...
 
     async def has(self, resource: ApiResource) -> bool:
         """Return whether the server knows the kind."""
-        ...

@@ -44,7 +44,6 @@ class AccessSource(Protocol):
 
     def load(self, *, anew: bool) -> Access:
         """Return the credentials; the same object if unchanged. Raises `ConfigError`."""
-        ...
 
 
 class Credentials:

@@ -56,7 +56,6 @@ class LineSink(Protocol):
 
     def begin_anew(self) -> int:
         """Accept lines again, which need none before them; return the number of lost lines."""
-        ...
 
     def write(self, line: bytes, now_seconds: float) -> None: ...
 

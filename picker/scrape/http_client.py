@@ -27,11 +27,9 @@ class ScrapeError(PickerError):
 class PageFetcher(Protocol):
     async def fetch(self, address: str) -> bytes:
         """Fetch the page at `address`, a `host:port`. Raises `ScrapeError`."""
-        ...
 
     def forget(self, address: str) -> None:
         """Drop all state of an address that has left the pool."""
-        ...
 
 
 class HttpPages:

@@ -127,14 +127,12 @@ class DataSource(Protocol):
     @property
     def location(self) -> PageLocation | None:
         """The location, constant for the life of the source; None for a source without pages."""
-        ...
 
 
 @runtime_checkable
 class Extractor(Protocol):
     def extract(self, scrape: Scrape) -> Extraction:
         """Extract the values of the endpoint. Raises `ExtractError` if there are none."""
-        ...
 
 
 def checked_source(parameters: DataSource) -> DataSource:
@@ -149,7 +147,6 @@ class NamesItsSeries(Protocol):
 
     def series(self, endpoint: Endpoint) -> Sequence[str]:
         """The names of all series that it may read on a page about `endpoint`."""
-        ...
 
 
 @runtime_checkable
@@ -158,7 +155,6 @@ class EndpointExtractor(Protocol):
 
     def describe(self, endpoint: Endpoint) -> Mapping[str, Any]:
         """Return the attributes by "Type/producer". Never raises, whatever the endpoint."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

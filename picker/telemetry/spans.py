@@ -53,7 +53,6 @@ class Span(Protocol):
 
     def propagation(self) -> Mapping[str, str]:
         """Return the headers that make the endpoint's spans children of this one."""
-        ...
 
 
 class Tracer(Protocol):
@@ -61,7 +60,6 @@ class Tracer(Protocol):
 
     def begin_request(self, headers: Mapping[str, str], age_seconds: float) -> Span:
         """Begin the span of a request, within the span that `headers` (lower case) name."""
-        ...
 
     def begin(self, name: str, parent: Span, at_ns: int) -> Span: ...
 

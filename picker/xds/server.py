@@ -41,11 +41,9 @@ class Session(Protocol[Q_in, R_out]):
     @property
     def remembered(self) -> int:
         """A lower bound of the number of names that the session stores."""
-        ...
 
     def receive(self, request: Q_in) -> Acknowledgement:
         """Process a request; return its answer to the last response."""
-        ...
 
     def poll(self, current: ResourceSet | None) -> R_out | None: ...
 

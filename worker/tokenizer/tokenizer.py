@@ -103,21 +103,17 @@ class Tokenizer(Protocol):
     @property
     def vocab_size(self) -> int:
         """The largest id plus one, including added tokens; the model's embeddings may be more."""
-        ...
 
     @property
     def special_ids(self) -> frozenset[int]:
         """Ids of control tokens, which `skip_special_tokens` leaves out of the text."""
-        ...
 
     @property
     def strips_leading_space(self) -> bool:
         """True if decoding removes the first space of a sequence, which SentencePiece adds."""
-        ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Encode a text and its control tokens. `add_special_tokens` adds the model's prefix."""
-        ...
 
     def encode_with_offsets(
         self, text: str, *, add_special_tokens: bool
@@ -125,19 +121,15 @@ class Tokenizer(Protocol):
         """Encode a text and return, for each id, its range of characters: empty for additions of
         the tokenizer, the same for all tokens that spell one character.
         """
-        ...
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
         """Decode a sequence, without blanks between special tokens; wrong bytes become U+FFFD."""
-        ...
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of a token, perhaps a part of a UTF-8 character; none for an unknown id."""
-        ...
 
     def token_text(self, token_id: int) -> str:
         """The vocabulary's own spelling of a token, for display."""
-        ...
 
 
 def build_tokenizer(checkpoint: Checkpoint) -> Tokenizer:

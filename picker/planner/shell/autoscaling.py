@@ -29,11 +29,9 @@ SAMPLE_SECONDS: Final = 1.0
 class ApiAccess(Protocol):
     def load(self) -> None:
         """Find credentials. Raises `ConfigError`."""
-        ...
 
     def open(self) -> AbstractAsyncContextManager[KubernetesApi]:
         """Connect; called after `load`."""
-        ...
 
 
 class Autoscaling:

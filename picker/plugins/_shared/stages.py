@@ -111,7 +111,6 @@ class ExplainsRefusal(Protocol):
         self, request: InferenceRequest, picked: Candidate | None, attributes: Attributes
     ) -> str:
         """The reason of `should_run`; called only right after it returned False."""
-        ...
 
 
 def stage_runs(

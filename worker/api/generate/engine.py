@@ -12,17 +12,14 @@ class OutputStream(Protocol):
     @property
     def request_id(self) -> str:
         """The sequence's id: the request's own, or one of its `branch_ids`."""
-        ...
 
     async def next(self) -> RequestOutput:
         """Return the tokens since the last call, of several steps for a slow consumer. Not called
         again after an output with a `finish_reason`. Raises `EngineDeadError`.
         """
-        ...
 
     def close(self) -> None:
         """Abort the sequence, unless it has ended. Idempotent."""
-        ...
 
 
 class Engine(Protocol):
@@ -32,7 +29,6 @@ class Engine(Protocol):
     @property
     def is_progressing(self) -> bool:
         """Alive, and its current step is within its budget; an idle engine progresses."""
-        ...
 
     @property
     def stats(self) -> EngineStats: ...
@@ -40,22 +36,17 @@ class Engine(Protocol):
     @property
     def num_waiting_reported(self) -> int:
         """Requests that waited at the engine's last step."""
-        ...
 
     def open(self, request: AddRequest) -> tuple[OutputStream, ...]:
         """Send a request; return a stream for it and for each of its branches, which the caller
         closes. Raises `EngineDeadError`, and `WorkerError` when an id is in use.
         """
-        ...
 
     def abort(self, request_id: str) -> None:
         """Stop a sequence: its stream ends with `FinishReason.ABORT`. Unknown ids are ignored."""
-        ...
 
     def hand_over(self, request_id: str) -> None:
         """Stop a sequence that continues at another worker, which will ask for its KV."""
-        ...
 
     async def run(self, command: Command) -> CommandReply:
         """Run a command; its `command_id` is replaced. Raises `EngineDeadError`."""
-        ...
