@@ -160,9 +160,7 @@ class PoolPages:
         self.history.record(samples, pool)
 
     async def _show_endpoints(self, request: web.Request) -> web.Response:
-        """Respond with all endpoints; `?history=N` adds samples, the last of which sets all
-        numbers.
-        """
+        """Show all endpoints; `?history=N` adds samples, the last of which sets all numbers."""
         samples = whole_number(request, "history", default=0, least=0, most=SAMPLES)
         health = self.source.health()
         candidates = self.source.datastore.snapshot().candidates

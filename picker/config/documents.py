@@ -107,9 +107,7 @@ def as_plain(loader: yaml.SafeLoader, root: yaml.Node, name: str, findings: Find
 
 
 def constructed(loader: yaml.SafeLoader, root: yaml.Node) -> Any:
-    """Construct the plain value of a document. Raises `ValueError` if a value does not fit its
-    explicit tag, over which PyYAML stumbles.
-    """
+    """Construct the plain value of a document. Raises `ValueError` if one does not fit its tag."""
     try:
         return loader.construct_document(root)
     except (AttributeError, LookupError, TypeError) as error:

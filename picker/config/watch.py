@@ -26,9 +26,7 @@ def read_config_file(path: Path, flag: str) -> bytes:
 
 
 class ConfigWatch:
-    """`apply` puts a configuration to use and returns its warnings; after `ConfigError` nothing
-    changed.
-    """
+    """`apply` uses a configuration and returns its warnings; `ConfigError` leaves all as it was."""
 
     def __init__(
         self,
