@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import grpc
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from picker.app.picker import Picker, compose
 from picker.app.served_pool import ServedPool
@@ -94,14 +95,13 @@ class WholePicker:
         return {row["name"]: row for row in rows}
 
     async def series(self, name: str, /, **labels: str) -> float | None:
-        text = (await self.get("/metrics"))[1]
-        found = [
-            sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        ]
+        samples = await self._samples(name)
+        found = [one.value for one in samples if labels.items() <= one.labels.items()]
         return sum(found) if found else None
+
+    async def _samples(self, name: str) -> list[Sample]:
+        families = text_string_to_metric_families((await self.get("/metrics"))[1])
+        return [one for family in families for one in family.samples if one.name == name]
 
     async def requests(self, **labels: str) -> float | None:
         return await self.series("llm_d_epp_request_total", **labels)
@@ -128,13 +128,8 @@ class WholePicker:
         await until(is_so)
 
     async def outcomes(self) -> dict[str, float]:
-        text = (await self.get("/metrics"))[1]
-        return {
-            sample.labels["cause"]: sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if sample.name == "pointsman_request_outcomes_total"
-        }
+        samples = await self._samples("pointsman_request_outcomes_total")
+        return {one.labels["cause"]: one.value for one in samples}
 
     def list_endpoints(self, pods: Sequence[Pod]) -> None:
         self.pods = pods
