@@ -104,10 +104,7 @@ async def test_a_request_is_explained(window: Browser, scene: Scene) -> None:
         "the prompt is shorter than one block",
     ):
         assert words in text, words
-    bars = await window.run(
-        "[...document.querySelectorAll('.scores .picked .bar:not(.stacked) .fill')]"
-        ".map((one) => one.style.width)"
-    )
+    bars = await window.read_all(".scores .picked .bar:not(.stacked) .fill", "style.width")
     assert bars == ["95%", "80%", "40%"]
     assert await window.run("document.title") == "chosen · Pointsman"
     assert window.complaints == []
@@ -485,10 +482,7 @@ async def test_no_text_of_a_chart_is_cut_or_covered(
         ticks = [text for text, _ in texts[2] if text[0].isdigit() and " " not in text]
         assert int(ticks[-1].replace(",", "")) >= highest
         assert min(size for chart in texts for _, size in chart) >= 11
-        tops = await window.run(
-            "[...document.querySelectorAll('#charts .plot')].map("
-            "(one) => one.getBoundingClientRect().top)"
-        )
+        tops = await window.read_all("#charts .plot", "getBoundingClientRect().top")
         assert len(set(tops)) == 1  # the plots of a row line up
 
 
@@ -631,7 +625,7 @@ async def test_a_request_is_found_by_its_id(window: Browser, scene: Scene) -> No
     assert "request 'an/other' is unknown" in text
 
 
-POOL_ROWS = "document.querySelectorAll('#pools-rows > tr').length"
+POOL_ROWS = ROWS.format("pools")
 TEXTS = (
     "[...document.querySelectorAll('#pools-rows > tr')]"
     ".map((row) => [...row.children].map((cell) => cell.innerText.replace(/\\s+/g, ' ')))"
@@ -683,9 +677,7 @@ async def test_the_list_leads_to_each_pool_and_back(window: Browser, port: Pools
         )
         await window.press("Enter")
         await window.until(f"location.pathname === '/pools/{key}/' && {LIVE}")
-        await window.until(
-            f"document.querySelectorAll('#endpoints-rows > tr').length === {endpoints}"
-        )
+        await window.until(f"{ROWS.format('endpoints')} === {endpoints}")
         assert await window.read("#pool") == key
         assert await window.run("document.title") == f"{key} · Pointsman"
         await window.run("document.querySelector('nav.which a').focus()")
