@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import median
-from typing import Protocol
 
 import pytest
 
@@ -33,9 +32,7 @@ class Hardware:
     scheduling: float = 0.0
     noise: float = 0.04  # standard deviation, of the logarithm
     disturbed: float = 0.04  # part of the steps that other processes make up to 4 times longer
-    contention: float = (
-        0.0  # work of others for some steps: all wait this number of steps of one more
-    )
+    contention: float = 0.0  # steps of one token that all wait for others, now and then
 
 
 def cpu_step(num_tokens: int) -> float:
@@ -161,14 +158,6 @@ def _noise(rng: random.Random, hardware: Hardware) -> float:
     return factor * rng.uniform(1.5, 4.0) if rng.random() < hardware.disturbed else factor
 
 
-class Policy(Protocol):
-    def may_pay(self, seq_ids: list[int]) -> bool: ...
-
-    def to_verify(self, offers: list[Offer], num_other_tokens: int) -> list[int]: ...
-
-    def to_draft(self, seq_ids: list[int], num_other_tokens: int) -> list[int]: ...
-
-
 class Fixed:
     def __init__(self, length: int) -> None:
         self.length = length
@@ -181,6 +170,9 @@ class Fixed:
 
     def to_draft(self, seq_ids: list[int], num_other_tokens: int) -> list[int]:
         return [self.length] * len(seq_ids)
+
+
+Policy = Fixed | DraftLengths
 
 
 @dataclass(slots=True)
