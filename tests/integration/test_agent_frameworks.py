@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support.fleet.framework_agents import CITIES, DONE, NAME
-from tests.support.fleet.running_fleet import Fleet, free_base_port, running_fleet
+from tests.support.fleet.running_fleet import Fleet, ready_fleet
 from tests.support.model.echo_model import TALK, write_echo_model
 
 ROOT = Path(__file__).parents[2]
@@ -44,8 +44,7 @@ async def echo_fleet(folder: Path) -> AsyncIterator[Fleet]:
     _, model, *flags = write_echo_model(folder, TALK)
     worker_args = " ".join((*flags, "--sim-time-scale", "0"))
     ways = ("--workers", "2", "--model", model, "--worker-args", worker_args)
-    async with running_fleet(free_base_port(), *ways) as fleet:
-        await fleet.ready()
+    async with ready_fleet(*ways) as fleet:
         yield fleet
 
 

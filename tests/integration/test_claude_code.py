@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fleet.running_fleet import free_base_port, running_fleet
+from tests.support.fleet.running_fleet import ready_fleet
 from tests.support.model.echo_model import TALK, write_echo_model
 from tests.support.worker.claude_code import VERSIONS, Turn, talk
 from tests.support.worker.sim_worker import SimWorker, sim_worker
@@ -46,7 +46,6 @@ async def test_the_same_through_a_fleet(tmp_path: Path) -> None:
     _, model, *flags = write_echo_model(tmp_path, TALK)
     worker_args = " ".join((*flags, *FLAGS, "--sim-time-scale", "0"))
     ways = ("--workers", "2", "--model", model, "--worker-args", worker_args)
-    async with running_fleet(free_base_port(), *ways) as fleet:
-        await fleet.ready()
+    async with ready_fleet(*ways) as fleet:
         for version in VERSIONS:
             assert_cached(await asyncio.to_thread(talk, fleet.url, version))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fleet.doctor.command import FINE, WRONG
-from tests.support.fleet.running_fleet import Fleet, free_base_port, running_fleet
+from tests.support.fleet.running_fleet import Fleet, ready_fleet
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.full]
@@ -40,8 +40,7 @@ async def test_a_running_fleet_is_explained_and_examined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # no other fleet of this machine is known
-    async with running_fleet(free_base_port(), "--workers", "3") as fleet:
-        await fleet.ready()
+    async with ready_fleet("--workers", "3") as fleet:
         await explained(fleet)
         await examined(fleet)
         await listed(fleet)

@@ -12,11 +12,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
 
 from fleet.envoy.probe import request
 from fleet.envoy.settings import PipeAddress
-from tests.support.fleet.running_fleet import LIMIT_SECONDS, Fleet, free_base_port, running_fleet
+from tests.support.fleet.running_fleet import LIMIT_SECONDS, Fleet, ready_fleet
 from tests.support.waiting import until
 
 FAILS_ALL = {"failure-injection-rate": 100, "failure-types": ["internal_error"]}
@@ -50,16 +49,6 @@ class FailingFleet:
         async with self._http.get(f"{self._fleet.picker_url}/endpoints") as response:
             return len((await response.json())["endpoints"])
 
-    async def series(self, name: str, /, **labels: str) -> float:
-        async with self._http.get(f"{self._fleet.picker_url}/metrics") as response:
-            page = await response.text()
-        return sum(
-            sample.value
-            for family in text_string_to_metric_families(page)
-            for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
-
     async def received(self, number: int) -> int:
         port = int(self._fleet.worker_urls[number].rpartition(":")[2])
         admin = PipeAddress(str(self._folder / "envoy.sock"))
@@ -90,10 +79,10 @@ class FailingFleet:
 
     async def spoilt_by_no_probe(self) -> float:
         spoilt = self.statuses[500]
-        return spoilt - await self.series(PROBES, result="failure")
+        return spoilt - await self._fleet.series(PROBES, result="failure")
 
     async def until(self, name: str, value: float, /, **labels: str) -> None:
-        await until(lambda: self.series(name, **labels), lambda found: found >= value)
+        await until(lambda: self._fleet.series(name, **labels), lambda found: found >= value)
 
 
 pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("patient_envoy"), pytest.mark.full]
@@ -107,10 +96,9 @@ async def failing_fleet(*flags: str) -> AsyncIterator[tuple[Fleet, FailingFleet]
     timeout = aiohttp.ClientTimeout(LIMIT_SECONDS)
     connector = aiohttp.TCPConnector(limit=0)
     async with (
-        running_fleet(free_base_port(), "--workers", "3", *flags) as fleet,
+        ready_fleet("--workers", "3", *flags) as fleet,
         aiohttp.ClientSession(connector=connector, timeout=timeout) as http,
     ):
-        await fleet.ready()
         yield fleet, FailingFleet(fleet, http)
 
 
@@ -139,7 +127,7 @@ async def has_received(failing: FailingFleet, number: int, requests: int) -> boo
 
 
 async def test_a_worker_that_fails_everything_spoils_few_requests() -> None:
-    async with failing_fleet("--routing", "original-dst") as (_, failing):
+    async with failing_fleet("--routing", "original-dst") as (fleet, failing):
         failing.list_workers(0, 1)
         await until(lambda: knows_two(failing))
         await failing.configure(2, FAILS_ALL)
@@ -150,15 +138,15 @@ async def test_a_worker_that_fails_everything_spoils_few_requests() -> None:
             failing.list_workers(0, 1, 2)
             await failing.until(PROBES, 2, result="failure")
             assert await failing.spoilt_by_no_probe() <= 5
-            assert await failing.series(PROBES) <= loop.time() - began
+            assert await fleet.series(PROBES) <= loop.time() - began
             await failing.configure(2, FAILS_NONE)
             spoilt = failing.statuses[500]
             await failing.until(PROBES, 1, result="success")
             assert failing.statuses[500] - spoilt <= 1  # a probe that was under way
             before = await failing.received(2)
             await until(lambda: has_received(failing, 2, before + 20))
-        assert await failing.series(EJECTIONS) == 1
-        assert await failing.series("pointsman_endpoints_ejected") == 0
+        assert await fleet.series(EJECTIONS) == 1
+        assert await fleet.series("pointsman_endpoints_ejected") == 0
         assert set(failing.statuses) == {200, 500}
 
 

@@ -8,7 +8,7 @@ from random import Random
 import httpx
 import pytest
 
-from tests.support.fleet.running_fleet import free_base_port, running_fleet
+from tests.support.fleet.running_fleet import ready_fleet
 from tests.support.model.lora_files import write_adapter
 from tests.support.worker.running_worker import Worker, running_worker
 from worker.models.checkpoints import open_checkpoint
@@ -96,10 +96,9 @@ async def test_requests_meet_their_adapter(tmp_path: Path) -> None:
     Random(5).shuffle(requests)
     fleet_flags = ("--workers", "3", "--config", str(config), "--decision-header")
     async with (
-        running_fleet(free_base_port(), *fleet_flags, "--worker-args", flags) as fleet,
+        ready_fleet(*fleet_flags, "--worker-args", flags) as fleet,
         httpx.AsyncClient(timeout=60) as http,
     ):
-        await fleet.ready()
 
         async def where(model: str) -> str:
             body = {"model": model, "prompt": "x", "max_tokens": 2}

@@ -6,19 +6,13 @@ import os
 import signal
 from collections.abc import Iterator
 
-import httpx
 import pytest
 
-from tests.support.fleet.running_fleet import LIMIT_SECONDS, Fleet, free_base_port, running_fleet
+from tests.support.fleet.running_fleet import Fleet, ready_fleet
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.full]
 STREAM_TOKENS = 1500  # a minute and a half while the workers are slow
-
-
-@pytest.fixture
-def port() -> int:
-    return free_base_port()
 
 
 def picker_of(fleet: Fleet) -> int:
@@ -48,19 +42,9 @@ class Streams:
         return tokens
 
 
-async def pace(fleet: Fleet, time_scale: float) -> None:
-    async with httpx.AsyncClient(timeout=LIMIT_SECONDS) as http:
-        for url in fleet.worker_urls:
-            answer = await http.post(f"{url}/admin/config", json={"time-scale": time_scale})
-            assert answer.status_code == 200, answer.text
-
-
-async def test_a_picker_that_is_killed_or_hangs_costs_no_request_and_cuts_no_stream(
-    port: int,
-) -> None:
-    async with running_fleet(port, "--workers", "2") as fleet:
-        await fleet.ready()
-        await pace(fleet, 6)
+async def test_a_picker_that_is_killed_or_hangs_costs_no_request_and_cuts_no_stream() -> None:
+    async with ready_fleet("--workers", "2") as fleet:
+        await fleet.configure_workers(time_scale=6)
         streams = Streams(fleet)
         async with asyncio.TaskGroup() as group:
             streamed = [group.create_task(streams.read()) for _ in range(8)]
@@ -71,7 +55,7 @@ async def test_a_picker_that_is_killed_or_hangs_costs_no_request_and_cuts_no_str
             assert not any(task.done() for task in streamed), "nothing was there to be cut"
             answers += [group.create_task(fleet.say_hello()) for _ in range(40)]
             await asyncio.wait(answers)
-            await pace(fleet, 0.01)
+            await fleet.configure_workers(time_scale=0.01)
         assert [task.result() for task in answers] == [4] * 60
         assert [task.result() for task in streamed] == [STREAM_TOKENS] * 8
         await until(lambda: "picker is back" in fleet.output, what="the picker is back")

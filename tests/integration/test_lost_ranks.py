@@ -5,15 +5,14 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from tests.support.model.echo_model import write_echo_model
+from tests.support.model.tiny_checkpoint import save_checkpoint
+from tests.support.waiting import until
 from tests.support.worker.running_worker import PATIENCE_SECONDS, Worker, running_worker
 from worker.config import EngineConfig, SchedulerConfig
 from worker.engine.messages import AddRequest
@@ -24,60 +23,17 @@ from worker.types import SamplingParams
 pytestmark = pytest.mark.full
 
 STREAMS = 8
-HIDDEN, INNER, KEYS = 32, 48, 16
-TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bytes")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("<eos>", normalized=False)])
-    tokenizer.save(str(path / "tokenizer.json"))
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": tokenizer.get_vocab_size(),
-        "hidden_size": HIDDEN,
-        "intermediate_size": INNER,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": True,
-        "eos_token_id": tokenizer.token_to_id("<eos>"),
-    }
-    (path / "config.json").write_text(json.dumps(config))
-    settings = {"eos_token": "<eos>", "chat_template": TEMPLATE}
-    (path / "tokenizer_config.json").write_text(json.dumps(settings))
-    save_file(_weights(config["vocab_size"]), path / "model.safetensors")
+    write_echo_model(path)
+    config = json.loads((path / "config.json").read_text())
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    config |= {**sizes, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    save_checkpoint(path, {**config, "rms_norm_eps": 1e-5, "rope_theta": 10000.0})
     return path
-
-
-def _weights(vocab_size: int) -> dict[str, torch.Tensor]:
-    noise = torch.Generator().manual_seed(3)
-    shapes = {
-        "embed_tokens": (vocab_size, HIDDEN),
-        "layers.0.self_attn.q_proj": (HIDDEN, HIDDEN),
-        "layers.0.self_attn.k_proj": (KEYS, HIDDEN),
-        "layers.0.self_attn.v_proj": (KEYS, HIDDEN),
-        "layers.0.self_attn.o_proj": (HIDDEN, HIDDEN),
-        "layers.0.mlp.gate_proj": (INNER, HIDDEN),
-        "layers.0.mlp.up_proj": (INNER, HIDDEN),
-        "layers.0.mlp.down_proj": (HIDDEN, INNER),
-        "layers.0.input_layernorm": (HIDDEN,),
-        "layers.0.post_attention_layernorm": (HIDDEN,),
-        "norm": (HIDDEN,),
-    }
-    return {
-        f"model.{name}.weight": torch.randn(shape, generator=noise) * 0.3
-        for name, shape in shapes.items()
-    }
 
 
 def rank_of(engine: int | None) -> int:
@@ -151,13 +107,6 @@ async def test_a_rank_that_dies_ends_every_stream_and_the_worker_serves_again(
         worker.process.send_signal(signal.SIGTERM)
         assert await worker.exit_status() == 0
         await last.end()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while True:
-        if condition():
-            return
-        await asyncio.sleep(0.002)
 
 
 async def test_no_rank_outlives_an_engine_and_no_engine_an_idle_rank(checkpoint: Path) -> None:

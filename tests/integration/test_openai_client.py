@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +16,6 @@ from tests.support.worker.sim_worker import sim_worker
 
 MODEL = "sim"
 HELLO: list[Any] = [{"role": "user", "content": "foko lasa vomo"}]
-LONG = {"ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +27,6 @@ def url() -> Iterator[str]:
 @pytest.fixture
 def client(url: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="sk-one", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-async def async_client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="sk-two", max_retries=0) as client:
         yield client
 
 
@@ -59,27 +51,6 @@ def test_a_chat_and_its_stream_say_the_same(client: openai.OpenAI) -> None:
     scored = [c.choices[0].logprobs for c in chunks if c.choices and c.choices[0].logprobs]
     assert whole.choices[0].logprobs is not None
     assert [t for one in scored for t in one.content or ()] == whole.choices[0].logprobs.content
-
-
-def test_a_completion_and_its_stream_say_the_same(client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {
-        "model": MODEL,
-        "prompt": ["foko", "lasa"],
-        "n": 2,
-        "seed": 3,
-        "max_tokens": 8,
-        "logprobs": 1,
-    }
-    whole = client.completions.create(**asked)
-    assert [c.index for c in whole.choices] == [0, 1, 2, 3]
-    assert whole.choices[0].text != whole.choices[1].text
-    texts = dict.fromkeys(range(4), "")
-    for chunk in client.completions.create(**asked, stream=True):
-        texts[chunk.choices[0].index] += chunk.choices[0].text
-    assert texts == {c.index: c.text for c in whole.choices}
-    assert whole.usage.prompt_tokens == 2
-    assert whole.choices[0].logprobs is not None
-    assert "".join(whole.choices[0].logprobs.tokens or ()) == whole.choices[0].text
 
 
 class Step(pydantic.BaseModel):
@@ -152,60 +123,29 @@ def test_errors_are_the_clients_exceptions(url: str, client: openai.OpenAI) -> N
     with pytest.raises(openai.BadRequestError, match="temperature must be in") as wrong:
         client.chat.completions.create(model=MODEL, messages=HELLO, temperature=3)
     assert (wrong.value.param, wrong.value.type) == ("temperature", "BadRequestError")
-    with pytest.raises(openai.NotFoundError, match="does not exist"):
-        client.chat.completions.create(model="gpt-5", messages=HELLO)
     stranger = openai.OpenAI(base_url=f"{url}/v1", api_key="sk-wrong", max_retries=0)
     with stranger, pytest.raises(openai.AuthenticationError):
         stranger.models.list()
-    with pytest.raises(openai.NotFoundError):
-        client.images.generate(model=MODEL, prompt="x")
-    assert [m.id for m in client.models.list()] == [MODEL]
-    assert client.models.retrieve(MODEL).id == MODEL
     with pytest.raises(openai.NotFoundError, match="does not exist") as unknown:
         client.models.retrieve("org/other")
     assert (unknown.value.param, unknown.value.type) == ("model", "NotFoundError")
 
 
-async def test_many_asynchronous_chats_run_at_once(async_client: openai.AsyncOpenAI) -> None:
-    async def ask(seed: int) -> str | None:
-        answer = await async_client.chat.completions.create(
-            model=MODEL, messages=HELLO, seed=seed, max_tokens=10
-        )
-        return answer.choices[0].message.content
-
-    together = await asyncio.gather(*(ask(seed) for seed in range(8)))
-    assert together == [await ask(seed) for seed in range(8)]
-
-
-async def bench_request(url: str, path: str, payload: dict[str, Any]) -> dict[str, Any]:
-    headers = {"Content-Type": "application/json", "Authorization": "Bearer sk-one"}
-    text, usage, stamps, buffer, done = "", None, [], "", False
-    async with httpx.AsyncClient(timeout=60) as http:
-        request = http.build_request("POST", url + path, json=payload, headers=headers)
-        response = await http.send(request, stream=True)
-        assert response.status_code == 200
-        async for piece in response.aiter_bytes():
-            buffer += piece.decode("utf-8")
-            while "\n\n" in buffer:
-                message, buffer = buffer.split("\n\n", 1)
-                if message.startswith(":"):
-                    continue
-                data = message.strip().removeprefix("data: ")
-                if data == "[DONE]":
-                    done = True
-                    continue
-                event = json.loads(data)
-                if choices := event.get("choices"):
-                    stamps.append(time.perf_counter())
-                    chunk = choices[0]
-                    text += chunk.get("text") or chunk.get("delta", {}).get("content") or ""
-                if event.get("usage"):
-                    assert not done
-                    usage = event["usage"]
-        await response.aclose()
-    assert done
-    assert buffer == ""
-    return {"text": text, "usage": usage, "stamps": stamps}
+async def bench_request(http: httpx.AsyncClient, path: str, payload: dict[str, Any]) -> str:
+    response = await http.post(path, json=payload)
+    assert response.status_code == 200
+    *messages, done, rest = response.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    text, usage = "", None
+    for message in messages:
+        if message.startswith(":"):
+            continue
+        event = json.loads(message.removeprefix("data: "))
+        for chunk in event["choices"][:1]:
+            text += chunk.get("text") or chunk.get("delta", {}).get("content") or ""
+        usage = event.get("usage") or usage
+    assert usage["completion_tokens"] == len(text.split()) == 16
+    return text
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -230,12 +170,10 @@ async def test_the_pattern_of_vllm_bench_serve_runs(url: str, chat: bool) -> Non
             "max_tokens": 16,
             "logprobs": None,
         }
-    found = await asyncio.gather(*(bench_request(url, path, {**body, **options}) for _ in range(8)))
-    for result in found:
-        assert result["usage"]["completion_tokens"] == 16
-        assert len(result["text"].split()) == 16
-        assert result["stamps"] == sorted(result["stamps"])
-    assert len({result["text"] for result in found}) == 1
+    headers = {"Authorization": "Bearer sk-one"}
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as http:
+        asking = (bench_request(http, path, {**body, **options}) for _ in range(8))
+        assert len(set(await asyncio.gather(*asking))) == 1
 
 
 @pytest.fixture(scope="module")

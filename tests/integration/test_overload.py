@@ -9,9 +9,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.fleet.running_fleet import Fleet, free_base_port, running_fleet
+from tests.support.fleet.running_fleet import Fleet, ready_fleet
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("patient_envoy"), pytest.mark.full]
 
@@ -39,7 +39,6 @@ spec: {{priority: {priority}, poolRef: {{name: default}}}}
     for name, priority in (("interactive", 10), ("batch", -5))
 )
 QUEUE = "llm_d_epp_flow_control_queue_size"
-LIMIT_SECONDS = 120
 LONG = 1200  # tokens, of an answer that takes a minute unless it is hurried
 
 
@@ -58,26 +57,8 @@ class Crowd:
         async with self._session.post(address, json=body, headers=headers) as reply:
             return reply.status, reply.headers, await reply.text()
 
-    async def hurry(self, time_scale: float) -> None:
-        for url in self.fleet.worker_urls:
-            asking = self._session.post(f"{url}/admin/config", json={"time-scale": time_scale})
-            async with asking as reply:
-                assert reply.status == 200, await reply.text()
-
-    async def series(self, name: str, **labels: str) -> float:
-        async with self._session.get(f"{self.fleet.picker_url}/metrics") as reply:
-            page = await reply.text()
-        return sum(
-            sample.value
-            for family in text_string_to_metric_families(page)
-            for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
-
     async def until(self, name: str, expected: float) -> None:
-        async with asyncio.timeout(LIMIT_SECONDS):
-            while await self.series(name) != expected:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        await until(lambda: self.fleet.series(name), lambda found: found == expected, what=name)
 
     async def is_at_rest(self) -> None:
         for name in (QUEUE, "llm_d_epp_flow_control_queue_bytes", "llm_d_epp_request_running"):
@@ -97,10 +78,9 @@ async def crowded(folder: Path) -> AsyncIterator[Crowd]:
     flags += ["--allow-experimental-plugins", "--objectives", str(policies)]
     connector = aiohttp.TCPConnector(limit=0)
     async with (
-        running_fleet(free_base_port(), *flags, "--worker-args", workers) as fleet,
+        ready_fleet(*flags, "--worker-args", workers) as fleet,
         aiohttp.ClientSession(connector=connector) as session,
     ):
-        await fleet.ready()
         yield Crowd(fleet, session)
 
 
@@ -118,9 +98,9 @@ async def test_a_crowd_is_served_made_to_wait_or_sent_away(tmp_path: Path) -> No
                 assert (error["type"], error["code"]) == ("RateLimitError", 429)
                 assert "queue of requests is full" in error["message"]
         await crowd.is_at_rest()
-        counted = await crowd.series("llm_d_epp_request_error_total", fairness_id="crowd")
-        assert counted == statuses[429]
-        assert await crowd.series("llm_d_epp_request_total", fairness_id="crowd") == statuses[200]
+        for name, status in (("request_error", 429), ("request", 200)):
+            counted = await crowd.fleet.series(f"llm_d_epp_{name}_total", fairness_id="crowd")
+            assert counted == statuses[status]
         assert (await crowd.ask(1))[0] == 200
         await leave_the_queue(crowd)
         await stop_for_a_better_one(crowd)
@@ -139,11 +119,11 @@ async def leave_the_queue(crowd: Crowd) -> None:
         await crowd.until(QUEUE, 0)
         after = group.create_task(crowd.ask(1))
         await crowd.until(QUEUE, 1)
-        await crowd.hurry(0.001)
+        await crowd.fleet.configure_workers(time_scale=0.001)
         assert (await after)[0] == 200
         assert [(await task)[0] for task in served] == [200] * WORKERS
         await crowd.is_at_rest()
-        await crowd.hurry(1)
+        await crowd.fleet.configure_workers(time_scale=1)
 
 
 async def stop_for_a_better_one(crowd: Crowd) -> None:
@@ -152,7 +132,7 @@ async def stop_for_a_better_one(crowd: Crowd) -> None:
         await crowd.until("llm_d_epp_request_running", WORKERS)
         status, _, text = await crowd.ask(1, "interactive")
         assert status == 200, text
-        await crowd.hurry(0.001)
+        await crowd.fleet.configure_workers(time_scale=0.001)
     answers = Counter(status for status, _, _ in map(asyncio.Task.result, shed))
     assert answers == {429: 1, 200: WORKERS - 1}
     (stopped,) = [one.result() for one in shed if one.result()[0] == 429]
@@ -162,5 +142,5 @@ async def stop_for_a_better_one(crowd: Crowd) -> None:
     assert message == "The request was stopped to make room for others"
     await crowd.is_at_rest()
     revocations = "llm_d_epp_flow_control_revocations"
-    assert await crowd.series(f"{revocations}_issued_total", priority="10") == 1
-    assert await crowd.series(f"{revocations}_total", outcome="confirmed") == 1
+    assert await crowd.fleet.series(f"{revocations}_issued_total", priority="10") == 1
+    assert await crowd.fleet.series(f"{revocations}_total", outcome="confirmed") == 1

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.fleet.running_fleet import Fleet, free_base_port, running_fleet
+from tests.support.fleet.running_fleet import Fleet, ready_fleet
 
 pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("patient_envoy"), pytest.mark.full]
 
@@ -53,10 +53,11 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def client(*flags: str) -> AsyncIterator[Client]:
-    async with running_fleet(free_base_port(), "--workers", "2", *flags) as fleet:
-        await fleet.ready()
-        async with aiohttp.ClientSession() as session:
-            yield Client(fleet, session)
+    async with (
+        ready_fleet("--workers", "2", *flags) as fleet,
+        aiohttp.ClientSession() as session,
+    ):
+        yield Client(fleet, session)
 
 
 def prefix(rng: Random) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fleet.running_fleet import Fleet, free_base_port, running_fleet
+from tests.support.fleet.running_fleet import Fleet, ready_fleet
 
 pytestmark = [pytest.mark.envoy, pytest.mark.model]
 
@@ -32,8 +32,7 @@ async def output_of(*argv: str) -> str:
 
 async def test_the_readme_works(model_path: Path) -> None:
     flags = ("--engine", "torch", "--model", str(model_path))
-    async with running_fleet(free_base_port(), *flags) as fleet:
-        await fleet.ready()
+    async with ready_fleet(*flags) as fleet:
         lines = fleet.output.splitlines()
         assert len(lines) <= 18, fleet.output  # a busy machine takes more than ten seconds
         assert "a small one, often wrong; better: --model Qwen2.5-Coder-0.5B" in fleet.output

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.fleet.running_fleet import LIMIT_SECONDS, Fleet, free_base_port, running_fleet
+from tests.support.fleet.running_fleet import LIMIT_SECONDS, Fleet, free_base_port, ready_fleet
 
 pytestmark = [pytest.mark.envoy, pytest.mark.full]
 
@@ -78,8 +78,7 @@ def log_of(pid: int) -> str:
 
 
 async def test_streams_outlive_their_workers() -> None:
-    async with running_fleet(free_base_port(), "--front", SLOW) as fleet:
-        await fleet.ready()
+    async with ready_fleet("--front", SLOW) as fleet:
         expected = await all_said(fleet)
         port = fleet.worker_urls[0].rpartition(":")[2]
 
@@ -94,16 +93,13 @@ async def test_streams_outlive_their_workers() -> None:
 @pytest.mark.soak
 async def test_streams_move_when_workers_restart() -> None:
     slow = f"""{SLOW} --kv-transfer-config '{{"kv_port": 0}}'"""
-    async with running_fleet(free_base_port(), "--front", "--drain-timeout", "60", slow) as fleet:
-        await fleet.ready()
+    async with ready_fleet("--front", "--drain-timeout", "60", slow) as fleet:
         expected = await all_said(fleet, max_tokens=400)
         (front,) = (pid for pid, line in fleet.descendants().items() if " front --host" in line)
 
         async def restart() -> None:
-            command = (sys.executable, "-P", "-m", "fleet.commands.cli", "restart", "workers")
-            process = await asyncio.create_subprocess_exec(*command, "--port", str(fleet.port))
             async with asyncio.timeout(LIMIT_SECONDS):
-                assert await process.wait() == 0
+                assert await (await fleet.restart("workers")).wait() == 0
 
         assert await all_said(fleet, restart, max_tokens=400) == expected
         assert "goes on after" in log_of(front)

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -31,8 +30,8 @@ from hyperframe.frame import (
 from tests.support.fleet.running_fleet import (
     LIMIT_SECONDS,
     Fleet,
-    command,
     free_base_port,
+    ready_fleet,
     running_fleet,
 )
 from tests.support.waiting import until
@@ -303,31 +302,10 @@ flowControl: {saturationDetector: {pluginRef: concurrency-detector}}
 """
 
 
-@pytest.fixture
-def port() -> int:
-    return free_base_port()
-
-
-class Restart:
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-        self.output = ""
-
-    async def ended(self) -> int:
-        assert self.process.stdout is not None
-        async with asyncio.timeout(2 * LIMIT_SECONDS):
-            async for line in self.process.stdout:
-                self.output += line.decode()
-            return await self.process.wait()
-
-
-async def restart(fleet: Fleet, part: str) -> Restart:
-    argv = (sys.executable, "-m", "fleet.commands.cli", "restart", part, "--port", str(fleet.port))
-    return Restart(
-        await asyncio.create_subprocess_exec(
-            *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-        )
-    )
+async def ended(process: asyncio.subprocess.Process) -> tuple[int | None, str]:
+    async with asyncio.timeout(2 * LIMIT_SECONDS):
+        output, _ = await process.communicate()
+    return process.returncode, output.decode()
 
 
 def parts_of(fleet: Fleet) -> dict[str, int]:
@@ -349,28 +327,21 @@ def assert_nothing_was_lost(load: Load) -> None:
     assert set(load.served) == kinds
 
 
-async def is_gone(processes: dict[int, str]) -> None:
-    def remaining() -> list[int]:
-        return [pid for pid, line in processes.items() if line and command(pid) == line]
-
-    await until(lambda: not remaining(), what="all processes are gone")
-
-
-async def test_a_restart_of_everything_costs_no_request(port: int) -> None:
-    async with running_fleet(port, "--workers", "3", *FLAGS) as fleet:
-        await fleet.ready()
+async def test_a_restart_of_everything_costs_no_request() -> None:
+    async with ready_fleet("--workers", "3", *FLAGS) as fleet:
         before = parts_of(fleet)
         assert len(before) == 5
-        async with steady_load(port) as load, open_page(fleet.picker_url) as page:
+        async with steady_load(fleet.port) as load, open_page(fleet.picker_url) as page:
             await until(lambda: load.total > 20, what="load")
-            first = await restart(fleet, "all")
+            first = await fleet.restart("all")
             await until(lambda: "picker: starting" in fleet.output, what="the restart begins")
-            second = await restart(fleet, "workers")
-            assert await second.ended() == 1
-            assert "a restart of picker, envoy, workers is under way" in second.output
-            assert await first.ended() == 0, first.output
+            status, said = await ended(await fleet.restart("workers"))
+            assert status == 1
+            assert "a restart of picker, envoy, workers is under way" in said
+            status, said = await ended(first)
+            assert status == 0, said
             # At once, when the Envoy before this one is hardly gone.
-            assert await (await restart(fleet, "envoy")).ended() == 0
+            assert (await ended(await fleet.restart("envoy")))[0] == 0
             so_far = load.total
             await until(lambda: load.total > so_far + 20, what="load afterwards")
             asked = await fleet.openai.models.with_raw_response.list()
@@ -382,30 +353,23 @@ async def test_a_restart_of_everything_costs_no_request(port: int) -> None:
         assert after.keys() == before.keys()
         assert not set(after.values()) & set(before.values())
         assert "was ended by" not in fleet.output
-        assert re.search(
-            r"done in .* 0 with a status of 5xx, 0 without the picker, 0 cut",
-            first.output,
-        )
+        assert re.search(r"done in .* 0 with a status of 5xx, 0 without the picker, 0 cut", said)
 
         os.kill(after["picker"], signal.SIGKILL)
         os.kill(after["envoy"], signal.SIGKILL)
         await until(lambda: "picker is back" in fleet.output, what="the picker is back")
         await until(lambda: "envoy is back" in fleet.output, what="Envoy is back")
         assert await fleet.say_hello() == 4
-        assert await (await restart(fleet, "envoy")).ended() == 0  # also of one that was reborn
+        assert (await ended(await fleet.restart("envoy")))[0] == 0  # also of one that was reborn
         assert await fleet.say_hello() == 4
 
-        processes = fleet.descendants()
         memory = set(Path("/dev/shm").glob("envoy_shared_memory_*"))  # noqa: ASYNC240
-        fleet.process.send_signal(signal.SIGINT)
-        assert await asyncio.wait_for(fleet.process.wait(), LIMIT_SECONDS) == 0
-        await is_gone(processes)
+        await fleet.interrupt()
         assert len(memory - set(Path("/dev/shm").glob("envoy_shared_memory_*"))) == 1  # noqa: ASYNC240
 
 
-async def test_a_worker_that_dies_meanwhile_does_not_stop_a_restart(port: int) -> None:
-    async with running_fleet(port, "--workers", "3", *FLAGS) as fleet:
-        await fleet.ready()
+async def test_a_worker_that_dies_meanwhile_does_not_stop_a_restart() -> None:
+    async with ready_fleet("--workers", "3", *FLAGS) as fleet:
         before = parts_of(fleet)
         stop = asyncio.Event()
 
@@ -418,13 +382,14 @@ async def test_a_worker_that_dies_meanwhile_does_not_stop_a_restart(port: int) -
 
         async with asyncio.TaskGroup() as group:
             asking = [group.create_task(keep_asking()) for _ in range(3)]
-            rolling = await restart(fleet, "workers")
+            rolling = await fleet.restart("workers")
             first, second, _ = sorted(name for name in before if "worker" in name)
             await until(
                 lambda: parts_of(fleet).get(first) != before[first], what="the first worker goes"
             )
             os.killpg(before[second], signal.SIGKILL)
-            assert await rolling.ended() == 0, rolling.output
+            status, said = await ended(rolling)
+            assert status == 0, said
             stop.set()
         assert all(task.result() for task in asking)
         after = parts_of(fleet)
@@ -433,43 +398,43 @@ async def test_a_worker_that_dies_meanwhile_does_not_stop_a_restart(port: int) -
         assert "worker-2 was ended by SIGKILL; starting it again" in fleet.output
 
 
-async def test_the_only_worker_is_replaced_by_one_beside_it(port: int) -> None:
-    async with running_fleet(port, "--workers", "1", *FLAGS) as fleet:
-        await fleet.ready()
+async def test_the_only_worker_is_replaced_by_one_beside_it() -> None:
+    async with ready_fleet("--workers", "1", *FLAGS) as fleet:
         before = parts_of(fleet)
-        async with steady_load(port) as load:
+        async with steady_load(fleet.port) as load:
             await until(lambda: load.total > 10, what="load")
-            rolling = await restart(fleet, "workers")
-            assert await rolling.ended() == 0, rolling.output
+            status, said = await ended(await fleet.restart("workers"))
+            assert status == 0, said
         assert_nothing_was_lost(load)
         after = parts_of(fleet)
         assert after["picker"] == before["picker"]
         assert {name for name in after if "worker" in name}.isdisjoint(before)
 
-        cut = await restart(fleet, "picker")
+        cut = await fleet.restart("picker")
         await until(lambda: "picker: starting" in fleet.output, what="the restart begins")
-        processes = fleet.descendants()
-        fleet.process.send_signal(signal.SIGINT)
-        assert await cut.ended() == 1
-        assert "the fleet stops" in cut.output
-        assert await asyncio.wait_for(fleet.process.wait(), LIMIT_SECONDS) == 0, fleet.output
-        await is_gone(processes)
+        await fleet.interrupt()
+        status, said = await ended(cut)
+        assert status == 1
+        assert "the fleet stops" in said
 
 
-async def test_clients_get_a_reason_at_the_end(port: int, tmp_path: Path) -> None:
+async def test_clients_get_a_reason_at_the_end(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(QUEUE)
-    flags = ("--decision-header", "--workers", "1", "--drain-timeout", "0.5", "--config")
-    async with running_fleet(port, *flags, str(config)) as fleet, aiohttp.ClientSession() as http:
+    flags = ("--decision-header", "--workers", "1", "--drain-timeout", "0.5")
+    async with (
+        running_fleet(free_base_port(), *flags, "--config", str(config)) as fleet,
+        aiohttp.ClientSession() as http,
+    ):
         early = await _first_answer(http, fleet.url)
         await fleet.ready()
         decision = f"{fleet.picker_url}/decisions/{early.headers['x-request-id']}"
         async with http.get(decision) as reply:
             assert reply.status == 200, "nobody decided the first request"
         config.write_text("nonsense: true\n")
-        failed = await restart(fleet, "picker")
-        assert await failed.ended() == 1
-        assert "picker ended with status 1 while starting" in failed.output
+        status, said = await ended(await fleet.restart("picker"))
+        assert status == 1
+        assert "picker ended with status 1 while starting" in said
         request = body(stream=True, tokens=100 * STREAM_TOKENS)
         streaming = await http.post(fleet.url + PATH, json=request)
         await streaming.content.readline()
@@ -482,7 +447,7 @@ async def test_clients_get_a_reason_at_the_end(port: int, tmp_path: Path) -> Non
             async for piece in streaming.content.iter_any():
                 received += piece
         assert b'"error"' in received
-        assert await asyncio.wait_for(fleet.process.wait(), LIMIT_SECONDS) == 0, fleet.output
+        await fleet.ended()
 
 
 async def _first_answer(http: aiohttp.ClientSession, url: str) -> aiohttp.ClientResponse:

@@ -40,26 +40,9 @@ async def test_settings_of_the_model_change_while_it_runs() -> None:
         assert (await worker.http.get("/admin/config")).json() == shown
 
 
-async def test_errors_come_when_they_are_asked_for() -> None:
+async def test_load_headers_report_the_false_load() -> None:
     async with running_worker(*SIM) as worker:
-        asked = await worker.http.post(CHAT, json={}, headers={"x-return-error": "503"})
-        assert asked.status_code == 503
-        await configure(worker, failure_injection_rate=100, failure_types=["rate_limit"])
-        for _ in range(5):
-            assert (await worker.ask()).status_code == 429
-        assert await worker.status("/health") == 200
-        await configure(worker, failure_injection_rate=0)
-        assert (await worker.ask()).status_code == 200
-
-
-async def test_metrics_and_load_headers_report_the_same_false_load() -> None:
-    async with running_worker(*SIM) as worker:
-        await configure(worker, fake_metrics={"waiting-requests": 77, "kv-cache-usage": "NaN"})
-        page = (await worker.http.get("/metrics")).text
-        assert 'vllm:num_requests_waiting{model_name="sim",engine="0"} 77' in page
-        assert 'vllm:kv_cache_usage_perc{model_name="sim",engine="0"} nan' in page.replace(
-            "NaN", "nan"
-        )
+        await configure(worker, fake_metrics={"waiting-requests": 77})
         body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
         headers = {"endpoint-load-metrics-format": "text"}
         reply = await worker.http.post(CHAT, json=body, headers=headers)
@@ -77,25 +60,14 @@ async def test_a_crashed_engine_ends_its_streams_and_comes_back() -> None:
         assert (await worker.ask()).status_code == 200
 
 
-@pytest.mark.parametrize("crash", [{}, {"after-requests": 2}])
-async def test_a_crashed_worker_is_gone(crash: dict[str, int]) -> None:
+async def test_a_crashed_worker_exits_with_status_70() -> None:
     async with running_worker(*SIM) as worker:
-        assert (await configure(worker, crash={"target": "worker", **crash})).status_code == 200
-        if crash:
-            assert (await worker.ask()).status_code == 200
-            with pytest.raises(httpx.TransportError):
-                await worker.ask()
+        crash = {"target": "worker", "after-requests": 2}
+        assert (await configure(worker, crash=crash)).status_code == 200
+        assert (await worker.ask()).status_code == 200
+        with pytest.raises(httpx.TransportError):
+            await worker.ask()
         assert await worker.exit_status() == 70
-
-
-async def test_a_stalled_stream_goes_on_and_is_whole() -> None:
-    async with running_worker(*SIM) as worker:
-        await configure(worker, stall_stream="1s", stall_after_events=3)
-        started = time.monotonic()
-        ended = await worker.stream(lambda: None, max_tokens=10)
-        assert ended.seconds - started >= 1.0
-        assert ended.events[-1] == "[DONE]"
-        assert ended.is_whole
 
 
 async def test_an_echo_says_what_it_was_asked() -> None:

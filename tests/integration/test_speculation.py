@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.fleet.running_fleet import free_base_port, running_fleet
+from tests.support.fleet.running_fleet import ready_fleet
 from tests.support.worker.running_worker import Worker, running_worker
 
 pytestmark = pytest.mark.full
@@ -163,27 +163,15 @@ def _named(name: str) -> str:
     return f"{name}{labels}"
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ("{", "--speculative-config: not a JSON object"),
-        (json.dumps({**NGRAM, "method": "eagle3"}), "'eagle3' is not supported"),
-        (json.dumps({**NGRAM, "num_speculative_tokens": 1000}), "must be an integer in [1, 128]"),
-        (json.dumps({"method": "eagle"}), "use ngram or suffix"),
-    ],
-)
-async def test_a_worker_says_what_is_wrong_with_the_configuration(
-    config: str, message: str
-) -> None:
-    argv = ("-m", "worker", "--engine", "sim", "--port", "0", "--speculative-config", config)
+async def test_a_worker_says_what_is_wrong_with_the_configuration() -> None:
+    argv = ("-m", "worker", "--engine", "sim", "--port", "0", "--speculative-config", "{")
     process = await asyncio.create_subprocess_exec(
         sys.executable, *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     printed, complaint = await process.communicate()
     assert (process.returncode, printed) == (1, b"")
     (line,) = complaint.decode().splitlines()
-    assert line.startswith("pointsman worker: ")
-    assert message in line
+    assert line.startswith("pointsman worker: --speculative-config: not a JSON object")
 
 
 @pytest.mark.envoy
@@ -191,14 +179,9 @@ async def test_a_fleet_drafts_as_the_page_says() -> None:
     line = next(li for li in PAGE.read_text().splitlines() if "suffix" in li and "up --" in li)
     given = shlex.split(line, comments=True)
     worker_args = given[given.index("--worker-args") + 1]
-    flags = (
-        "--workers",
-        "1",
-        "--worker-args",
-        f"{worker_args} {PER_REQUEST_METRICS} --sim-mode echo",
-    )
-    async with running_fleet(free_base_port(), *flags) as fleet:
-        await fleet.ready()
+    flags = ("--workers", "1", "--worker-args")
+    flags += (f"{worker_args} {PER_REQUEST_METRICS} --sim-mode echo",)
+    async with ready_fleet(*flags) as fleet:
         answer = await fleet.openai.completions.create(
             model="sim", prompt=SONG * 2, max_tokens=64, temperature=0
         )

@@ -10,26 +10,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.support.fleet.running_fleet import (
-    LIMIT_SECONDS,
-    Fleet,
-    command,
-    free_base_port,
-    running_fleet,
-)
+from tests.support.fleet.running_fleet import Fleet, free_base_port, ready_fleet, running_fleet
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.envoy
 
 
-@pytest.fixture
-def port() -> int:
-    return free_base_port()
-
-
-async def test_a_fleet_serves_survives_and_goes(port: int) -> None:
-    async with running_fleet(port, "--workers", "3", "--drain-timeout", "5") as fleet:
-        await fleet.ready()
+async def test_a_fleet_serves_survives_and_goes() -> None:
+    async with ready_fleet("--workers", "3", "--drain-timeout", "5") as fleet:
         lines = fleet.output.splitlines()
         assert len(lines) <= 16, fleet.output
         assert "warn" not in fleet.output.lower()
@@ -45,11 +33,8 @@ async def test_a_fleet_serves_survives_and_goes(port: int) -> None:
         await until(lambda: "worker-2 is back" in fleet.output, what="the worker is back")
         assert "worker-2 was ended by SIGKILL; starting it again" in fleet.output
 
-        before = fleet.descendants()
-        assert len(before) >= 6  # envoy, picker, three workers, the reaper
-        fleet.process.send_signal(signal.SIGINT)
-        assert await asyncio.wait_for(fleet.process.wait(), LIMIT_SECONDS) == 0, fleet.output
-        await until(lambda: not _remaining(before), what=f"all gone: {_remaining(before)}")
+        assert len(fleet.descendants()) >= 6  # envoy, picker, three workers, the reaper
+        await fleet.interrupt()
     folder = re.search(r"log: (/\S+)/worker-2.log", fleet.output)
     assert not os.path.exists(folder[1])  # noqa: ASYNC240
 
@@ -80,13 +65,9 @@ async def _kill_a_worker_under_load(fleet: Fleet) -> None:
     assert [task.result() for task in answers] == [4] * 30
 
 
-def _remaining(before: dict[int, str]) -> dict[int, str]:
-    return {pid: line for pid, line in before.items() if line and command(pid) == line}
-
-
 @pytest.mark.full
 async def test_folders_named_like_our_packages_are_not_run(
-    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran = tmp_path / "ran"
     for name in ("fleet/__init__", "picker/__init__", "worker/__init__", "types", "asyncio", "zmq"):
@@ -95,17 +76,15 @@ async def test_folders_named_like_our_packages_are_not_run(
         path.write_text(f"open({str(ran)!r}, 'a').write({name!r} + ' ')\nraise SystemExit(7)")
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    async with running_fleet(port, "--workers", "1") as fleet:
-        await fleet.ready()
+    async with ready_fleet("--workers", "1") as fleet:
         assert not ran.exists(), ran.read_text()
         assert await fleet.say_hello() == 4, fleet.output
     assert not ran.exists(), ran.read_text()
 
 
 @pytest.mark.full
-async def test_a_second_signal_stops_at_once(port: int) -> None:
-    async with running_fleet(port, "--workers", "1", "--drain-timeout", "600") as fleet:
-        await fleet.ready()
+async def test_a_second_signal_stops_at_once() -> None:
+    async with ready_fleet("--workers", "1", "--drain-timeout", "600") as fleet:
         stream = await fleet.openai.chat.completions.create(
             model="sim",
             max_tokens=8000,
@@ -114,43 +93,40 @@ async def test_a_second_signal_stops_at_once(port: int) -> None:
             extra_body={"ignore_eos": True},
         )
         await anext(aiter(stream))
-        before = fleet.descendants()
         fleet.process.send_signal(signal.SIGINT)
         wait = "stopping (waiting for 1 request, 600 s at most; Ctrl-C again to stop at once)"
         await until(lambda: wait in fleet.output, what="the drain begins")
         await until(lambda: re.search("  1 request left, 5\\d\\d", fleet.output), what="it goes on")
         assert fleet.process.returncode is None
-        fleet.process.send_signal(signal.SIGINT)
-        assert await asyncio.wait_for(fleet.process.wait(), LIMIT_SECONDS) == 0
-        await until(lambda: not _remaining(before), what=f"all gone: {_remaining(before)}")
+        await fleet.interrupt()
 
 
 @pytest.mark.full
-async def test_a_signal_during_the_start_stops_it(port: int) -> None:
-    async with running_fleet(port, "--workers", "2") as fleet:
+async def test_a_signal_during_the_start_stops_it() -> None:
+    async with running_fleet(free_base_port(), "--workers", "2") as fleet:
         await until(lambda: "starting" in fleet.output, what="it begins")
-        fleet.process.send_signal(signal.SIGINT)
-        assert await asyncio.wait_for(fleet.process.wait(), LIMIT_SECONDS) == 0, fleet.output
+        await fleet.interrupt()
         assert "curl" not in fleet.output
 
 
 @pytest.mark.full
 async def test_a_start_that_fails_leaves_no_folder_behind(
-    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    async with running_fleet(port, "--startup-timeout", "0.01") as fleet:
-        assert await asyncio.wait_for(fleet.process.wait(), LIMIT_SECONDS) == 1
+    async with running_fleet(free_base_port(), "--startup-timeout", "0.01") as fleet:
+        await fleet.ended(1)
     assert "not ready after 0.01 s" in fleet.output
     assert str(tmp_path) not in fleet.output
     assert not os.listdir(tmp_path)
 
 
 @pytest.mark.full
-async def test_a_busy_port_is_one_sentence(port: int) -> None:
+async def test_a_busy_port_is_one_sentence() -> None:
+    port = free_base_port()
     with socket.create_server(("127.0.0.1", port)):
         async with running_fleet(port) as fleet:
-            assert await asyncio.wait_for(fleet.process.wait(), LIMIT_SECONDS) == 1
+            await fleet.ended(1)
     assert fleet.output == (
         f"pointsman: port {port} on 127.0.0.1 is busy: stop what listens there, "
         "or choose another with --port\n"

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.support.fleet.browser import Browser, browser
-from tests.support.fleet.running_fleet import LIMIT_SECONDS, Fleet, free_base_port, running_fleet
+from tests.support.fleet.running_fleet import LIMIT_SECONDS, Fleet, ready_fleet
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.full]
@@ -26,17 +26,15 @@ async def _load(fleet: Fleet) -> None:
 
 
 async def test_the_page_and_top_show_a_fleet_under_load() -> None:
-    async with running_fleet(free_base_port(), "--workers", str(WORKERS)) as fleet:
-        await fleet.ready()
-        async with browser() as window:
-            load = asyncio.ensure_future(_load(fleet))
-            try:
-                await _watch_page(window, fleet)
-                await _watch_top(fleet)
-                assert not load.done(), load
-            finally:
-                load.cancel()
-                await asyncio.wait([load])
+    async with ready_fleet("--workers", str(WORKERS)) as fleet, browser() as window:
+        load = asyncio.ensure_future(_load(fleet))
+        try:
+            await _watch_page(window, fleet)
+            await _watch_top(fleet)
+            assert not load.done(), load
+        finally:
+            load.cancel()
+            await asyncio.wait([load])
 
 
 async def _watch_page(window: Browser, fleet: Fleet) -> None:

@@ -4,13 +4,16 @@ import asyncio
 import contextlib
 import os
 import re
+import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.waiting import until
 
@@ -69,6 +72,46 @@ class Fleet:
     def descendants(self) -> dict[int, str]:
         return {pid: command(pid) for pid in children(self.process.pid)}
 
+    async def ended(self, status: int = 0) -> None:
+        assert await asyncio.wait_for(self.process.wait(), LIMIT_SECONDS) == status, self.output
+
+    async def interrupt(self) -> None:
+        """Send SIGINT and wait until the fleet and every process of it are gone."""
+        before = {pid: line for pid, line in self.descendants().items() if line}
+
+        def remaining() -> dict[int, str]:
+            return {pid: line for pid, line in before.items() if command(pid) == line}
+
+        self.process.send_signal(signal.SIGINT)
+        await self.ended()
+        await until(lambda: not remaining(), what=f"all gone: {remaining()}")
+
+    async def restart(self, part: str = "") -> asyncio.subprocess.Process:
+        words = ("restart", *part.split(), "--port", str(self.port))
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "fleet.commands.cli", *words),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+
+    async def configure_workers(self, **settings: object) -> None:
+        body = {name.replace("_", "-"): value for name, value in settings.items()}
+        async with httpx.AsyncClient(timeout=LIMIT_SECONDS) as http:
+            for url in self.worker_urls:
+                answer = await http.post(f"{url}/admin/config", json=body)
+                assert answer.status_code == 200, answer.text
+
+    async def series(self, name: str, /, **labels: str) -> float:
+        """Return the sum of the picker's samples of that name with these labels."""
+        async with httpx.AsyncClient(timeout=LIMIT_SECONDS) as http:
+            page = (await http.get(f"{self.picker_url}/metrics")).text
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(page)
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
     async def say_hello(self) -> int:
         answer = await self.openai.chat.completions.create(
             model="sim",
@@ -85,7 +128,8 @@ async def running_fleet(port: int, *flags: str) -> AsyncIterator[Fleet]:
     """`pointsman up` on `port`, with simulated workers unless `flags` say otherwise."""
     argv = ["up", "--engine", "sim", "--port", str(port), *flags]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "fleet.commands.cli", *argv),  # as the script imports
+        # As the installed script imports.
+        *(sys.executable, "-P", "-m", "fleet.commands.cli", *argv),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
@@ -99,6 +143,13 @@ async def running_fleet(port: int, *flags: str) -> AsyncIterator[Fleet]:
             if process.returncode is None:
                 process.kill()
             await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def ready_fleet(*flags: str) -> AsyncIterator[Fleet]:
+    async with running_fleet(free_base_port(), *flags) as fleet:
+        await fleet.ready()
+        yield fleet
 
 
 def free_base_port() -> int:
