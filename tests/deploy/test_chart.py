@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -15,10 +14,11 @@ from tests.support.kube.crd_rules import CrdRules
 from tests.support.kube.deploy_wiring import loose_ends
 from tests.support.kube.manifests import (
     CHART,
-    DEPLOY,
     REGISTRY,
     Object,
     charted,
+    composed,
+    helm_says,
     kustomized,
     name_of,
     of_kind,
@@ -174,15 +174,14 @@ def test_probes_of_a_port_with_a_certificate_speak_tls() -> None:
     assert "scheme" not in plain["readinessProbe"]["httpGet"]
 
 
-def test_a_seed_of_ones_own_is_mounted(kubectl: Path, tmp_path: Path) -> None:
-    shutil.copytree(DEPLOY / "k8s", tmp_path / "k8s")
-    (tmp_path / "kustomization.yaml").write_text(
-        "namespace: pointsman\nresources: [k8s/overlays/active-active-tls]\n"
-        "components: [k8s/components/hash-seed, k8s/components/metrics-auth]\n"
+def test_a_seed_of_ones_own_is_mounted(tmp_path: Path) -> None:
+    theirs = by_name(
+        composed(
+            tmp_path,
+            "resources: [k8s/overlays/active-active-tls]\n"
+            "components: [k8s/components/hash-seed, k8s/components/metrics-auth]\n",
+        )
     )
-    command = [kubectl, "kustomize", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    theirs = by_name(list(yaml.safe_load_all(done.stdout)))
     settings = [one for given, _ in CERTIFIED.values() for one in given]
     ours = by_name(charted(*settings, "picker.hashSeedSecret=pointsman-picker-hash-seed"))
     name = ("Deployment", "pointsman-picker")
@@ -223,15 +222,10 @@ def test_roles_have_values_of_their_own_where_they_need_them() -> None:
         assert json.loads(transfer.partition("=")[2])["kv_buffer_size"] == 4_000_000_000
 
 
-def test_a_picker_scales_what_components_autoscale_names(kubectl: Path, tmp_path: Path) -> None:
-    shutil.copytree(DEPLOY / "k8s", tmp_path / "k8s")
-    (tmp_path / "kustomization.yaml").write_text(
-        "namespace: pointsman\nresources: [k8s/overlays/gateway, k8s/overlays/gpu-workers]\n"
-        "components: [k8s/components/autoscale]\n"
-    )
-    command = [kubectl, "kustomize", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    theirs = by_name(list(yaml.safe_load_all(done.stdout)))
+def test_a_picker_scales_what_components_autoscale_names(tmp_path: Path) -> None:
+    resources = "resources: [k8s/overlays/gateway, k8s/overlays/gpu-workers]\n"
+    components = "components: [k8s/components/autoscale]\n"
+    theirs = by_name(composed(tmp_path, resources + components))
     ours = by_name(charted("autoscaling.kind=picker", "workers.gpu.enabled=true"))
     assert theirs["Deployment", "pointsman-worker-gpu"]["spec"].pop("replicas") == 1
     assert ours == theirs
@@ -336,12 +330,8 @@ CONTRADICTIONS = {
 
 
 @pytest.mark.parametrize("settings", CONTRADICTIONS.values(), ids=CONTRADICTIONS.keys())
-def test_values_that_contradict_each_other_are_refused(
-    helm: Path, settings: tuple[str, ...]
-) -> None:
-    flags = [word for setting in (REGISTRY, *settings) for word in ("--set", setting)]
-    command = [str(helm), "template", "pointsman", str(CHART), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def test_values_that_contradict_each_other_are_refused(settings: tuple[str, ...]) -> None:
+    done = helm_says(REGISTRY, *settings)
     assert done.returncode != 0
     assert re.search(
         r"execution error at .*: (pools|picker\.metrics\.auth|autoscaling)", done.stderr
@@ -417,11 +407,11 @@ IMAGES = {
 
 @pytest.mark.parametrize(("settings", "images"), IMAGES.values(), ids=IMAGES)
 def test_images_come_from_the_registries_that_are_named(
-    helm: Path, settings: tuple[str, ...], images: set[str]
+    settings: tuple[str, ...], images: set[str]
 ) -> None:
     flags = ("mode=standalone", "workers.sim.enabled=true", "images.pullPolicy=Always", *settings)
-    command = [helm, "template", "x", CHART, *(word for one in flags for word in ("--set", one))]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = helm_says(*flags)
+    assert done.returncode == 0, done.stderr
     pods = [pod_of(one) for one in workloads([o for o in yaml.safe_load_all(done.stdout) if o])]
     found = [one for pod in pods for one in (*pod.get("initContainers", ()), *pod["containers"])]
     assert {one["image"] for one in found} == {*images, "docker.io/envoyproxy/envoy:v1.40.0"}
@@ -439,11 +429,8 @@ def test_images_come_from_the_registries_that_are_named(
         ),
     ],
 )
-def test_an_image_without_a_registry_is_refused(
-    helm: Path, settings: tuple[str, ...], image: str
-) -> None:
-    command = [helm, "template", "x", CHART, *(word for one in settings for word in ("--set", one))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def test_an_image_without_a_registry_is_refused(settings: tuple[str, ...], image: str) -> None:
+    done = helm_says(*settings)
     assert done.returncode != 0
     assert f"{image}: build and push it" in done.stderr.replace("team/epp", "team/", 1)
     assert "set images.registry" in done.stderr
@@ -526,9 +513,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("setting", REFUSED.values(), ids=REFUSED.keys())
-def test_values_that_make_no_sense_are_refused(helm: Path, setting: str) -> None:
-    command = [str(helm), "template", "pointsman", str(CHART), "--set", setting]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def test_values_that_make_no_sense_are_refused(setting: str) -> None:
+    done = helm_says(setting)
     assert done.returncode != 0
     assert "values don't meet the specifications of the schema" in done.stderr
 

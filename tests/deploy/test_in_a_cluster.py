@@ -153,14 +153,23 @@ async def test_envoy_and_picker_serve_the_selected_pods(tmp_path: Path) -> None:
         assert set(scene.workers.served) == {"127.0.0.3"}
 
 
-async def test_the_end_waits_for_what_is_under_way(tmp_path: Path) -> None:
-    async with standing(tmp_path) as scene:
+@asynccontextmanager
+async def draining(
+    folder: Path, seconds: int
+) -> AsyncIterator[tuple[Scene, asyncio.Task[int], asyncio.subprocess.Process]]:
+    """Drain for at most so many seconds while a request is held back."""
+    async with standing(folder) as scene:
         await until(scene.serves)
         slow = asyncio.create_task(scene.ask("slow"))
         await scene.workers.arrived.wait()
         drain = await asyncio.create_subprocess_exec(
-            "bash", str(scene.drain), "60", "0", str(scene.ports["admin"])
+            "bash", str(scene.drain), str(seconds), "0", str(scene.ports["admin"])
         )
+        yield scene, slow, drain
+
+
+async def test_the_end_waits_for_what_is_under_way(tmp_path: Path) -> None:
+    async with draining(tmp_path, 60) as (scene, slow, drain):
         assert await scene.ask() == 200
         assert drain.returncode is None
         assert not slow.done()
@@ -171,13 +180,7 @@ async def test_the_end_waits_for_what_is_under_way(tmp_path: Path) -> None:
 
 
 async def test_the_end_does_not_wait_for_ever(tmp_path: Path) -> None:
-    async with standing(tmp_path) as scene:
-        await until(scene.serves)
-        slow = asyncio.create_task(scene.ask("slow"))
-        await scene.workers.arrived.wait()
-        drain = await asyncio.create_subprocess_exec(
-            "bash", str(scene.drain), "1", "0", str(scene.ports["admin"])
-        )
+    async with draining(tmp_path, 1) as (_, slow, drain):
         async with asyncio.timeout(LIMIT_SECONDS):
             assert await drain.wait() == 0
         assert not slow.done()

@@ -21,16 +21,11 @@ WITH_PODS = [folder for folder in BUILDS if "/overlays/" in folder or folder.end
 
 
 @pytest.mark.parametrize("folder", WITH_PODS)
-def test_pods_are_restricted(folder: str) -> None:
+def test_pods_are_restricted_and_have_what_the_house_wishes(folder: str) -> None:
     found = workloads(kustomized(folder))
     assert found
     for workload in found:
         assert violations(pod_of(workload)) == []
-
-
-@pytest.mark.parametrize("folder", WITH_PODS)
-def test_pods_have_what_the_house_wishes(folder: str) -> None:
-    for workload in workloads(kustomized(folder)):
         is_picker = "picker" in workload["metadata"]["name"]
         assert wishes(pod_of(workload), may_ask_the_api=is_picker) == []
 

@@ -1,21 +1,18 @@
 """The picker may ask of the API server what it asks, and nothing else."""
 
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from picker.k8s.reviews import ACCESS_REVIEWS, TOKEN_REVIEWS
 from picker.planner.autoscale_file import read_autoscale_file
 from tests.support.kube.manifests import (
     BUILDS,
-    DEPLOY,
     NAMESPACE,
     Object,
     charted,
+    composed,
     kustomized,
     of_kind,
     pod_of,
@@ -157,15 +154,9 @@ def test_rights_of_another_release_are_about_its_own_pool() -> None:
     assert named == {"", "chat", "epp-team-a-chat.llm-d.ai"}
 
 
-def test_a_picker_that_scales_workers_may_scale_those(kubectl: Path, tmp_path: Path) -> None:
-    shutil.copytree(DEPLOY / "k8s", tmp_path / "k8s")
-    (tmp_path / "kustomization.yaml").write_text(
-        "namespace: pointsman\nresources: [k8s/overlays/ha, k8s/overlays/gpu-workers]\n"
-        "components: [k8s/components/autoscale]\n"
-    )
-    command = [kubectl, "kustomize", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    objects = list(yaml.safe_load_all(done.stdout))
+def test_a_picker_that_scales_workers_may_scale_those(tmp_path: Path) -> None:
+    resources = "resources: [k8s/overlays/ha, k8s/overlays/gpu-workers]\n"
+    objects = composed(tmp_path, f"{resources}components: [k8s/components/autoscale]\n")
     [config] = [one for one in of_kind(objects, "ConfigMap") if "autoscale.yaml" in one["data"]]
     assert "picker.yaml" in config["data"]
     groups = read_autoscale_file(config["data"]["autoscale.yaml"].encode(), "autoscale.yaml")

@@ -3,7 +3,6 @@
 import json
 import tracemalloc
 from struct import pack
-from typing import Any, Protocol
 
 import pytest
 from hypothesis import strategies as st
@@ -17,6 +16,7 @@ from picker.requestcontrol.pipeline import ParserTable
 from picker.tokenization.prompt_stream import MAX_MEDIA_TOKENS
 from picker.tokenization.render import prompts_of, question_of
 from picker.types import Api, InferenceRequest, ParsedBody
+from tests.fuzz.conftest import ForSeconds
 from tests.support.picker.plugin_scenes import configured, types_of
 
 MIB = 2**20
@@ -46,10 +46,6 @@ HEADERS = {
     "x-llm-d-video-resolution": "999999999x999999999",
     "x-llm-d-video-fps": "1e300",
 }
-
-
-class ForSeconds(Protocol):
-    def __call__(self, strategy: SearchStrategy[Any], check: Any) -> None: ...
 
 
 def check_body(path: str, body: bytes) -> ParsedBody | None:

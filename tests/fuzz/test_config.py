@@ -1,8 +1,6 @@
 """Any text as a configuration is built or refused with a reason, and in no other way."""
 
 import contextlib
-from collections.abc import Callable
-from typing import Any, Protocol
 
 import yaml
 from hypothesis import strategies as st
@@ -14,6 +12,7 @@ from picker.config.findings import Severity
 from picker.config.load import load_config
 from picker.errors import ConfigError
 from picker.metrics.picker_metrics import PickerMetrics
+from tests.fuzz.conftest import ForSeconds
 from tests.support.picker.configured_requests import GOLDEN
 
 GOLDENS = [path.read_text() for path in GOLDEN.values()]
@@ -44,10 +43,6 @@ VALUES = st.recursive(
     ),
     max_leaves=8,
 )
-
-
-class ForSeconds(Protocol):
-    def __call__(self, strategy: st.SearchStrategy[Any], check: Callable[[Any], Any]) -> None: ...
 
 
 @st.composite

@@ -1,6 +1,5 @@
 """Endpoints files and subset hints, whatever is written in them."""
 
-from collections.abc import Callable
 from ipaddress import ip_address
 
 import yaml
@@ -10,8 +9,7 @@ from picker.config.pool_file import pool_contents
 from picker.errors import ConfigError
 from picker.requestcontrol.candidates import LoadedCandidates, candidates_for
 from picker.types import Candidate, Endpoint
-
-ForSeconds = Callable[..., None]
+from tests.fuzz.conftest import ForSeconds
 
 ADDRESSES = st.one_of(
     st.ip_addresses().map(str),

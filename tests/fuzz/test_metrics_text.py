@@ -1,7 +1,6 @@
 """The targeted scan against the general parser, and extraction against whatever a page may be."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
@@ -14,8 +13,7 @@ from picker.scrape.exposition import greatest, scan
 from picker.scrape.extract import extract
 from picker.scrape.sources import ExtractError, Scrape
 from picker.types import Endpoint, EndpointMetrics
-
-ForSeconds = Callable[..., None]
+from tests.fuzz.conftest import ForSeconds
 
 NAMES = ["vllm:running", "vllm:running_total", "a", "x:vllm:running", "vllm:run"]
 LABELS = ["model", "engine", "le", "running_lora_adapters"]

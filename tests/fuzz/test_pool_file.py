@@ -1,8 +1,7 @@
 """Any text in an endpoints file is read or reported, within bounds."""
 
-from collections.abc import Callable
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import yaml
@@ -12,6 +11,7 @@ from picker.config.findings import MAX_FINDINGS, Severity
 from picker.config.pool_file import PoolFile, read_policies, read_pool_file
 from picker.errors import ConfigError
 from picker.pool.policies import API_VERSION, KINDS, LEGACY_API_VERSION, RequestRules, RuleSet
+from tests.fuzz.conftest import ForSeconds
 
 MAX_LINE = 1000
 
@@ -94,10 +94,6 @@ SNIPPETS = st.sampled_from(
         ),
     ]
 )
-
-
-class ForSeconds(Protocol):
-    def __call__(self, strategy: st.SearchStrategy[Any], check: Callable[[Any], Any]) -> None: ...
 
 
 def is_sound(rules: RuleSet) -> bool:

@@ -8,16 +8,13 @@ names the interpreter of another one.
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.fleet.framework_agents import CITIES, DONE, NAME
-from tests.support.fleet.running_fleet import Fleet, ready_fleet
-from tests.support.model.echo_model import TALK, write_echo_model
+from tests.support.fleet.running_fleet import talking_fleet
 
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("AGENTS_PYTHON", ROOT / ".venv-agents/bin/python"))
@@ -39,15 +36,6 @@ CHOICES = {
 MIN_CACHED = 0.95
 
 
-@asynccontextmanager
-async def echo_fleet(folder: Path) -> AsyncIterator[Fleet]:
-    _, model, *flags = write_echo_model(folder, TALK)
-    worker_args = " ".join((*flags, "--sim-time-scale", "0"))
-    ways = ("--workers", "2", "--model", model, "--worker-args", worker_args)
-    async with ready_fleet(*ways) as fleet:
-        yield fleet
-
-
 async def ten_turns(url: str, framework: str, choice: str, streams: bool) -> Any:
     process = await asyncio.create_subprocess_exec(
         *(PYTHON, ROOT / "tests/support/fleet/framework_agents.py"),
@@ -66,7 +54,7 @@ async def test_an_agent_goes_on_for_ten_turns(framework: str, tmp_path: Path) ->
     """Every call arrives, whatever the choice of tools, streamed and not, and so does the text
     behind them; all turns but the first find the conversation in the prefix cache.
     """
-    async with echo_fleet(tmp_path) as fleet:
+    async with talking_fleet(tmp_path) as fleet:
         for choice in CHOICES[framework]:
             for streams in (False, True):
                 found = await ten_turns(fleet.url, framework, choice, streams)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.worker.sim_worker import SimWorker, read_reply, sim_worker
+from tests.support.worker.sim_worker import SimWorker, post, read_reply, sim_worker
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 GOOD = b'{"prompt": "hello", "max_tokens": 2, "ignore_eos": true}'
@@ -162,23 +162,6 @@ WRONG_TYPES += [
 CORPUS = [*MALFORMED, *TOO_MUCH, *WRONG_TYPES]
 
 
-def post(path: str, body: bytes, content_type: bytes = b"application/json") -> bytes:
-    return b"POST %b HTTP/1.1\r\n%bContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b" % (
-        path.encode(),
-        HOST,
-        content_type,
-        len(body),
-        body,
-    )
-
-
-def ask(worker: SimWorker, request: bytes) -> tuple[int, bytes]:
-    with worker.connect() as connection:
-        with suppress(ConnectionError):
-            connection.sendall(request)
-        return read_reply(connection)
-
-
 def names(error: dict[str, Any], field: str) -> bool:
     param = error["param"]
     if param is None:
@@ -188,7 +171,7 @@ def names(error: dict[str, Any], field: str) -> bool:
 
 def assert_serves(worker: SimWorker) -> None:
     assert worker.process.poll() is None
-    status, body = ask(worker, post(TEXT, GOOD))
+    status, body = worker.ask(post(TEXT, GOOD))
     assert status == 200
     assert json.loads(body)["usage"]["completion_tokens"] == 2
 
@@ -197,7 +180,7 @@ def test_the_corpus_is_refused_as_documented(worker: SimWorker) -> None:
     before = worker.rss_bytes()
     wrong = []
     for bad in CORPUS:
-        status, body = ask(worker, post(bad.path, bad.body))
+        status, body = worker.ask(post(bad.path, bad.body))
         error = json.loads(body).get("error", {})
         right = (
             (status, error.get("code")) == (bad.status, bad.status)
@@ -215,8 +198,8 @@ def test_the_corpus_is_refused_as_documented(worker: SimWorker) -> None:
 @pytest.mark.parametrize(
     ("request_bytes", "status"),
     [
-        (post(TEXT, GOOD, b"text/plain"), 400),
-        (post(TEXT, GOOD, b"multipart/form-data; boundary=x"), 400),
+        (post(TEXT, GOOD, "text/plain"), 400),
+        (post(TEXT, GOOD, "multipart/form-data; boundary=x"), 400),
         (post("//v1/completions", GOOD), 404),
         (post("/v1/../metrics", GOOD), 404),
         (b"PUT /v1/completions HTTP/1.1\r\n" + HOST + b"\r\n", 405),
@@ -235,7 +218,7 @@ def test_the_corpus_is_refused_as_documented(worker: SimWorker) -> None:
 )
 def test_bad_http_is_refused(worker: SimWorker, request_bytes: bytes, status: int) -> None:
     before = worker.rss_bytes()
-    got, body = ask(worker, request_bytes)
+    got, body = worker.ask(request_bytes)
     assert (got, json.loads(body)["error"]["code"]) == (status, status)
     assert worker.rss_bytes() - before < 16 * MIB
     assert_serves(worker)
@@ -287,5 +270,5 @@ def test_running_out_of_files_is_survived() -> None:
         assert read_reply(old[0])[0] == 200
         for connection in old:
             connection.close()
-        while ask(worker, b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n")[0] != 200:
+        while worker.ask(b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n")[0] != 200:
             pass

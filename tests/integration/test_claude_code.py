@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fleet.running_fleet import ready_fleet
+from tests.support.fleet.running_fleet import talking_fleet
 from tests.support.model.echo_model import TALK, write_echo_model
 from tests.support.worker.claude_code import VERSIONS, Turn, talk
 from tests.support.worker.sim_worker import SimWorker, sim_worker
@@ -43,9 +43,6 @@ def test_every_turn_finds_the_last_one_in_the_cache(worker: SimWorker, version: 
 @pytest.mark.envoy
 @pytest.mark.full
 async def test_the_same_through_a_fleet(tmp_path: Path) -> None:
-    _, model, *flags = write_echo_model(tmp_path, TALK)
-    worker_args = " ".join((*flags, *FLAGS, "--sim-time-scale", "0"))
-    ways = ("--workers", "2", "--model", model, "--worker-args", worker_args)
-    async with ready_fleet(*ways) as fleet:
+    async with talking_fleet(tmp_path, *FLAGS) as fleet:
         for version in VERSIONS:
             assert_cached(await asyncio.to_thread(talk, fleet.url, version))

@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 
 from fleet.proxy.forward import runner_of
 from fleet.proxy.sidecar import Sidecar, SidecarOptions
 from tests.support.local_ports import free_port
+from tests.support.web_server import listening
 from tests.support.worker.running_worker import Worker, running_worker
 from worker.api.routes.prefill_leg import KEEP_KV
 
@@ -39,28 +39,29 @@ async def external(worker: Worker) -> float:
     return hits
 
 
+async def sidecar_url(stack: AsyncExitStack, decoder: str, connector: str, port: int) -> str:
+    options = SidecarOptions("", 0, decoder, connector, port, None, 60.0, 1.0)
+    sidecar = await stack.enter_async_context(Sidecar.running(options))
+    runner = runner_of(sidecar.handle, 1.0)
+    stack.push_async_callback(runner.cleanup)
+    return f"http://127.0.0.1:{await listening(runner)}"
+
+
+async def both(stack: AsyncExitStack, *flags: tuple[str, ...]) -> list[Worker]:
+    starting = [stack.enter_async_context(running_worker(*one)) for one in flags]
+    return await asyncio.gather(*starting)
+
+
 async def test_answers_are_the_same_when_the_prefill_fails(model_path: Path) -> None:
     transfer = {"kv_port": 0, "kv_transfer_timeout": 2}
     flags = ["--model", str(model_path), "--kv-cache-memory-bytes", "100000000"]
     flags += ["--max-model-len", "1024", "--kv-transfer-config"]
     async with AsyncExitStack() as stack:
-        starting = [
-            stack.enter_async_context(
-                running_worker(*flags, json.dumps({"kv_role": role, **transfer}))
-            )
-            for role in ("kv_producer", "kv_consumer")
-        ]
-        first, second = await asyncio.gather(*starting)
+        roles = [{"kv_role": role, **transfer} for role in ("kv_producer", "kv_consumer")]
+        first, second = await both(stack, *((*flags, json.dumps(role)) for role in roles))
         alone = [await said(first, "", prompt) for prompt in PROMPTS]
         named = {"x-prefiller-host-port": str(first.http.base_url.netloc.decode())}
-        url = str(second.http.base_url)
-        options = SidecarOptions("", 0, url, "nixlv2", 8998, None, 60.0, 1.0)
-        sidecar = await stack.enter_async_context(Sidecar.running(options))
-        runner = runner_of(sidecar.handle, 1.0)
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        url = await sidecar_url(stack, str(second.http.base_url), "nixlv2", 8998)
 
         for prompt, expected in zip(PROMPTS[:3], alone[:3], strict=True):
             assert await said(second, url, prompt, **named) == expected
@@ -103,21 +104,12 @@ async def test_other_ways_to_hand_a_prompt_over(way: str) -> None:
         pytest.importorskip("nixl._api")
         roles = [{"kv_connector": "NixlConnector", **role} for role in roles]
     async with AsyncExitStack() as stack:
-        starting = [
-            stack.enter_async_context(running_worker(*flags, json.dumps(role), *more_here))
-            for role, more_here in zip(roles, ([], more), strict=True)
-        ]
-        first, second = await asyncio.gather(*starting)
+        giver, taker = ((*flags, json.dumps(role)) for role in roles)
+        first, second = await both(stack, giver, (*taker, *more))
         alone = [await said(first, "", prompt) for prompt in PROMPTS]
         url = str(second.http.base_url)
         if way == "sglang":
-            options = SidecarOptions("", 0, url, "sglang", kv_port, None, 60.0, 1.0)
-            sidecar = await stack.enter_async_context(Sidecar.running(options))
-            runner = runner_of(sidecar.handle, 1.0)
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            url = await sidecar_url(stack, url, "sglang", kv_port)
         named = {"x-prefiller-host-port": first.http.base_url.netloc.decode()}
         answers = [said(second, url, prompt, **named) for prompt in PROMPTS]
         assert await asyncio.gather(*answers) == alone

@@ -2,12 +2,11 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from tests.support.worker.sim_worker import SimWorker, read_reply, sim_worker
+from tests.support.worker.sim_worker import SimWorker, post, sim_worker
 
 pytestmark = pytest.mark.full
 
@@ -143,11 +142,7 @@ def worker() -> Iterator[SimWorker]:
 def ask(worker: SimWorker, path: str, fields: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     asked = {"prompt": "a"} if path == TEXT else {"messages": [{"role": "user", "content": "a"}]}
     body = json.dumps({**asked, "max_tokens": 1, **fields}).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: w\r\nContent-Type: application/json\r\n"
-    with worker.connect() as connection:
-        with suppress(ConnectionError):
-            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        status, answer = read_reply(connection)
+    status, answer = worker.ask(post(path, body))
     return status, json.loads(answer)
 
 

@@ -1,11 +1,8 @@
 """`pointsman up --front`: streams continue when their workers are killed, and when they restart."""
 
 import asyncio
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.fleet.running_fleet import LIMIT_SECONDS, Fleet, free_base_port, ready_fleet
+from tests.support.fleet.running_fleet import LIMIT_SECONDS, Fleet, ready_fleet
 
 pytestmark = [pytest.mark.envoy, pytest.mark.full]
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "resume.py"
 SLOW = "--worker-args=--sim-decode-base-ms 30ms"
 ASKED: list[dict[str, Any]] = [
     {"seed": 1, "temperature": 1},
@@ -107,14 +103,3 @@ async def test_streams_move_when_workers_restart() -> None:
             pages = [(await client.get(f"{url}/metrics")).text for url in fleet.worker_urls]
         moved = [line for page in pages for line in page.splitlines() if 'source="p2p"' in line]
         assert sum(float(line.split()[-1]) for line in moved) > 0
-
-
-@pytest.mark.soak
-def test_a_minute_of_kills(tmp_path: Path) -> None:
-    results = tmp_path / "resume.json"
-    command = [sys.executable, str(SCRIPT), "--streams", "300", "--port", str(free_base_port())]
-    done = subprocess.run(
-        [*command, "--json", str(results)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(results.read_text())["figures"]["streams that ran there"] > 10

@@ -1,26 +1,31 @@
-"""Mixed load on a worker with too small a pool: everything ends once and nothing leaks."""
+"""Long runs: a worker under mixed load leaks nothing, and streams outlive a minute of kills."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.full
+from tests.support.fleet.running_fleet import free_base_port
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "worker_soak.py"
+pytestmark = [pytest.mark.full, pytest.mark.soak]
+
+SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 
 
-@pytest.mark.soak
+def report_of(folder: Path, script: str, *flags: str) -> dict[str, Any]:
+    results = folder / "results.json"
+    command = [sys.executable, str(SCRIPTS / script), *flags, "--json", str(results)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report: dict[str, Any] = json.loads(results.read_text())
+    return report
+
+
 def test_twenty_seconds_of_mixed_load_leave_nothing_behind(tmp_path: Path) -> None:
-    results = tmp_path / "soak.json"
-    command = [sys.executable, str(SCRIPT), "--engine", "sim", "--minutes", "0.33"]
-    done = subprocess.run(
-        [*command, "--json", str(results)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout
-    report = json.loads(results.read_text())
+    report = report_of(tmp_path, "worker_soak.py", "--engine", "sim", "--minutes", "0.33")
     assert report["violations"] == []
     figures = report["figures"]
     assert figures["requests"] > 100
@@ -28,3 +33,10 @@ def test_twenty_seconds_of_mixed_load_leave_nothing_behind(tmp_path: Path) -> No
         *("abort", "bad", "leave-stream", "leave-whole", "stream", "whole")
     }
     assert figures["ended for the worker"]["abort"] > 0
+
+
+@pytest.mark.envoy
+def test_a_minute_of_kills(tmp_path: Path) -> None:
+    port = str(free_base_port())
+    report = report_of(tmp_path, "resume.py", "--streams", "300", "--port", port)
+    assert report["figures"]["streams that ran there"] > 10

@@ -4,13 +4,18 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import uuid
 from pathlib import Path
 
 import pytest
 
-from tests.support.fleet.running_fleet import LIMIT_SECONDS, children, free_base_port, running_fleet
+from tests.support.fleet.running_fleet import (
+    LIMIT_SECONDS,
+    children,
+    free_base_port,
+    ready_fleet,
+    running_fleet,
+)
 from tests.support.waiting import until
 from tests.support.worker.running_worker import running_worker
 
@@ -84,13 +89,8 @@ async def test_nothing_survives_a_fleet_that_is_killed_while_it_starts(
 
 @pytest.mark.envoy
 async def test_nothing_survives_a_fleet_that_is_killed_while_it_serves(family: Family) -> None:
-    port = free_base_port()
-    async with running_fleet(port, "--workers", "2") as fleet:
-        await fleet.ready()
-        restart = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "fleet.commands.cli", "restart", "--port", str(port)),
-            stdout=asyncio.subprocess.DEVNULL,
-        )
+    async with ready_fleet("--workers", "2") as fleet:
+        restart = await fleet.restart()
         await until(
             lambda: (
                 sum("-m picker " in line for line in family.living().values()) == 2

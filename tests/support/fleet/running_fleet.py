@@ -15,6 +15,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.model.echo_model import TALK, write_echo_model
 from tests.support.waiting import until
 
 LIMIT_SECONDS = 120
@@ -149,6 +150,16 @@ async def running_fleet(port: int, *flags: str) -> AsyncIterator[Fleet]:
 async def ready_fleet(*flags: str) -> AsyncIterator[Fleet]:
     async with running_fleet(free_base_port(), *flags) as fleet:
         await fleet.ready()
+        yield fleet
+
+
+@contextlib.asynccontextmanager
+async def talking_fleet(folder: Path, *flags: str) -> AsyncIterator[Fleet]:
+    """Two workers that say what the last message says, and cache the conversation."""
+    _, model, *echoes = write_echo_model(folder, TALK)
+    worker_args = " ".join((*echoes, *flags, "--sim-time-scale", "0"))
+    ways = ("--workers", "2", "--model", model, "--worker-args", worker_args)
+    async with ready_fleet(*ways) as fleet:
         yield fleet
 
 

@@ -1,5 +1,6 @@
 """Kubernetes objects as kustomize and Helm render them from deploy/."""
 
+import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -29,6 +30,20 @@ def kustomized(folder: str, version: str = NEWEST) -> list[Object]:
     """Return the objects of `kubectl kustomize FOLDER`. Raises MissingToolError."""
     words = ("kustomize", str(ROOT / folder))
     return list(yaml.safe_load_all(_output(tool("kubectl", version), *words)))
+
+
+def composed(folder: Path, kustomization: str) -> list[Object]:
+    """Render a kustomization in a folder that also holds a copy of deploy/k8s."""
+    shutil.copytree(K8S, folder / "k8s")
+    (folder / "kustomization.yaml").write_text(f"namespace: {NAMESPACE}\n{kustomization}")
+    return list(yaml.safe_load_all(_output(tool("kubectl"), "kustomize", str(folder))))
+
+
+def helm_says(*settings: str) -> subprocess.CompletedProcess[str]:
+    """Run `helm template` with no other settings than these; it may fail."""
+    flags = [word for setting in settings for word in ("--set", setting)]
+    command = [tool("helm"), "template", "pointsman", CHART, *flags]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def charted(*settings: str, release: str = "pointsman", namespace: str = NAMESPACE) -> list[Object]:

@@ -24,8 +24,13 @@ class SimWorker:
         return f"http://127.0.0.1:{self.port}"
 
     def connect(self) -> socket.socket:
-        """Start a worker and wait for its ready line; `max_files` is its limit of open files."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=120)
+
+    def ask(self, request: bytes) -> tuple[int, bytes]:
+        with self.connect() as connection:
+            with suppress(ConnectionError):  # it may answer before it has read all
+                connection.sendall(request)
+            return read_reply(connection)
 
     def rss_bytes(self) -> int:
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * PAGE_BYTES
@@ -33,6 +38,7 @@ class SimWorker:
 
 @contextmanager
 def sim_worker(*flags: str, max_files: int | None = None) -> Iterator[SimWorker]:
+    """Start a worker and wait for its ready line; `max_files` is its limit of open files."""
     command = [sys.executable, "-m", "worker", "--engine", "sim", "--port", "0"]
     process = subprocess.Popen(
         # However long the machine keeps the engine from running, it is not taken for lost.
@@ -50,6 +56,11 @@ def sim_worker(*flags: str, max_files: int | None = None) -> Iterator[SimWorker]
         with suppress(ProcessLookupError):
             process.kill()
         process.communicate()
+
+
+def post(path: str, body: bytes, content_type: str = "application/json") -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: w\r\nContent-Type: {content_type}\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def _limit_files(number: int) -> None:

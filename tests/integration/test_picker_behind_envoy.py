@@ -1,7 +1,8 @@
-"""Answers that no worker gave, Envoy's own and the picker's, in the form of the API: on a real
-Envoy with a generated bootstrap.
+"""This project's picker behind a generated bootstrap on a real Envoy: request bodies, WebSockets,
+and answers that no worker gave.
 """
 
+import asyncio
 import json
 from typing import Any
 
@@ -9,11 +10,14 @@ import anthropic
 import openai
 import pytest
 
-from fleet.envoy.settings import Limits
+from fleet.envoy.settings import Limits, Mechanism, SocketAddress
 from tests.support.picker.bench_picker import picked
 from tests.support.picker.http_exchange import Ask, exchange
+from tests.support.picker.websocket import ECHOED, echoing, over_http1, over_http2
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.envoy
+MECHANISMS = pytest.mark.parametrize("mechanism", list(Mechanism), ids=lambda m: m.value)
 CHAT: Any = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 LIMITS = Limits(request_timeout_seconds=1.0)
 TOO_LARGE = LIMITS.request_buffer_bytes + 1
@@ -93,3 +97,39 @@ async def test_clients_read_the_errors_of_picker_and_envoy(bench) -> None:
             picker.pick(b.workers[0].port)
         await gpt.close()
         await claude.close()
+
+
+@MECHANISMS
+async def test_the_picked_endpoint_serves_bodies_up_to_the_limit(bench, mechanism) -> None:
+    async with picked(bench, mechanism) as (b, picker):
+        for worker in b.workers:
+            picker.pick(worker.port)
+            for size in (1, 100_000, 3_000_000, 4 * 1024 * 1024):
+                answer = await b.post(size=size)
+                assert (answer["worker"], answer["size"]) == (worker.name, size)
+        assert (await b.post(size=4 * 1024 * 1024 + 1))["status"] == 413
+        await until(lambda: picker.inflight.total == 0, what="all is released")
+
+
+async def test_a_request_counts_until_its_last_token(bench) -> None:
+    async with picked(bench) as (b, picker):
+        picker.pick(b.workers[0].port)
+        async with b.client.post(f"{b.url}/stream", data=b"x") as response:
+            assert await response.content.readline() == b"data: first\n"
+            await b.post()
+            await until(lambda: picker.inflight.total == 1, what="the short one is released")
+            b.workers[0].go_on.set()
+            await response.content.read()
+            await until(lambda: picker.inflight.total == 0, what="the stream is released")
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+async def test_a_websocket_reaches_its_worker(bench, buffered: bool) -> None:
+    async with echoing() as first, echoing() as second, asyncio.timeout(60):
+        endpoints = tuple(SocketAddress("127.0.0.1", port) for port in (first, second))
+        changes = {"endpoints": endpoints, "buffer_request_body": buffered}
+        async with picked(bench, **changes) as (b, picker):
+            picker.pick(second)
+            for talk in (over_http1, over_http2):
+                assert await talk(port_of(b.url)) == ECHOED
+            await until(lambda: picker.inflight.total == 0, what="all is released")
