@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -10,8 +9,8 @@ from pathlib import Path
 
 import aiohttp
 import grpc
-import h11
 import pytest
+from aiohttp import web
 from envoy.config.core.v3 import base_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
@@ -23,6 +22,7 @@ from fleet.envoy.bootstrap import build, to_yaml
 from fleet.envoy.settings import BootstrapConfig, SocketAddress
 from tests.support.fleet.envoy_process import EnvoyProcess
 from tests.support.local_ports import free_port
+from tests.support.web_server import for_all_paths, runner_of
 
 DESTINATION = "x-gateway-destination-endpoint"
 LIMIT_SECONDS = 120.0
@@ -36,79 +36,46 @@ class EchoWorker:
         self.go_on = asyncio.Event()  # holds back the second half of /stream
         self.held: set[str] = set()  # paths that never get an answer
         self.status = 200  # of every answer but those to health checks
-        self._server: asyncio.Server | None = None
-        self._connections: dict[asyncio.Task, asyncio.StreamWriter] = {}
+        self._runner: web.AppRunner | None = None
+        self._transports: set[asyncio.BaseTransport] = set()
 
     @property
     def host_port(self) -> str:
         return f"127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._runner = runner_of(for_all_paths(self._answer))
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
 
     async def stop(self) -> None:
-        if self._server is None:
+        if self._runner is None:
             return
-        self._server.close()
-        self._server = None
-        tasks = list(self._connections)
-        for task in tasks:
-            self._connections[task].transport.abort()
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        runner, self._runner = self._runner, None
+        for site in list(runner.sites):
+            await site.stop()
+        for transport in self._transports:
+            transport.abort()  # type: ignore[attr-defined]
+        await runner.cleanup()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections[task] = writer
-        try:
-            while await self._request(h11.Connection(h11.SERVER), reader, writer):
-                pass
-        except (asyncio.CancelledError, OSError):
-            pass  # stopped, or Envoy hung up: either way the connection is over
-        finally:
-            del self._connections[task]
-            writer.close()
-
-    async def _request(
-        self, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> bool:
-        request, size = None, 0
-        while not isinstance(event := http.next_event(), h11.EndOfMessage):
-            if event is h11.NEED_DATA:
-                received = await reader.read(65_536)
-                if not received:
-                    return False
-                http.receive_data(received)
-            elif isinstance(event, h11.Request):
-                request = event
-            elif isinstance(event, h11.Data):
-                size += len(event.data)
-        assert request is not None
-        async for piece in self._answer(request, size):
-            for part in piece:
-                writer.write(http.send(part) or b"")
-            await writer.drain()
-        return True
-
-    async def _answer(self, request: h11.Request, size: int) -> AsyncIterator[list[h11.Event]]:
-        path = request.target.decode()
-        if path != "/health":
-            self.requests.append(path)
-        if path in self.held:
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        self._transports.add(request.transport)
+        size = len(await request.read())
+        if request.path != "/health":
+            self.requests.append(request.path_qs)
+        if request.path in self.held:
             await asyncio.Event().wait()
-        if path == "/stream":
-            kind = ("content-type", "text/event-stream")
-            yield [h11.Response(status_code=200, headers=[kind]), h11.Data(b"data: first\n\n")]
+        if request.path == "/stream":
+            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await response.prepare(request)
+            await response.write(b"data: first\n\n")
             await self.go_on.wait()
-            yield [h11.Data(b"data: [DONE]\n\n"), h11.EndOfMessage()]
-            return
-        headers = {name.decode(): value.decode() for name, value in request.headers}
-        body = json.dumps({"worker": self.name, "headers": headers, "size": size}).encode()
-        described = [("content-type", "application/json"), ("content-length", str(len(body)))]
-        status = 200 if path == "/health" else self.status
-        head = h11.Response(status_code=status, headers=described)
-        yield [head, h11.Data(body), h11.EndOfMessage()]
+            await response.write(b"data: [DONE]\n\n")
+            return response
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        body = {"worker": self.name, "headers": headers, "size": size}
+        return web.json_response(body, status=200 if request.path == "/health" else self.status)
 
 
 @dataclass

@@ -12,20 +12,15 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
-from hpack import Decoder, Encoder
-from hyperframe.frame import (
-    DataFrame,
-    Frame,
-    GoAwayFrame,
-    HeadersFrame,
-    PingFrame,
-    RstStreamFrame,
-    SettingsFrame,
-    WindowUpdateFrame,
-)
+from h2 import events
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.settings import SettingCodes, Settings
+from hyperframe.frame import GoAwayFrame
 
 from tests.support.fleet.running_fleet import (
     LIMIT_SECONDS,
@@ -36,9 +31,7 @@ from tests.support.fleet.running_fleet import (
 )
 from tests.support.waiting import until
 
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _WINDOW = 2**30
-_HEAD_BYTES = 9
 
 
 class BrokenError(Exception): ...
@@ -61,46 +54,47 @@ class Answer:
             self.ended.set()
 
 
+class _PatientHttp2(H2Connection):
+    """The library itself would end its streams at a GOAWAY."""
+
+    last_stream_id: int | None = None
+
+    def _receive_goaway_frame(self, frame: GoAwayFrame) -> Any:
+        self.last_stream_id = frame.last_stream_id
+        return [], []
+
+
 class _Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self._encoder, self._decoder = Encoder(), Decoder()
         self._answers: dict[int, Answer] = {}
-        self._next = 1
+        self._http = _PatientHttp2(H2Configuration(client_side=True, header_encoding="utf-8"))
+        window = {SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW}
+        self._http.local_settings = Settings(client=True, initial_values=window)
+        self._http.initiate_connection()
+        self._http.increment_flow_control_window(_WINDOW)
         self.said_goodbye = False
-        settings = SettingsFrame(0, settings={SettingsFrame.INITIAL_WINDOW_SIZE: _WINDOW})
-        window = WindowUpdateFrame(0, window_increment=_WINDOW)
-        writer.write(_PREFACE + settings.serialize() + window.serialize())
 
     def send(self, path: str, body: bytes) -> Answer:
-        number, self._next = self._next, self._next + 2
+        number = self._http.get_next_available_stream_id()
         answer = self._answers[number] = Answer()
-        headers = HeadersFrame(number, flags=["END_HEADERS"])
-        headers.data = self._encoder.encode(
-            [
-                (":method", "POST"),
-                (":scheme", "http"),
-                (":path", path),
-                (":authority", "localhost"),
-                ("content-type", "application/json"),
-                ("content-length", str(len(body))),
-            ]
-        )
-        data = DataFrame(number, data=body, flags=["END_STREAM"])
-        self._writer.write(headers.serialize() + data.serialize())
+        headers = [(":method", "POST"), (":scheme", "http"), (":path", path)]
+        headers += [(":authority", "localhost"), ("content-type", "application/json")]
+        self._http.send_headers(number, [*headers, ("content-length", str(len(body)))])
+        self._http.send_data(number, body, end_stream=True)
+        self._writer.write(self._http.data_to_send())
         return answer
 
     async def read(self) -> None:
         reason = "the connection was closed"
         try:
-            while True:
-                frame, length = Frame.parse_frame_header(
-                    memoryview(await self._reader.readexactly(_HEAD_BYTES))
-                )
-                frame.parse_body(memoryview(await self._reader.readexactly(length)))
-                self._take(frame)
-        except asyncio.IncompleteReadError:
-            pass
+            while data := await self._reader.read(65_536):
+                for event in self._http.receive_data(data):
+                    if (number := getattr(event, "stream_id", None)) in self._answers:
+                        self._take(event, number)
+                if self._http.last_stream_id is not None:
+                    self._goodbye(self._http.last_stream_id)
+                self._writer.write(self._http.data_to_send())
         except OSError as error:
             reason = f"the connection broke: {error}"
         finally:
@@ -109,37 +103,23 @@ class _Connection:
                 answer.fail(reason)
             self._writer.close()
 
-    def _take(self, frame: Frame) -> None:
-        if isinstance(frame, SettingsFrame) and "ACK" not in frame.flags:
-            self._writer.write(SettingsFrame(0, flags=["ACK"]).serialize())
-        elif isinstance(frame, PingFrame) and "ACK" not in frame.flags:
-            pong = PingFrame(0, opaque_data=frame.opaque_data, flags=["ACK"])
-            self._writer.write(pong.serialize())
-        elif isinstance(frame, GoAwayFrame):
-            self._goodbye(frame.last_stream_id)
-        elif frame.stream_id in self._answers:
-            self._take_of_stream(frame, self._answers[frame.stream_id])
+    def _take(self, event: events.Event, number: int) -> None:
+        answer = self._answers[number]
+        if isinstance(event, events.ResponseReceived):
+            answer.headers |= dict(event.headers)
+        elif isinstance(event, events.DataReceived):
+            answer.body += event.data
+        elif isinstance(event, events.StreamReset):
+            answer.fail(f"reset with code {event.error_code}")
+        elif isinstance(event, events.StreamEnded):
+            del self._answers[number]
+            answer.ended.set()
 
     def _goodbye(self, last: int) -> None:
         self.said_goodbye = True
         for number in [number for number in self._answers if number > last]:
             self._answers.pop(number).fail("refused by a goodbye")
-        self.hang_up_when_idle()
-
-    def _take_of_stream(self, frame: Frame, answer: Answer) -> None:
-        if isinstance(frame, HeadersFrame):
-            answer.headers |= dict(self._decoder.decode(frame.data))
-        elif isinstance(frame, DataFrame):
-            answer.body += frame.data
-        elif isinstance(frame, RstStreamFrame):
-            answer.fail(f"reset with code {frame.error_code}")
-        if "END_STREAM" in frame.flags:
-            del self._answers[frame.stream_id]
-            answer.ended.set()
-            self.hang_up_when_idle()
-
-    def hang_up_when_idle(self) -> None:
-        if self.said_goodbye and not self._answers:
+        if not self._answers:
             self._writer.close()
 
     def close(self) -> None:

@@ -18,18 +18,22 @@ def for_all_paths(handle: Handler) -> web.Application:
     return application
 
 
-@asynccontextmanager
-async def serving(
-    application: web.Application, tls: ssl.SSLContext | None = None
-) -> AsyncIterator[int]:
-    """Serve while the block runs, and yield the port."""
-    runner = web.AppRunner(
+def runner_of(application: web.Application) -> web.AppRunner:
+    return web.AppRunner(
         application,
         handler_cancellation=True,
         shutdown_timeout=0.1,
         auto_decompress=False,
         access_log=None,
     )
+
+
+@asynccontextmanager
+async def serving(
+    application: web.Application, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[int]:
+    """Serve while the block runs, and yield the port."""
+    runner = runner_of(application)
     try:
         yield await listening(runner, tls)
     finally:
