@@ -79,15 +79,29 @@ def test_pickers_are_found_by_their_pool_and_nothing_else_changes() -> None:
         kubernetes_validate.validate(after[index], KUBERNETES, strict=True)
 
 
+def run(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(word) for word in command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        **options,
+    )
+
+
+def put(path: Path, output: Path) -> subprocess.CompletedProcess[str]:
+    flags = ("--image", "ours:1", "--config", KIND / "picker-config.yaml", "--output", output)
+    return run(sys.executable, KIND / "put_picker.py", path, *flags)
+
+
 def test_the_file_is_written_anew(tmp_path: Path) -> None:
     gateway = {"kind": "Gateway", "spec": {"gatewayClassName": "{GATEWAY_CLASS_NAME}"}}
     path = tmp_path / "base.yaml"
     path.write_text("# comment\n---\n" + yaml.safe_dump_all([gateway, *manifests()]))
-    command = [sys.executable, str(KIND / "put_picker.py"), str(path), "--image", "ours:1"]
-    command += ["--config", str(KIND / "picker-config.yaml"), "--output", str(path)]
     texts = []
     for _ in range(2):
-        subprocess.run(command, check=True, capture_output=True)
+        assert put(path, path).returncode == 0
         texts.append(path.read_text())
     assert texts[0] == texts[1]
     assert next(iter(yaml.safe_load_all(texts[0]))) == gateway
@@ -96,9 +110,7 @@ def test_the_file_is_written_anew(tmp_path: Path) -> None:
 def test_manifests_without_a_picker_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "base.yaml"
     path.write_text(yaml.safe_dump(copy.deepcopy(manifests()[0])))
-    command = [sys.executable, str(KIND / "put_picker.py"), str(path), "--image", "ours:1"]
-    command += ["--config", str(KIND / "picker-config.yaml"), "--output", str(tmp_path / "out")]
-    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    result = put(path, tmp_path / "out")
     assert result.returncode == 1
     assert "no container has --pool-name" in result.stderr
     assert not (tmp_path / "out").exists()
@@ -109,15 +121,7 @@ def test_the_pickers_arguments_are_understood(tmp_path: Path) -> None:
     put_picker(documents, "ours:1", (KIND / "picker-config.yaml").read_text())
     arguments = documents[1]["spec"]["template"]["spec"]["containers"][0]["args"]
     environment = {**os.environ, "KUBECONFIG": str(tmp_path / "nowhere")}
-    result = subprocess.run(
-        [sys.executable, "-m", "picker", *arguments],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    result = run(sys.executable, "-m", "picker", *arguments, cwd=ROOT, env=environment)
     assert result.returncode == 1, result.stderr
     assert "nowhere" in result.stderr
 
@@ -154,20 +158,12 @@ def test_missing_tools_are_reported_before_anything_is_done(
     environment = {**os.environ, "WORK": str(tmp_path)}
     if path is not None:
         environment["PATH"] = path
-    result = subprocess.run(
-        [str(KIND / "run.sh"), *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    result = run(KIND / "run.sh", *arguments, env=environment)
     assert result.returncode == 2
     assert said in result.stderr
 
 
 def test_the_help_names_every_flag() -> None:
-    result = subprocess.run(
-        [str(KIND / "run.sh"), "--help"], capture_output=True, text=True, check=True, timeout=60
-    )
+    result = run(KIND / "run.sh", "--help")
+    assert result.returncode == 0
     assert all(flag in result.stdout for flag in ("--keep", "--only", "--delete"))

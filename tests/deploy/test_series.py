@@ -34,7 +34,12 @@ GRAFANA = {
 }
 OF_PROMETHEUS = {"up"}  # which it makes itself
 RUNBOOK = "https://github.com/pointsman/pointsman/blob/main/docs/troubleshooting.md#"
-DASHBOARDS = sorted((DEPLOY / "grafana").glob("*.json"))
+BOARDS: dict[str, dict[str, Any]] = {
+    path.stem: json.loads(path.read_text()) for path in sorted((DEPLOY / "grafana").glob("*.json"))
+}
+GROUPS = yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text())["groups"]
+RULES: dict[str, dict[str, Any]] = {r["alert"]: r for group in GROUPS for r in group["rules"]}
+each_board = pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS.keys())
 LABEL = re.compile(r"\{\{\s*(?:\$labels\.)?([a-z_]+)\s*\}\}")
 
 
@@ -82,33 +87,29 @@ def targets(dashboard: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield target["expr"], target["legendFormat"]
 
 
-@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_dashboards_ask_for_series_that_exist(path) -> None:
-    queries = list(targets(json.loads(path.read_text())))
+@each_board
+def test_dashboards_ask_for_series_that_exist_and_legends_name_labels_that_queries_keep(
+    board: dict[str, Any],
+) -> None:
+    queries = list(targets(board))
     assert len(queries) > 20
-    for query, _ in queries:
+    for query, legend in queries:
         names = asked(query)
         assert names, query
         assert names - documented() == set(), query
-
-
-@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_legends_name_labels_that_queries_keep(path) -> None:
-    for query, legend in targets(json.loads(path.read_text())):
         for label in LABEL.findall(legend) if "(" in query else ():
             assert re.search(rf"by \([^)]*\b{label}\b[^)]*\)", query), (query, legend)
 
 
 def test_the_dashboard_of_pickers_is_of_the_pools_that_are_chosen() -> None:
-    dashboard = json.loads((DEPLOY / "grafana" / "picker.json").read_text())
-    variables = {one["name"]: one for one in dashboard["templating"]["list"]}
+    variables = {one["name"]: one for one in BOARDS["picker"]["templating"]["list"]}
     chosen = variables["inference_pool"]
     assert (chosen["includeAll"], chosen["multi"], chosen["allValue"]) == (True, True, ".*")
     assert chosen["current"]["value"] == "$__all"
     assert chosen["query"].endswith(", inference_pool)")
     assert set(parsed_names(chosen["query"])) <= documented() - of_process()
     filtered = 'inference_pool=~"$inference_pool"'
-    for query, _ in targets(dashboard):
+    for query, _ in targets(BOARDS["picker"]):
         for one in parsed(query):
             if str(one.name).startswith("vllm:"):
                 continue  # workers know of no pool
@@ -123,17 +124,16 @@ def parsed_names(variable: str) -> list[str]:
 
 
 def test_the_dashboard_of_pickers_shows_all_series_of_replicas() -> None:
-    dashboard = json.loads((DEPLOY / "grafana" / "picker.json").read_text())
-    shown = {name for query, _ in targets(dashboard) for name in asked(query)}
+    shown = {name for query, _ in targets(BOARDS["picker"]) for name in asked(query)}
     about = re.compile(r"pointsman_(peers?|leader|lease|unknown_pool)(_|$)")
     names = {name for name in documented() if about.match(name)}
     assert len(names) > 10
     assert names - shown == {"pointsman_peer_messages_total"}
 
 
-@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_panels_have_room(path) -> None:
-    panels = json.loads(path.read_text())["panels"]
+@each_board
+def test_panels_have_room(board: dict[str, Any]) -> None:
+    panels = board["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     cells = [
         (x, y)
@@ -146,8 +146,7 @@ def test_panels_have_room(path) -> None:
 
 
 def test_alerts_of_several_pickers_use_their_series() -> None:
-    groups = yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text())["groups"]
-    queries = {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
+    queries = {name: rule["expr"] for name, rule in RULES.items()}
     assert asked(queries["PointsmanLeaderMissing"]) == {"pointsman_leader"}
     assert asked(queries["PointsmanUnknownPool"]) == {"pointsman_unknown_pool_total"}
     # A picker without peers also reports that it hears none, but calls no peer.
@@ -162,10 +161,8 @@ def test_alerts_of_several_pickers_use_their_series() -> None:
 
 
 def test_alerts_ask_for_series_that_exist() -> None:
-    groups = yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text())["groups"]
-    rules = [rule for group in groups for rule in group["rules"]]
-    assert len({rule["alert"] for rule in rules}) == len(rules) > 10
-    for rule in rules:
+    assert len(RULES) == sum(len(group["rules"]) for group in GROUPS) > 10
+    for rule in RULES.values():
         assert asked(rule["expr"]) <= documented(), rule["alert"]
         assert rule["annotations"]["summary"]
         assert rule["labels"]["severity"] in ("critical", "warning", "info")
@@ -175,20 +172,18 @@ def test_alerts_ask_for_series_that_exist() -> None:
 
 
 def test_every_alert_opens_a_section_of_the_runbook() -> None:
-    groups = yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text())["groups"]
-    rules = {rule["alert"]: rule for group in groups for rule in group["rules"]}
     text = (ROOT / "docs" / "troubleshooting.md").read_text()
     sections = dict(re.findall(r"^### (\w+)\n\n(.+?)(?=\n##|\Z)", text, re.M | re.S))
-    assert sections.keys() == rules.keys()
-    for name, rule in rules.items():
+    assert sections.keys() == RULES.keys()
+    for name, rule in RULES.items():
         assert rule["annotations"]["runbook_url"] == RUNBOOK + name.lower()
         assert rule["annotations"]["description"]
         assert len(sections[name]) > 20
 
 
-@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_panels_are_described_and_the_first_row_is_of_numbers(path) -> None:
-    panels = json.loads(path.read_text())["panels"]
+@each_board
+def test_panels_are_described_and_the_first_row_is_of_numbers(board: dict[str, Any]) -> None:
+    panels = board["panels"]
     assert [panel["title"] for panel in panels if panel["type"] != "row"][:6] == [
         panel["title"] for panel in panels if panel["type"] == "stat"
     ]
@@ -227,10 +222,8 @@ async def test_every_query_asks_for_what_running_programs_have(pages: dict[str, 
             there.add(name)
             there |= {f"{name}_{part}" for part in ("bucket", "sum", "count")}
             there |= {f"{name}_total"} if kind == "counter" else set()
-    groups = yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text())["groups"]
-    queries = [rule["expr"] for group in groups for rule in group["rules"]]
-    for path in DASHBOARDS:
-        dashboard = json.loads(path.read_text())
+    queries = [rule["expr"] for rule in RULES.values()]
+    for dashboard in BOARDS.values():
         queries += [query for query, _ in targets(dashboard)]
         queries += [one["expr"] for one in dashboard["annotations"]["list"]]
     missing = {name for query in queries for name in asked(query)} - there

