@@ -157,7 +157,7 @@ async def test_envoy_and_picker_serve_the_selected_pods(tmp_path: Path) -> None:
 async def draining(
     folder: Path, seconds: int
 ) -> AsyncIterator[tuple[Scene, asyncio.Task[int], asyncio.subprocess.Process]]:
-    """Drain for at most so many seconds while a request is held back."""
+    """Drain for at most this number of seconds while a request is held back."""
     async with standing(folder) as scene:
         await until(scene.serves)
         slow = asyncio.create_task(scene.ask("slow"))
