@@ -130,6 +130,7 @@ def _settings(path: Path, max_rank: int) -> _Settings:
         if value is not None and value not in neutral:
             raise ModelError(f"{path}: {name} {value!r} is not supported")
     targets = settings.target_modules
+    # PEFT reads a string as a pattern: then the names of the tensors decide.
     for target in targets if isinstance(targets, list) else ():
         if target.rpartition(".")[2] not in TARGETS:
             raise ModelError(

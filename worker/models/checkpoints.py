@@ -284,6 +284,7 @@ class SafetensorsCheckpoint:
             if blocks is not None:
                 return blocks
             tensor = grouped.decode()
+            # FP8 with scales that are powers of two is exact in bfloat16, at half the memory.
             narrow = tensor.bfloat16()
             tensor = narrow if torch.equal(narrow.float(), tensor) else tensor
         # A quantised router would change which experts a token takes.
@@ -336,7 +337,7 @@ def _shard_names(path: Path) -> list[str]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # RecursionError: hostile nesting
         raise ModelError(f"{path}: cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path}: not a JSON object")
@@ -460,6 +461,7 @@ def _q6_k(raw: _Bytes) -> Float32Array:
 
 
 _DECODERS: dict[str, Callable[[_Bytes], Float32Array]] = {
+    # astype copies: callers may write to the result, but not to the mapping.
     "F32": lambda raw: raw.view("<f4").astype(np.float32),
     "F16": lambda raw: raw.view("<f2").astype(np.float32),
     "BF16": lambda raw: (raw.view("<u2").astype(np.uint32) << 16).view(np.float32),

@@ -186,6 +186,7 @@ def from_gguf(file: GgufFile) -> ModelConfig:
         raise ModelError(f"{source}: tensor token_embd.weight is missing")
     hidden = fields.number("embedding_length", int)
     heads = fields.number("attention.head_count", int)
+    # Sizes are checked later: a hostile file may claim 0 heads.
     head_dim = fields.number("attention.key_length", int, hidden // max(heads, 1))
     if fields.number("attention.value_length", int, head_dim) != head_dim:
         raise fields.refuse("values of another size than keys are not supported")
@@ -215,6 +216,7 @@ def from_gguf(file: GgufFile) -> ModelConfig:
         rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon", float),
         rope_theta=fields.number("rope.freq_base", float, 10000.0),
         rope_scaling=gguf_scaling(fields),
+        # GGUF has no keys for these; the tensors show them.
         tied_head="output.weight" not in file.tensors,
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
         output_bias="blk.0.attn_output.bias" in file.tensors,
@@ -308,6 +310,7 @@ def from_hf(source: str, values: Mapping[str, Any]) -> ModelConfig:
         rope_theta=hf_rope(source, values).number("rope_theta", float, theta),
         rope_scaling=hf_scaling(source, values),
         tied_head=fields.flag("tie_word_embeddings", default=architecture in _TIED),
+        # Qwen2 has these biases without a key in its configuration.
         qkv_bias=attention_bias or architecture == "qwen2",
         output_bias=attention_bias,
         mlp_bias=fields.flag("mlp_bias"),

@@ -24,11 +24,11 @@ from typing import Any, NoReturn
 from worker.errors import ModelError
 
 MAGIC = b"GGUF"
-SUPPORTED_VERSIONS = (2, 3)
+SUPPORTED_VERSIONS = (2, 3)  # version 1 has counts and lengths of 32 bits
 DEFAULT_ALIGNMENT = 32
 
 _MAX_DIMS = 8
-_MAX_ARRAY_DEPTH = 4
+_MAX_ARRAY_DEPTH = 4  # hostile nesting must not exhaust the stack
 _TYPE_BOOL, _TYPE_STRING, _TYPE_ARRAY = 7, 8, 9
 _SCALAR_FORMATS = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",

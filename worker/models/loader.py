@@ -498,6 +498,7 @@ def inverse_frequencies(
     scaling, pairs = config.rope_scaling, _rotary_pairs(config)
     base = config.rope_theta
     if scaling is not None and scaling.kind == "dynamic":
+        # transformers changes the base beyond the original context, where no sequence gets here.
         base = _dynamic_base(base, 2 * pairs, scaling, config.max_context)
     exponents = torch.arange(0, 2 * pairs, 2, dtype=torch.int64).float() / (2 * pairs)
     frequencies = 1.0 / (base**exponents)
@@ -546,6 +547,7 @@ def _yarn_frequencies(frequencies: Tensor, base: float, scaling: RopeScaling) ->
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * pairs - 1)
     if low == high:
+        # As in transformers: a ramp without width would divide by zero.
         high += 0.001
     stretched = ((torch.arange(pairs, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     return frequencies / scaling.factor * stretched + frequencies * (1 - stretched)

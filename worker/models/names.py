@@ -63,6 +63,7 @@ class Place:
     stop: int
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        # A stack of experts has three dimensions, each of its matrices two.
         return (self.stop - self.start, *whole[1:][-1:]) if whole else ()
 
 

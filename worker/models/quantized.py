@@ -268,6 +268,7 @@ class QuantizedTensors:
             Encoding.UINT4 if bits == 4 else Encoding.UINT8,
             codes[:, inner],
             self._open(f"{stem}.scales")[every, rows].T,
+            # The first version stores zero points less one, so 0 as all ones.
             (zeros + offset & (1 << bits) - 1).T,
             groups,
         )

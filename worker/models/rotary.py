@@ -101,6 +101,7 @@ def _hf_yarn(rope: Fields, positions: int) -> RopeScaling:
         "yarn",
         factor,
         original,
+        # As in transformers, 0 counts as missing.
         beta_fast=rope.optional("beta_fast") or 32.0,
         beta_slow=rope.optional("beta_slow") or 1.0,
         truncate=rope.flag("truncate", default=True),
@@ -115,6 +116,7 @@ def _hf_longrope(rope: Fields, values: Mapping[str, Any], positions: int) -> Rop
     factor = rope.number("factor", float, positions / max(original, 1))
     attention = rope.optional("attention_factor")
     if attention is None:
+        # A hostile file may state 1, whose logarithm is 0.
         grown = math.log(factor) / math.log(max(original, 2)) if factor > 1 else 0.0
         attention = math.sqrt(1 + grown)
     return RopeScaling(
@@ -152,6 +154,7 @@ def gguf_scaling(fields: Fields) -> RopeScaling | None:
             fields.number("rope.scaling.original_context_length", int, positions),
             beta_fast=fields.number("rope.scaling.yarn_beta_fast", float, 32.0),
             beta_slow=fields.number("rope.scaling.yarn_beta_slow", float, 1.0),
+            # llama.cpp multiplies the file's factor by YaRN's own.
             attention_factor=attention * _mscale(factor),
         )
     raise fields.refuse(f"rope scaling {kind!r} is not supported")

@@ -17,6 +17,7 @@ from worker.ops.backends import TORCH, Attention, AttentionShape, Backend, HeadN
 from worker.ops.rope import RopeTable
 from worker.ops.step import StepTensors
 
+# The limits of the package's paged kernel.
 BLOCK_TOKENS = 256
 HEAD_DIMS = range(8, 257, 8)
 DTYPES = (torch.float16, torch.bfloat16)
@@ -83,6 +84,7 @@ class _FlashAttention:
             step.max_context,
             softmax_scale=shape.scale,
             causal=True,
+            # The package does not count the row's own position.
             window_size=(-1, -1) if window is None else (window - 1, 0),
             softcap=shape.softcap,
             block_table=step.block_tables,

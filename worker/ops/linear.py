@@ -118,6 +118,7 @@ class PackedLinear:
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         lone = self._split_lone_row and x.shape[0] == 1
         if lone:
+            # Two rows are not split, so a lone row gets the sums that it gets in a batch.
             x = x.expand(2, -1).contiguous()
             residual = None if residual is None else residual.expand(2, -1).contiguous()
         if residual is None:

@@ -75,6 +75,7 @@ class _Rows:
             ordered = self._logits[row].sort(descending=True, stable=True)
             return ordered.indices.tolist(), ordered.values.tolist()
         logits, ids = self._head_logits[row], self._head_ids[row]
+        # topk takes any of equal logits, but the lower id comes first: find all of them.
         if logits[count] == logits[count - 1]:
             ids = (self._logits[row] >= logits[count]).nonzero().flatten().tolist()
             logits = self._logits[row, ids].tolist()
@@ -83,6 +84,7 @@ class _Rows:
 
     def _rank(self, row: int, logit: float) -> int:
         head = self._head_logits[row]
+        # The head has every token at or above `logit`: no pass over the vocabulary.
         if head[-1] < logit:
             return sum(other >= logit for other in head)
         return int((self._logits[row] >= logit).sum())

@@ -19,7 +19,7 @@ _SEED_BITS = (1 << 64) - 1
 _OFFSET_SHIFT = 64
 _POSITION_SHIFT = 128
 _PURPOSE_SHIFT = 192
-_BELOW_ONE = 1.0 - 2.0**-24
+_BELOW_ONE = 1.0 - 2.0**-24  # as float32; log(1 - u) stays finite
 _LOW = (1 << 32) - 1
 
 
@@ -91,6 +91,7 @@ def gumbel_rows(seeds: Tensor, positions: Tensor, size: int, stream: Stream) -> 
     last place. Seeds of 2^63 and more are passed as the int64 of the same bits.
     """
     whole = size if stream.token_ids is None else stream.vocab_size or size
+    # NumPy increments the counter before it makes the first words.
     counts = torch.arange(1, -(-whole // 8) + 1, device=seeds.device)[None]
     words = philox(seeds, positions, counts, stream).flatten(1)
     words = words[:, :whole] if stream.token_ids is None else words[:, stream.token_ids]
@@ -105,6 +106,7 @@ def gumbel_at(seeds: Tensor, positions: Tensor, ids: Tensor, stream: Stream) -> 
 
 
 def _uniform(words: Tensor) -> Tensor:
+    # Half a step above 0: -log(1 - u) of 0 would have no logarithm.
     return words.add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
 
 
@@ -124,6 +126,7 @@ def philox(seeds: Tensor, positions: Tensor, counts: Tensor, stream: Stream) -> 
     a = counts.expand(len(seeds), -1)
     b, c = torch.full_like(a, _signed(stream.offset)), positions[:, None].expand_as(a)
     d = torch.full_like(a, int(stream.purpose))
+    # The rounds and constants of Philox4x64-10, NumPy's generator.
     for _ in range(10):
         (high0, low0), (high1, low1) = (
             _product(a, 0xD2E7470EE14C6C93),

@@ -93,6 +93,7 @@ def paged_attention(
         hidden = step.first_position
         if window is not None:
             hidden = max(hidden, start - window + 1)
+        # A block that no row sees may belong to another sequence by now, whose numbers may be nan.
         keys[:, :hidden] = values[:, :hidden] = 0
         view = _View(start, step.first_position, window, scale or queries.shape[2] ** -0.5, softcap)
         outputs.append(_attend(rows, keys, values, view))
@@ -104,6 +105,7 @@ def _planes(cache: Tensor, block_tables: Tensor) -> Tensor:
     num_planes, block_size = 2 * cache.shape[2], cache.shape[3]
     width = block_tables.shape[1]
     padded = padded_context(width * block_size, block_size) // block_size
+    # Padding names block 0; `_gather` zeroes what it reads from there.
     tables = functional.pad(block_tables, (0, padded - width)).unsqueeze(1)
     return tables * num_planes + torch.arange(num_planes, device=tables.device).unsqueeze(1)
 
@@ -119,6 +121,7 @@ def _gather(cache: Tensor, planes: Tensor, context: int) -> tuple[Tensor, Tensor
     rows = _plain(cache).view(-1, block_size * head_dim)
     gathered = rows.index_select(0, planes[:, :num_blocks].flatten())
     gathered = gathered.view(2, kv_heads, -1, head_dim)
+    # Unwritten slots may hold nan, and weight zero times nan is nan.
     gathered[:, :, context:] = 0
     keys, values = gathered.view(cache.dtype)
     return keys, values

@@ -35,6 +35,7 @@ class RowParallelLinear:
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         y = self._inner(x)
         distributed.all_reduce(y)
+        # After the all-reduce, which would add the residual of every rank.
         return y if residual is None else y.add_(residual)
 
     def rows(self, indices: Tensor) -> Tensor:

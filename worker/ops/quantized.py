@@ -133,6 +133,7 @@ def pack(parts: Sequence[GroupedWeight], device: torch.device) -> PackedWeight |
     if first.encoding is Encoding.UINT4 and (inputs % PAIRED_COLUMNS or group % _MULTIPLE):
         return None
     codes = torch.cat([part.codes.view(torch.uint8) for part in parts])
+    # The kernel decodes bits alone, and would read NaN as 480.
     if first.encoding is Encoding.FLOAT8 and bool((codes & 127 == _NOT_A_NUMBER).any()):
         return None
     is_sorted = torch.equal(order, torch.arange(inputs))
@@ -140,6 +141,7 @@ def pack(parts: Sequence[GroupedWeight], device: torch.device) -> PackedWeight |
     if first.encoding is Encoding.UINT4:
         halves = codes.reshape(-1, 2, PAIRED_COLUMNS // 2, codes.shape[1])
         codes = (halves[:, 0] | halves[:, 1] << 4).view(-1, codes.shape[1])
+    # A shard's scales and zeros have the groups of all columns.
     used = slice(int(first.groups.min()), int(first.groups.max()) + 1)
 
     def joined(all_: Sequence[Tensor]) -> Tensor:

@@ -221,6 +221,7 @@ def working_sums(load: Callable[[], Sums], device: torch.device) -> Sums:
     """
     try:
         sums = load()
+        # Triton looks for a C compiler at its first launch, which must not be a request's.
         _try_out(sums, device)
     except Exception:
         logger.warning(

@@ -27,6 +27,7 @@ def excess(batch: DraftBatch, normalizers: Tensor, log_weights: Tensor) -> Tenso
     for index in range(masses.shape[1]):
         shift = log_weights[:, index] - normalizers[:, index]
         rest = residuals(batch.scores[:, index], batch.proposals[:, index], shift)
+        # cumsum adds in the order of ids in any batch; sum does not.
         masses[:, index] = rest.cumsum(dim=-1)[:, -1]
     return masses
 

@@ -194,6 +194,7 @@ class Sampler:
         changed = [index for index, spec in enumerate(specs) if adjusts(spec)]
         adjusted = None
         if changed:
+            # A copy: other specs may draw from the row, and log probabilities are of raw logits.
             adjusted = logits[[rows[index] for index in changed]]
             adjust_rows(adjusted, [specs[index] for index in changed], self.mask)
             draws["adjusted"][changed] = range(len(changed))
@@ -271,6 +272,7 @@ def cut_of(draws: npt.NDArray[np.void]) -> Cut:
     hot = draws["temperature"] != 0
     if not hot.any():
         return Cut.GREEDY
+    # A top-p without a top-k may retain any number of tokens, so only a sort of all decides.
     nucleus, top_k = hot & (draws["top_p"] < 1), draws["top_k"]
     if ((nucleus & (top_k == 0)) | (hot & (top_k > WIDE_HEAD))).any():
         return Cut.ALL
@@ -302,6 +304,7 @@ def draw_columns(
     sums = scores.gather(1, ids).double() + gumbel_at(*key, ids, stream)
     sums.masked_fill_(first < first[:, :1] - _closeness(first[:, :1]), -torch.inf)
     is_best = sums == sums.amax(1, keepdim=True)
+    # topk orders equal sums arbitrarily; `choose` draws the lowest id of them.
     drawn = torch.where(is_best, ids, scores.shape[1]).amin(1)
     return torch.stack((torch.where(hot[:, 0], drawn, tokens), states)).int()
 
@@ -330,9 +333,11 @@ def draw_rows(
     if adjusted is None:
         return draw(logits.index_select(0, rows), columns, cut, stream)
     chosen = logits.index_select(0, rows)
+    # As in `choose`, a raw row that is not finite fails even where a mask hides the number.
     raw_peaks = chosen.amax(1)
     chosen.index_copy_(0, places.long(), adjusted)
     tokens, states = draw(chosen, columns, cut, stream).unbind(0)
+    # Triton and a greedy draw report a row of -inf alone as NOT_NUMBERS.
     masked = chosen.amax(1) == -torch.inf
     states = torch.where(masked, DrawState.ALL_MASKED, states)
     states = torch.where(raw_peaks.isfinite(), states, DrawState.NOT_NUMBERS)
@@ -384,6 +389,7 @@ def choose(logits: Tensor, spec: SampleSpec, stream: Stream = SAMPLING) -> int |
     fault = _fault(float(row.amax()))
     if fault is not None or params.temperature == 0:
         return fault or int(largest(row[None])[1])
+    # In the order of ids, so that the lowest of equal sums is drawn.
     survivors = surviving(row, params).sort().values if truncates(params) else None
     noisy, ids = (row, stream.token_ids) if survivors is None else (row[survivors], survivors)
     if survivors is not None and stream.token_ids is not None:
@@ -446,6 +452,7 @@ def adjust_rows(logits: Tensor, specs: Sequence[SampleSpec], mask: DeviceMask = 
     for i, params in enumerate(wishes):
         if params.logits_processors:
             _process(logits[i], params, outputs[i])
+    # From here on in vLLM's order. A forbidden token gets -inf, which no later change reverts.
     masks = [(i, spec.masks[0]) for i, spec in enumerate(specs) if spec.masks]
     if masks:
         mask(logits, *_packed(masks, logits))
@@ -523,6 +530,7 @@ def _penalize(
     seen, penalties, drawn, times, frequencies, presences = [], [], [], [], [], []
     for i, (spec, output) in enumerate(zip(specs, outputs, strict=True)):
         params = spec.params
+        # As in vLLM, repetition counts the prompt too; the other two count outputs alone.
         if params.repetition_penalty != 1.0 and spec.history:
             seen.append((i, np.unique(np.asarray(spec.history, np.int64))))
             penalties.append(np.full(len(seen[-1][1]), params.repetition_penalty, np.float32))
@@ -535,6 +543,7 @@ def _penalize(
     if seen:
         places, penalty = _places(seen, size, logits), _column(penalties, logits)
         values = flat[places]
+        # Division would raise a negative logit.
         flat[places] = torch.where(values > 0, values / penalty, values * penalty)
     if drawn:
         places = _places(drawn, size, logits)

@@ -71,6 +71,7 @@ def fetched(values: Tensor) -> Callable[[], npt.NDArray[np.int32]]:
     with torch.cuda.stream(side):
         here.copy_(values, non_blocking=True)
         done = side.record_event()
+    # Otherwise the allocator may reuse the memory while the other stream reads it.
     values.record_stream(side)
 
     def wait() -> npt.NDArray[np.int32]:

@@ -37,6 +37,7 @@ def surviving(scores: Tensor, params: SamplingParams) -> Tensor:
     Twin: `reference_ops.truncate`.
     """
     vocab_size = len(scores)
+    # One more than top-k shows whether the k-th largest ties with a score outside.
     count = min(max(_HEAD, params.top_k + 1), vocab_size)
     while True:
         head = scores.topk(count)
@@ -63,6 +64,7 @@ def _floor(scores: Tensor, head: Tensor, params: SamplingParams, *, whole: bool)
     """
     floor = -math.inf
     if params.min_p > 0:
+        # In float32, as `floors` has it, so that every device cuts at the same score.
         floor = float(np.float32(float(head[0]) + math.log(params.min_p)))
     if 0 < params.top_k < len(head):
         floor = max(floor, float(head[params.top_k - 1]))
@@ -74,11 +76,13 @@ def _floor(scores: Tensor, head: Tensor, params: SamplingParams, *, whole: bool)
     shares = (head.double() - head[0]).exp()
     eligible = shares[head >= floor]
     after = eligible.cumsum(0)
+    # cumsum adds in one order; the order of sum depends on the length.
     total = after[-1] if covered else (scores.double() - head[0]).exp().cumsum(0)[-1]
     before = after - eligible
     count = int((before < params.top_p * total).sum())
     if count == len(head) and not covered:
         return None
+    # The likeliest token survives a top-p of 0.
     return float(head[max(count, 1) - 1])
 
 

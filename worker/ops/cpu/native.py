@@ -55,7 +55,7 @@ class _Matrix(ctypes.Structure):
 
 class _Linear(ctypes.Structure):
     _fields_ = (
-        ("parts", _Matrix * 3),
+        ("parts", _Matrix * 3),  # at most queries, keys and values
         *((name, c_int32) for name in ("count", "rows", "cols", "reserved")),
     )
 
@@ -185,6 +185,7 @@ class CpuKernels:
     def linear(self, parts: Sequence[Stored], bias: Tensor | None = None) -> BlockLinear | None:
         """Make a product of stacked `parts`; None: a type or scale cannot be repacked."""
         joined = _Linear(count=0, rows=sum(p.rows for p in parts), cols=parts[0].cols)
+        # The library stores addresses alone: the product keeps the memory behind them alive.
         held: list[object] = [bias]
         for part in _joined(parts):
             matrix = self._pack(part, held)

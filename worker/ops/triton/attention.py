@@ -33,7 +33,7 @@ from worker.ops.step import StepTensors
 
 SHORT_ROWS = 16
 SPLIT_TOKENS = 256
-MAX_SPLITS = 64
+MAX_SPLITS = 64  # bounds the partial results, which graphs hold for the longest context
 # Programs per multiprocessor: enough that the last programs leave few multiprocessors idle.
 _WAVES = 8
 # Rows of a tile of the short path: the minimum of a product on tensor cores.
@@ -86,6 +86,7 @@ def plan(
     size, width = step.block_tables.shape
     rows = min(step.max_rows, SHORT_ROWS)
     slots = max(1, num_splits(min(step.max_context, width * shape.block_size)))
+    # A single split writes to `out` itself.
     places = size * rows if slots > 1 else 0
     device = step.block_tables.device
     partials = torch.empty(places, shape.heads, slots, shape.head_dim, device=device)

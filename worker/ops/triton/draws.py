@@ -48,6 +48,7 @@ def draw(logits: Tensor, columns: DrawColumns, cut: Cut, stream: Stream = SAMPLI
     best = torch.empty(3, count, tiles, device=logits.device)
     ids = torch.empty(2, count, tiles, dtype=torch.int32, device=logits.device)
     key = (columns.seeds, columns.positions, columns.temperatures)
+    # Triton takes integers of 64 bits as signed.
     offset = (stream.offset + (1 << 63)) % (1 << 64) - (1 << 63)
     common = (best, ids, logits.stride(0), int(stream.purpose), offset)
     _best_kernel[(count, tiles)](logits, *key, least, *common, vocab_size, counts=counts)
@@ -103,6 +104,7 @@ def _floors(logits: Tensor, columns: DrawColumns) -> Tensor:
     least = torch.empty(size, device=device)
     found = (logits.amax(1), ranks[2], ranks, states, sums)
     given = (columns.temperatures, limits.top_p, limits.top_k)
+    # top-k first: the shares of top-p are of the tokens that it retains.
     for is_count in (True, False):
         for level in range(8):
             _digits_kernel[(size, tiles)](
@@ -253,6 +255,7 @@ def _digits_kernel(  # noqa: PLR0913, PLR0917
         )
     else:
         above = tl.zeros((), tl.float64)
+        # A negative limit becomes a share of the whole mass, which the end of level 0 knows.
         limit = count.to(tl.float64) if is_count else above - 1.0
     place = level % 2 * size + index
     if tl.program_id(1) == 0:
@@ -448,6 +451,7 @@ def _decide_kernel(  # noqa: PLR0913, PLR0917
         row = logits + index.to(tl.int64) * stride_row
         least = first - (noise_error + sum_error * tl.abs(first))
         highest = tl.full((), float("-inf"), tl.float64)
+        # As many candidates as `worker.ops.sample` adds again.
         for _ in tl.static_range(4):
             winner = tile == tl.argmax(firsts, axis=0)
             if tl.max(firsts, axis=0) >= least:

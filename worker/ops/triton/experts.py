@@ -82,6 +82,7 @@ def tile_columns(dtype: torch.dtype) -> int:
 def _cut(chosen: Tensor, num_experts: int, size: int) -> Tiles:
     """Cut the choice of each row [T, per_token] int64 into tiles of up to `size` pairs."""
     pairs = chosen.flatten()
+    # Each expert with pairs has at most one tile that is not full.
     most = len(pairs) // size + min(num_experts, len(pairs))
     order = pairs.argsort(stable=True)
     counts = torch.zeros(num_experts, dtype=torch.int64, device=pairs.device)
@@ -163,6 +164,7 @@ def _grouped_kernel(  # noqa: PLR0913, PLR0917
         within = along < inner
         left = tl.load(own + along[None, :], mask=real[:, None] & within[None, :], other=0.0)
         right = tl.load(matrix + along[:, None], mask=within[:, None] & inside[None, :], other=0.0)
+        # Triton multiplies float32 in TF32 by default, with 10 bits of mantissa.
         acc += tl.dot(left.to(product), right.to(product), input_precision="ieee")
     places = out + (pairs.to(tl.int64) * width)[:, None] + columns[None, :]
     tl.store(places, acc, mask=real[:, None] & inside[None, :])

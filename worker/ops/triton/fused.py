@@ -132,7 +132,7 @@ def _gated_mul_kernel(
     up = tl.load(gates + width, mask=inside, other=0.0).to(tl.float32)
     steep = gate
     if is_gelu:
-        steep = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+        steep = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # 2 · sqrt(2 / pi)
     tl.store(out + row * stride_out + columns, gate / (1.0 + tl.exp(-steep)) * up, mask=inside)
 
 
@@ -183,10 +183,12 @@ def _eight_bits(values: tl.tensor) -> Any:
     power = (values.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
     # At and below the smallest normal number, steps are equal: 2^-9.
     step = tl.maximum(power, 0.015625) * 0.125
+    # Beside 1.5 · 2^23 float32 has no fraction: the sum is rounded, ties to even.
     rounded = (values / step + 12582912.0) - 12582912.0
     return rounded * step
 
 
+# These begin anywhere in a packed tensor, which must not compile the kernel again.
 @triton.jit(do_not_specialize_on_alignment=("positions", "slots"))
 def _rotate_and_write_kernel(  # noqa: PLR0913, PLR0917
     qkv: tl.tensor,

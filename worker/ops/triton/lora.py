@@ -85,6 +85,7 @@ class StackedAdapters:
     def put(self, slot: int, prepared: Any) -> None:
         for index, stacks in enumerate(self._layers):
             for name, stack in stacks.items():
+                # A smaller rank, or an adapter without the product, leaves numbers of the old one.
                 stack.down[slot].zero_()
                 stack.up[slot].zero_()
                 factors = None if prepared is None else prepared[index].get(name)

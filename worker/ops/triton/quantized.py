@@ -60,6 +60,7 @@ def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
     return out
 
 
+# Rows differ between steps, and must not compile the kernel again.
 @triton.jit(do_not_specialize=("rows",))
 def _product_kernel(  # noqa: PLR0913, PLR0917
     x: tl.tensor,
