@@ -43,6 +43,7 @@ async def moments_to_look(
             watch_filter=concerns,
         ):
             yield
+    # The system may have no watch left to give; then only the interval remains.
     except (OSError, RuntimeError) as error:
         log.warning("%s cannot be watched (%s); it is looked at every second", folder, error)
     finally:

@@ -50,6 +50,7 @@ def _added(families: _Families, pieces: Iterable[list[str]], label: str) -> Iter
     family: list[str] = []
     for lines in pieces:
         for line in lines:
+            # No sample begins like this: line feeds in the names of clients are escaped.
             if line.startswith(_HELP):
                 family = families.setdefault(line.split(" ", 3)[2], [])
                 if not family:
@@ -61,6 +62,7 @@ def _added(families: _Families, pieces: Iterable[list[str]], label: str) -> Iter
 
 def _labelled(line: str, label: str) -> str:
     """Add `label` to a sample, unless it has a label of that name."""
+    # The text alone may also be part of a name that a client chose.
     if _OWN in line and LABEL in _ONE_LABEL.findall(line):
         return line
     name, brace, rest = line.partition("{")

@@ -147,6 +147,7 @@ class SeveralPools:
         return web.Response(status=308, headers={"Location": f"{last}/"})
 
     async def _say_where(self, request: web.Request) -> web.Response:
+        # A list of pages and no redirect: the picker must not choose a pool.
         asked = request.rel_url.raw_path[:_SHOWN_LENGTH]
         places = ", ".join(f"{PREFIX}{key}{asked}" for key in self._pools)
         return as_error(404, f"this picker serves several pools; ask one of them: {places}")

@@ -100,6 +100,7 @@ def config_in_use(
         services=Services(
             http=outbound.http,
             environment=MappingProxyType(dict(os.environ)),
+            # Secret, so that no client can make prompts whose hashes collide.
             hash_seed=secrets.randbits(64) if seed is None else seed,
             clock=LoopClock(),
         ),

@@ -87,6 +87,7 @@ class _Refusing:
 
     async def route(self, raw: RawRequest) -> RouteDecision:
         self._refused.inc()
+        # A 500, the Gateway API's status for a route with an invalid backend.
         raise RefusedError(Code.INTERNAL, self._message)
 
     def finish(

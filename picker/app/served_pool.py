@@ -285,6 +285,7 @@ class ServedPool:
         detector, silent = self.detector, []
         for one in self.datastore.snapshot().candidates:
             if not self.datastore.is_answering(one):
+                # Scrapes may fail alone: an answer to a request since then counts.
                 lost_at = 0.0 if one.last_metrics is None else one.last_metrics.updated_at_seconds
                 if detector is None or detector.last_success(one.key) <= lost_at:
                     silent.append(one.key)

@@ -89,6 +89,7 @@ def _one_of(options: Options, pool: PoolFlags, is_alone: bool) -> OnePool:
         kubernetes=cluster,
         endpoints_file=pool.endpoints_file,
         config_file=pool.config_file or options.config_file,
+        # A file and a text exclude each other, and the pool's own file precedes.
         config_text=None if pool.config_file is not None else options.config_text,
         record=record,
         xds=None if options.xds is None else replace(options.xds, cluster_name=key),

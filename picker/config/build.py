@@ -63,7 +63,7 @@ DEFAULT_PARSERS = (
     "anthropic-parser",
     "vllmhttp-parser",
     "sglanghttp-parser",
-    "passthrough-parser",
+    "passthrough-parser",  # last, because it takes every path that is left
 )
 # The extension points at which plugins get attributes.
 _SCOPED = frozenset(

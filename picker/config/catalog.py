@@ -27,6 +27,7 @@ def modules_of(package: str) -> Iterator[tuple[ModuleType, tuple[PluginType, ...
     if spec is None:
         return
     for info in pkgutil.walk_packages(spec.submodule_search_locations, f"{package}."):
+        # Modules named `_…` are helpers without a type.
         if not info.ispkg and "._" not in info.name:
             module = importlib.import_module(info.name)
             yield module, _rows(module)

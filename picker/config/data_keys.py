@@ -29,6 +29,7 @@ _DOES_MORE = RequestProcessor | ResponseHeadHook | FlowLoads | Filter | Scorer |
 def create_missing_producers(plugins: PluginInstances) -> None:
     """Create the default producer of every key that a plugin consumes and no plugin produces."""
     findings, hopeless = plugins.findings, set[DataKey[Any]]()
+    # Repeated, since a created producer may need findings itself.
     while missing := _missing(plugins, hopeless):
         consumer, key = missing
         row = plugins.registry.default_producer(key.data_type, key.producer)

@@ -110,6 +110,7 @@ def constructed(loader: yaml.SafeLoader, root: yaml.Node) -> Any:
     """Construct the plain value of a document. Raises `ValueError` if one does not fit its tag."""
     try:
         return loader.construct_document(root)
+    # PyYAML stumbles over an explicit tag that does not fit, and raises one of these.
     except (AttributeError, LookupError, TypeError) as error:
         raise ValueError("a value does not fit the tag before it") from error
 

@@ -65,6 +65,7 @@ class PluginInstances:
         self._named: set[str] = set()  # by a section, to find unused plugins
 
     def __iter__(self) -> Iterator[Instance]:
+        # A copy: to connect a plugin may create another one during the iteration.
         return iter(tuple(self._by_name.values()))
 
     def __getitem__(self, name: str) -> Instance:

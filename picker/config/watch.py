@@ -60,6 +60,7 @@ class ConfigWatch:
         try:
             content = read_config_file(self._path, "--config-file")
         except ConfigError as error:
+            # Once the file can be read again, even the same content has to end the problem.
             self._seen = None
             if str(error) != self._problem:
                 self._failed(error)

@@ -158,6 +158,7 @@ def _profile(
     if num_scored > MAX_CANDIDATES:
         candidates, scores, tied = _best_of(result, candidates, scores)
     filters: tuple[FilterView, ...] = ()
+    # Tuples, because the garbage collector examines those only once.
     lists: tuple[Sequence[Candidate], ...] = (tuple(candidates),)
     if ran.filters and len(seen) > MAX_CANDIDATES:  # no list of them is stored either
         filters = _named(ran.filters, seen)

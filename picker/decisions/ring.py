@@ -80,6 +80,7 @@ class DecisionRing:
         unix = self._unix_time() - self._clock()
         for decision in self._under_way.values():
             yield unix + decision.received_at_seconds, decision
+        # The newest first, which saves `heapq.nlargest` most of its sorting.
         for decision in reversed(self._over):
             yield decision.received_unix_seconds, decision
 

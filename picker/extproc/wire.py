@@ -239,6 +239,7 @@ def _directed(reply: m.SendRequestHeaders | m.SendBufferedRequest, part: str) ->
     for name, value in reply.set_headers:
         _set(mutation, name, value)
         if name in _REMOVABLE:
+            # Envoy removes before it sets; without the name that order does not matter.
             mutation.remove_headers.remove(name)
     if reply.metadata:
         _add_metadata(message, reply.metadata)
@@ -254,7 +255,7 @@ def _add_metadata(message: _Message, metadata: Metadata) -> None:
                 fields[key].string_value = value.encode("utf-8", "replace").decode()
             elif isinstance(value, Mapping):
                 numbers = fields[key].struct_value
-                numbers.SetInParent()
+                numbers.SetInParent()  # an empty mapping must appear as well
                 for name, number in value.items():
                     numbers.fields[name].number_value = number
             else:

@@ -174,6 +174,7 @@ class Band(msgspec.Struct, eq=False):
             self.settings = settings
             return self
         for name in self.flows:
+            # The requests are inserted again, in the order of the other policy.
             self.fairness.head_changed(name, None, _NO_RANK)
         return Band(self.priority, settings, self.fairness)
 

@@ -55,6 +55,7 @@ def displaced_by(
             break
         taken.append((loser, *last))
         left = _less(left, last[0], is_of_band=loser is band)
+    # All go back: the caller evicts them, and only if they suffice.
     for loser, victim, rank in taken:
         loser.backlogs.add(victim, rank)
     return [] if left else [victim for _, victim, _ in taken]

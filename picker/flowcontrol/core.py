@@ -153,6 +153,7 @@ class FlowCore:
             self.queue = None
             return
         for waiting in self._waiting.values():
+            # Under the old labels, which depend on the band and change in `_use`.
             self._reporter.waits(waiting.labels, waiting.item, -1)
         self._reporter.use(settings)
         self._use(settings, now_seconds)
@@ -182,6 +183,7 @@ class FlowCore:
 
     def arrive(self, request: InferenceRequest, evict: Evict | None, now_seconds: float) -> Waiting:
         """Accept a request: it gets its ticket, is rejected, or waits for a pass."""
+        # Read first: a band that is created below voids the verdict, but not the promise.
         promise, queue = self.verdicts.current, self.queue
         if queue is None or self.is_shut:
             return self._without_queue(request, evict, now_seconds)
@@ -238,6 +240,7 @@ class FlowCore:
     def tick(self, now_seconds: float) -> None:
         self._reporter.timed_out(self.reclaim.tick(now_seconds))
         if self._waiting and self.queue is not None:
+            # Before any deadline is due: all of them move when the pool turns empty or not empty.
             is_empty = not self.verdicts.load.at(now_seconds).num_endpoints
             self._deadlines.pool_seen(is_empty, self._waiting.values(), now_seconds)
         while (waiting := self._deadlines.due(now_seconds)) is not None:
@@ -343,6 +346,7 @@ class FlowCore:
                 reserved = self._reserved(verdict, band, now_seconds)
                 is_tight = not verdict.admits(band.priority, reserved)
                 return band.next(now_seconds, is_tight)
+            # A band that is held back also holds back those below it, whatever their ceilings.
             self._reclaim(queue, verdict, band.priority, now_seconds)
             return None
         return None

@@ -16,9 +16,9 @@ from picker.types import Candidate
 
 Pool: TypeAlias = Callable[[], Sequence[Candidate]]
 
-LARGE_POOL = 64
+LARGE_POOL = 64  # from here on, a pass for each change would be most of a request's cost
 MAX_AGE_SECONDS = 0.05  # detectors depend on time
-SECONDS_PER_ENDPOINT = 20e-6
+SECONDS_PER_ENDPOINT = 20e-6  # in which changes of metrics count as small: 20 ms for a thousand
 PLACE_SECONDS = 0.25  # the share of one request hardly changes
 _SHARE = 16
 _TIMER_SECONDS = 0.001  # a timer of the event loop may be early by this

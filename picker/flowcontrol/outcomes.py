@@ -118,6 +118,7 @@ class DrainRate(msgspec.Struct, eq=False):
         seen_seconds = max(
             1.0, now_seconds - self._began_at
         )  # one request is not a thousand per second
+        # The sum that a steady stream of one a second would have reached since the first request.
         weight = TIME_CONSTANT_SECONDS * -math.expm1(-seen_seconds / TIME_CONSTANT_SECONDS)
         return self._decayed(now_seconds) / weight
 

@@ -120,6 +120,7 @@ class FlowQueue:
     def remove(self, item: QueuedRequest, now_seconds: float, is_dispatched: bool = False) -> None:
         band = self._band_of.pop(item.sequence)
         if is_dispatched:
+            # Before `delete`: by contract the policy learns of the dispatch before the next head.
             band.fairness.dispatched(item, now_seconds)
         self.num_requests -= 1
         self.num_bytes -= item.size_bytes

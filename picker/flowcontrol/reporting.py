@@ -73,6 +73,7 @@ class FlowReporter:
     def forgotten(self, priority: int, flow: str) -> None:
         fairness_id = self._metrics.labels.tenant(flow)
         key = (fairness_id, str(priority))
+        # Other tenants share these series.
         if fairness_id == OVERFLOW:
             return
         series = self._series

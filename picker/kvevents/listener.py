@@ -248,7 +248,7 @@ class KvEventListener:
         topic, is_first = message.topic or engine.topic or "", True
         for part in split_message(message.payload, PART_BYTES):
             if not is_first:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # the loop serves requests between the parts
             is_first = False
             if self._datastore.get(engine.key) is None:
                 return  # it has just left the pool, so its blocks would never be removed
@@ -291,6 +291,7 @@ class KvEventListener:
     async def _fill(self, context: zmq.asyncio.Context, engine: _Engine) -> None:
         """Request the missing messages, if possible; forget the endpoint's blocks if that fails."""
         clock = asyncio.get_running_loop().time
+        # Then the index lists removed blocks until they are stored and removed again.
         if engine.replay_address is None or clock() < engine.no_replay_before:
             return
         async with self._replays:

@@ -21,6 +21,7 @@ _NO_TUNNEL = (
     "upgrades need request bodies in FULL_DUPLEX_STREAMED mode, or in BUFFERED mode with "
     "allow_mode_override and response bodies in a mode other than FULL_DUPLEX_STREAMED"
 )
+# In these modes pieces of a body leave before the decision.
 _UNUSABLE = (BodyMode.LOCKSTEP, BodyMode.PARTIAL, BodyMode.UNKNOWN)
 
 
@@ -84,6 +85,7 @@ class RequestPhase(msgspec.Struct, eq=False):
         is_over = event.end_of_stream or event.request_body is BodyMode.ABSENT
         self.is_tunnel = not is_over and opens_tunnel(event.headers)
         self.has_body = not (is_over or self.is_tunnel)
+        # Before the first refusal, whose form depends on the path.
         self._headers = event.headers
         settings = self.settings
         if event.num_headers > settings.max_headers:
@@ -108,6 +110,7 @@ class RequestPhase(msgspec.Struct, eq=False):
             limit = f"the request body exceeds {self.settings.max_body_bytes} bytes"
             raise RefusedError(Code.PAYLOAD_TOO_LARGE, limit)
         if not is_last:
+            # A body that arrives in one piece is not held, and takes nothing of the budget.
             share = self._share = self._share or ByteShare(self.settings.budget)
             if not share.grow(len(event.data)):
                 raise no_room()
@@ -119,6 +122,7 @@ class RequestPhase(msgspec.Struct, eq=False):
         if self._share is not None:
             self._share.release()
         body = b"".join(self._body)
+        # In place of its pieces, so that the body is not held twice.
         self._body = [body] if body else []
         return RawRequest(self._headers, body or None, self._subset_hint)
 

@@ -152,6 +152,7 @@ class StreamMachine:
         return []
 
     def _collect(self, event: m.RequestBody) -> list[Action]:
+        # A buffered body is one message, which does not say `end_of_stream` if trailers follow.
         is_last = event.end_of_stream or self.state is State.AWAITING_BODY
         try:
             self._request.add(event, is_last)
@@ -170,6 +171,7 @@ class StreamMachine:
 
     def _route(self) -> list[Action]:
         self.state = State.ROUTING
+        # Envoy applies no message timeout while a body is streamed both ways (measured).
         is_timed = self._request.mode is not BodyMode.DUPLEX
         return [m.Route(self._request.complete(), is_timed)]
 
@@ -188,6 +190,7 @@ class StreamMachine:
             raise RemoteProtocolError("a request has one set of trailers, this is the second")
         self._request.trailers_seen = True
         if self.state is State.ROUTING:
+            # Replies leave in the order headers, body, trailers.
             self._request.trailers_pending = True
             return []
         return [m.SendRequestTrailers()]
@@ -217,6 +220,7 @@ class StreamMachine:
     def _end_with(self, cause: FinishCause, reply: m.SendImmediate) -> list[Action]:
         self.state = State.REFUSED
         self._request.drop_body()
+        # A shell whose write fails must have released the request before.
         return [*self._finish(cause), reply]
 
     # Response phase

@@ -158,11 +158,13 @@ class FlowController:
         if waiting.is_resolved:
             return
         done = self._loop.create_future()
+        # A client that disconnects cancels the future before the request leaves the queue.
         waiting.wake = lambda: None if done.done() else done.set_result(None)
         try:
             await done
         except asyncio.CancelledError:
             if waiting.ticket is not None:
+                # Dispatched in the turn that cancelled it: no other code has the ticket.
                 waiting.ticket.closed(FinishCause.CLIENT_GONE, None)
             else:
                 self._core.withdraw(waiting, self._clock())
@@ -174,6 +176,7 @@ class FlowController:
         if loop is None or not self._core.num_waiting:
             return
         if self._scheduled is not None:
+            # A pass at once replaces one that gathers changes, never the other way round.
             if delay_seconds or not isinstance(self._scheduled, asyncio.TimerHandle):
                 return
             self._scheduled.cancel()
@@ -201,6 +204,7 @@ class FlowController:
         if loop is None or due is None:
             return
         if self._timer is not None:
+            # `_tick` sets the timer again, so an earlier one suffices.
             if self._timer_at <= due:
                 return
             self._timer.cancel()
