@@ -55,7 +55,7 @@ def _plain(value: Any) -> Any:
 _encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 _scores = msgspec.msgpack.Decoder(list[list[float | bool]])
 _loads = msgspec.msgpack.Decoder(list[Load])
-_endpoint_of = attrgetter("endpoint")
+_endpoint_of, _key_of = attrgetter("endpoint"), attrgetter("candidate.endpoint.key")
 _NOTHING = _Ran()
 
 
@@ -167,7 +167,7 @@ def _profile(
         steps = zip(ran.filters, before, strict=False)
         filters = tuple([FilterView(one, len(all_), len(left)) for (one, left), all_ in steps])
         lists = (*map(tuple, before[:-1]), *lists)
-    picked = tuple([one.candidate.endpoint.key for one in result.picked])
+    picked = tuple(map(_key_of, result.picked))
     return PackedProfile(
         name,
         ran.picker,

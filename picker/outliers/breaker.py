@@ -131,7 +131,8 @@ class Breaker:
         return is_new and self.under_way >= self.settings.failures
 
     def leaves(self, now: float) -> bool:
-        is_as_good, is_idle = self.is_as_good_as_any, self.under_way == 0
+        is_as_good = self.is_proven and self.state is EndpointState.HEALTHY
+        is_idle = self.under_way == 0
         if is_idle and is_as_good and now - self.good_at > self.settings.lapse_seconds:
             self.is_proven, self.has_lapsed, is_as_good = False, True, False
             self._num_tried = 0

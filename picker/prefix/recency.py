@@ -100,11 +100,14 @@ class RecencyLists:
         self._next_view[newest] = anchor
         self._prev_view[anchor] = newest
 
-    def append_one(self, anchor: int, node: int) -> None:
-        last = self._prev_view[anchor]
-        self._next_view[last] = self._prev_view[anchor] = node
-        self._prev_view[node] = last
-        self._next_view[node] = anchor
+    def append_each(self, anchor: int, nodes: Iterable[int]) -> None:
+        """Append a few nodes, of which the last becomes the newest."""
+        after, before = self._next_view, self._prev_view
+        last = before[anchor]
+        for node in nodes:
+            after[last], before[node] = node, last
+            last = node
+        after[last], before[anchor] = anchor, last
 
     def cut_oldest(self, anchor: int, count: int) -> list[int]:
         """Unlink and return the `count` oldest nodes of a list, or all if it has fewer."""

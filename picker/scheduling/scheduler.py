@@ -64,11 +64,11 @@ class Profile:
             seen = attributes if rating.scope is None else rating.scoped(attributes)
             scores = steps.call(rating, rating.plugin.score, request, candidates, seen)
             weight = rating.weight
-            # NaN is not greater than 0, and so counts 0.
-            totals = [
-                total + (weight if score >= 1.0 else score * weight) if score > 0.0 else total
-                for total, score in zip(totals, scores, strict=True)
-            ]
+            if len(scores) != len(totals):
+                raise ValueError(f"{rating.name} scored {len(scores)} of {len(totals)} candidates")
+            for at, score in enumerate(scores):
+                if score > 0.0:  # NaN is not, and so counts 0
+                    totals[at] += weight if score >= 1.0 else score * weight
         scored = ScoredCandidates(candidates, totals)
         return steps.call(self.picker, _pick, self.picker.plugin, scored, rng)
 
@@ -107,10 +107,9 @@ class Scheduler:
         """Decide where `request` goes, and append the calls of the plugins to `steps`.
 
         The handler is asked for profiles until it names none (a profile runs at most once). When it
-        then
-        cannot build a result, the first refusal of a profile, by name, is raised. Raises
-        `RefusedError`:
-        503 without candidates, 429 when the filters leave no endpoint or no profile ran.
+        then cannot build a result, the first refusal of a profile, by name, is raised. Raises
+        `RefusedError`: 503 without candidates, 429 when the filters leave no endpoint or no profile
+        ran.
         """
         if not candidates:
             raise no_endpoints()

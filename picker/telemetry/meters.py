@@ -36,7 +36,7 @@ class PrefixMatches:
     index: KvSeries | None = None
 
     def __call__(self, decision: Decision, step: PluginStep) -> Observed:
-        info = found(decision, self.key)
+        info = None if decision.attributes is None else decision.attributes.get(self.key)
         if info is None or not info.total_blocks:
             return ()
         best = max(info.match_blocks.values(), default=0)

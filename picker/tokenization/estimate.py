@@ -60,7 +60,7 @@ class PromptEstimator:
             prompts = (Prompt(packed_text((json_text(items),))),) if items else ()
         else:
             prompts = ()
-        return tuple(prompt for prompt in prompts if prompt.tokens)
+        return tuple([prompt for prompt in prompts if prompt.tokens])
 
     def _conversations(
         self, payload: Mapping[str, Any], headers: Mapping[str, str]

@@ -15,9 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from picker.framework.attributes import EndpointLoad
 from picker.types import Candidate, Candidates, EndpointMetrics
+
+_inflight_of, _metrics_of = attrgetter("inflight_requests"), attrgetter("metrics")
 
 
 def waiting_requests(candidate: Candidate) -> int | None:
@@ -56,7 +59,7 @@ def own_requests(candidate: Candidate, own: Mapping[str, EndpointLoad] | None) -
 
 
 def all_own_requests(candidates: Candidates, own: Mapping[str, EndpointLoad] | None) -> list[int]:
-    counts = [candidate.inflight_requests for candidate in candidates]
+    counts = list(map(_inflight_of, candidates))
     if not own:
         return counts
     return [
@@ -167,8 +170,10 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def unknown_among_known(candidates: Candidates) -> list[bool]:
     """Mark candidates whose load is unknown beside known ones: they must not look idle."""
-    unknown = [candidate.metrics is None for candidate in candidates]
-    return [False] * len(unknown) if all(unknown) else unknown
+    reports = list(map(_metrics_of, candidates))
+    if None not in reports or not any(reports):
+        return [False] * len(reports)
+    return [one is None for one in reports]
 
 
 def with_headroom(threshold: float, headroom: float) -> float:

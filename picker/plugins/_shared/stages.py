@@ -79,7 +79,8 @@ def decoded_result(results: Results, decode: str, headers: Mapping[str, str]) ->
         )
     # A profile without a result is absent, as if it had not run.
     found = {name: each for name, each in results.items() if each is not None}
-    return replace(_picked_by(decode, result), profiles=found, set_headers=headers)
+    endpoints = tuple([scored.candidate.endpoint for scored in result.picked])
+    return SchedulingResult(endpoints, decode, found, set_headers=headers)
 
 
 def through_primary_port(result: SchedulingResult, port: int) -> SchedulingResult:
@@ -149,14 +150,10 @@ def only_result(results: Results) -> SchedulingResult:
     """Decide for the only profile that picked any. Raises `RefusedError` 429 when none did."""
     for name, result in results.items():
         if result is not None and result.picked:
-            return _picked_by(name, result)
+            endpoints = tuple([scored.candidate.endpoint for scored in result.picked])
+            return SchedulingResult(endpoints, name, {name: result})
     raise RefusedError(
         Code.RESOURCE_EXHAUSTED,
         "no endpoint could be chosen",
         reference="failed to find target endpoint",
     )
-
-
-def _picked_by(profile: str, result: ProfileResult) -> SchedulingResult:
-    endpoints = tuple([scored.candidate.endpoint for scored in result.picked])
-    return SchedulingResult(endpoints, profile, {profile: result})

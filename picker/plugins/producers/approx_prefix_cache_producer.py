@@ -167,22 +167,19 @@ class ApproxPrefixCacheProducer:
         configured = self._parameters.block_size_tokens
         if self._parameters.auto_tune:
             for candidate in candidates:
-                reported = _reported_block_size(candidate.metrics)
-                if reported:
-                    configured = reported
+                metrics = candidate.metrics
+                size = 0 if metrics is None else metrics.block_size_tokens or 0
+                if 0 < size <= MAX_REPORTED_BLOCK_SIZE_TOKENS:
+                    configured = size
                     break
         return max(MIN_BLOCK_SIZE_TOKENS, configured)
 
     def _capacity(self, metrics: EndpointMetrics | None, block_size: int) -> int:
-        reported = _reported_block_size(metrics)
-        if (
-            self._parameters.auto_tune
-            and metrics is not None
-            and metrics.num_kv_blocks
-            and reported
-        ):
-            held = metrics.num_kv_blocks * reported // block_size
-            return min(max(1, held), self._max_reported_capacity)
+        if self._parameters.auto_tune and metrics is not None and metrics.num_kv_blocks:
+            size = metrics.block_size_tokens or 0
+            if 0 < size <= MAX_REPORTED_BLOCK_SIZE_TOKENS:
+                held = metrics.num_kv_blocks * size // block_size
+                return min(max(1, held), self._max_reported_capacity)
         return self._parameters.lru_capacity_per_server
 
 
@@ -191,12 +188,6 @@ def _sums(matches: Iterable[Mapping[str, int]]) -> dict[str, int]:
     for one in matches:
         summed.update(one)
     return dict(summed)
-
-
-def _reported_block_size(metrics: EndpointMetrics | None) -> int | None:
-    """Return the tokens per block of the engine, None without a plausible report."""
-    size = None if metrics is None else metrics.block_size_tokens
-    return size if size is not None and size <= MAX_REPORTED_BLOCK_SIZE_TOKENS else None
 
 
 def _check(parameters: ApproxPrefixCacheParameters) -> None:

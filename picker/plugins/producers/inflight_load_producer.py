@@ -264,9 +264,11 @@ class InflightLoadProducer:
     ) -> None:
         """Count the request at the first endpoint of every profile."""
         # A second departure of a request replaces the first.
-        self._return_all(attributes)
+        if attributes.get(self._hold_key) is not None:
+            self._return_all(attributes)
         load = attributes.get(self._key)
-        output = self._output_tokens(request)
+        adds_output = self._parameters.add_estimated_output_tokens
+        output = self._output_tokens(request) if adds_output else 0
         owner = (request.fairness_id, request.priority)
         primary: list[_Part] = []
         others: list[_Part] = []
@@ -308,8 +310,6 @@ class InflightLoadProducer:
                 self._ledger.return_part(part)
 
     def _output_tokens(self, request: InferenceRequest) -> int:
-        if not self._parameters.add_estimated_output_tokens:
-            return 0
         # A huge ratio gives infinity, of which `floor` would raise.
         estimate = request.num_tokens * self._parameters.output_ratio + 0.5
         limits = (request.body.max_output_tokens, self._parameters.max_estimated_output_tokens)

@@ -14,6 +14,7 @@ with its items in `features`. `udsTokenizerConfig` is refused.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from msgspec.structs import replace
@@ -27,6 +28,8 @@ from picker.tokenization.media import EstimateParameters, MediaTokens
 from picker.tokenization.prompt_stream import Prompt
 from picker.tokenization.render import prompts_of, question_of
 from picker.types import Candidates, InferenceRequest
+
+_tokens_of, _features_of = attrgetter("tokens"), attrgetter("features")
 
 TOKENIZED_PROMPT: DataKey[None] = DataKey("TokenizedPrompt", "token-producer")
 
@@ -121,8 +124,8 @@ def _with(request: InferenceRequest, prompts: Sequence[Prompt]) -> InferenceRequ
         return request
     return replace(
         request,
-        prompts=tuple([prompt.tokens for prompt in prompts]),
-        features=tuple([prompt.features for prompt in prompts]),
+        prompts=tuple(map(_tokens_of, prompts)),
+        features=tuple(map(_features_of, prompts)),
     )
 
 
