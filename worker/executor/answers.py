@@ -168,6 +168,7 @@ class _Tile:
         self.holds_logits = len(coupled) < len(members) or any(
             params.logprobs is not None or params.logprob_token_ids for params in wishes
         )
+        # Dropped logits make room for the next tile.
         self._logits = logits if self.holds_logits else logits.new_empty(0, 0)
         wanted = [each for member in coupled for each in member.draws()]
         pending = sampler.launch(logits, [row for row, _ in wanted], [s for _, s in wanted])

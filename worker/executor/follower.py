@@ -64,6 +64,7 @@ def run(messages: SimpleQueue[bytes]) -> None:
 
 def main() -> int:
     """Tie this process's life to rank 0's, then follow rank 0."""
+    # Ctrl-C goes to the whole process group; rank 0 decides when the ranks end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent()
@@ -74,6 +75,7 @@ def main() -> int:
         format=f"%(asctime)s %(levelname)s [rank {sys.argv[2]}] %(name)s: %(message)s",
     )
     messages: SimpleQueue[bytes] = SimpleQueue()
+    # Beside the steps: the end of the input must end this process inside a step, too.
     threading.Thread(target=_read, args=[messages], name="input", daemon=True).start()
     try:
         run(messages)

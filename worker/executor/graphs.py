@@ -221,9 +221,11 @@ class DecodeGraphs:
             return None
         state, count = captured.state, len(sequences)
         slots, changes = state.enter_quietly(sequences)
+        # The tables grew and moved; graphs hold their address.
         if captured.tables is not state.device_tables:
             captured = _Captured(self._device, captured.model, captured.cache, state, self._keys)
             self._captured = captured
+        # A packed step has room for one change of a table per sequence.
         if len(changes) > key.size:
             state.send(changes)
             changes = []
@@ -246,6 +248,7 @@ class DecodeGraphs:
             answers = PendingAnswers(known, logits, lambda rows: rows, sampler=sampler)
             answers.store(state)
             return answers
+        # Here the wait costs nothing: the model's graph runs first.
         self._device.spare_fetched()
         captured.draws[key, Cut(int(self._draws.cuts[places].max()))]()
         wait = self._device.fetch(captured.answers[key], buffers.answers)
@@ -417,6 +420,7 @@ class _Captured:
 
     def logits_of(self, key: _Key, sequences: Sequence[ScheduledSequence]) -> Tensor:
         if key.width == 1:
+            # A copy, as the next replay overwrites the logits.
             return self.logits[: len(sequences)].clone()
         rows = [
             row

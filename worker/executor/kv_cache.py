@@ -278,6 +278,7 @@ class BlockSaver:
                 for row, into in zip(rows, part.into, strict=True):
                     host = torch.frombuffer(into, dtype=cache.dtype).view(row.shape)
                     host.copy_(row, non_blocking=True)
+            # Otherwise the allocator may reuse the rows while the second stream reads them.
             rows.record_stream(stream)
         self._saved = stream.record_event()
 
@@ -371,6 +372,7 @@ def _left(accounting: _Accounting, folder: PurePosixPath, read: Read) -> int | N
     usage = _number(read(f"{folder}/{accounting.usage}"))
     if not known or usage is None:
         return None
+    # Usage includes page cache, which the kernel reclaims before it kills.
     page_cache = accounting.page_cache.findall(read(f"{folder}/memory.stat") or "")
     return min(known) - usage + sum(map(int, page_cache))
 
@@ -397,6 +399,7 @@ def _folders(read: Read) -> Iterator[tuple[_Accounting, PurePosixPath]]:
             continue
         root, top = (PurePosixPath(field) for field in fields.split()[3:5])
         own, below = paths[accounting], PurePosixPath()
+        # A cgroup namespace names folders above its root by "..", and no mount shows them.
         if own.is_relative_to(root) and ".." not in own.parts:
             below = own.relative_to(root)
         for folder in (below, *below.parents):

@@ -38,12 +38,14 @@ class CudaMemory:
         return torch.cuda.memory_reserved(self._device)
 
     def peak_of(self, run: Callable[[], object]) -> int:
+        # Memory that torch caches would hide what the run takes.
         give_back(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = self.held()
         result = run()
         torch.cuda.synchronize(self._device)
         peak = torch.cuda.max_memory_reserved(self._device) - before
+        # The trial of graphs returns a model runner, which owns a cache.
         del result
         give_back(self._device)
         return peak

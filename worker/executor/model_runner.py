@@ -90,6 +90,7 @@ class ModelRunner:
     def submit(self, step: SchedulerOutput) -> Ticket:
         """Launch all of a step except its drafting."""
         model, cache = self._awake()
+        # First: copies and loads may overwrite the evicted blocks that are saved.
         self._saver.save(cache, step.kv_saves, model.native is not None)
         if step.block_copies:
             copy_blocks(cache, step.block_copies)
@@ -146,6 +147,7 @@ class ModelRunner:
     @property
     def kv_facts(self) -> tuple[object, ...]:
         model, _ = self._awake()
+        # The cosines of position 1 show every difference in the rotation.
         return str(model.dtype), model.rope.cos[1:2].float().cpu().numpy().tobytes()
 
     @torch.inference_mode()
@@ -190,6 +192,7 @@ class ModelRunner:
             return
         self._cache = None
         if self._graphs is not None:
+            # Graphs hold the addresses of the cache and the weights.
             self._graphs.drop()
         if self._drafter is not None:
             self._drafter.sleep(level)

@@ -220,6 +220,7 @@ def gather_kv(runner: ModelRunner, message: ReadRanks) -> list[Tensor] | None:
         own = _bytes(runner.read_kv(message.blocks, message.num_tokens))
     except DeviceMemoryError:
         own = torch.empty(0, dtype=torch.uint8)
+    # A rank without memory would leave the others in the gather for ever, so all agree first.
     least = torch.tensor(len(own))
     group = _host_group()
     distributed.all_reduce(least, distributed.ReduceOp.MIN, group)
@@ -240,6 +241,7 @@ def _bytes(data: memoryview) -> Tensor:
 
 @functools.cache
 def _host_group() -> Any:
+    # The bytes are in host memory, which NCCL cannot send.
     return distributed.new_group(backend="gloo")
 
 
@@ -280,6 +282,7 @@ class TensorParallelExecutor(Executor):
     def _shards(self, step: SchedulerOutput) -> list[SchedulerOutput]:
         """Return the step of each rank; the steps differ in the KV that they load."""
         if not step.kv_loads:
+            # One message for all ranks is encoded once.
             return [step, step]
         loads: list[list[KvLoad]] = [[] for _ in range(self._size)]
         for load in step.kv_loads:

@@ -66,6 +66,7 @@ def build_executor(config: EngineConfig) -> tuple[Executor, int]:
     except BaseException:
         ranks.close()
         raise
+    # The runner's shape is that of its shard.
     num_kv_heads = open_checkpoint(Path(config.model_path or "")).config.num_kv_heads
     return TensorParallelExecutor(runner, ranks, size, num_kv_heads), num_blocks
 
@@ -83,7 +84,7 @@ def build_shard(
     path, max_model_len = config.model_path, config.scheduler.max_model_len
     if config.num_threads is not None or shard.size > 1:
         threads = config.num_threads or torch.get_num_threads()
-        torch.set_num_threads(max(1, threads // shard.size))
+        torch.set_num_threads(max(1, threads // shard.size))  # ranks share the CPU
     device = choose_device(config.device, shard)
     dtype = choose_dtype(config.dtype, device, can_pack(torch.bfloat16))
     kernels = choose_kernels(config, device, dtype)
@@ -153,6 +154,7 @@ def step_bytes(
     is_sized = (config.kv_cache_memory_bytes, config.num_blocks_override) != (None, None)
     if memory is None or is_sized:
         return 0
+    # Block 0, to which all trial sequences write, and the block of graphs' padded rows.
     tried = partial(allocate, 2, config.block_size, model.config, kv_dtype, model.device)
 
     def run() -> ModelOutput:

@@ -116,6 +116,7 @@ class DeviceState:
         taken = len(self._slots) + 1
         if taken == len(self._used):
             oldest, slot = next(iter(self._slots.items()))
+            # The step before may still read its slots, and the next one takes tokens from them.
             if self._used[slot] < self._step - 1:
                 del self._slots[oldest]
                 return slot

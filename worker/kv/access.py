@@ -41,6 +41,7 @@ def may_ask(host: str, networks: Sequence[str] | None) -> bool:
     a private one, but no link-local one. Raises `ValueError` for what is no address.
     """
     address = ipaddress.ip_address(host)
+    # The system connects ::ffff:a.b.c.d to a.b.c.d, so that address counts.
     address = getattr(address, "ipv4_mapped", None) or address
     if networks is None:
         return address.is_private and not (address.is_link_local or address.is_unspecified)

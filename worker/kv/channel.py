@@ -135,6 +135,7 @@ def _family(host: str) -> socket.AddressFamily:
 def listening(config: KvTransferConfig) -> socket.socket:
     listener = socket.socket(_family(config.kv_ip), socket.SOCK_STREAM)
     try:
+        # A restarted engine takes its port back while old connections are in TIME_WAIT.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((config.kv_ip, config.kv_port))
         listener.listen(_BACKLOG)

@@ -258,6 +258,7 @@ class BlockFiles:
 
     def _put(self, digest: bytes, head: bytes, data: memoryview) -> None:
         path = self._path(digest)
+        # KV reveals prompts: only the worker's own user may read it.
         descriptor = os.open(f"{path}.tmp", os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
         try:
             for piece in (head, data):
@@ -324,6 +325,7 @@ class BlockFiles:
         with self._inbound:
             while not (self._is_closed or read.is_closed or self.is_late(read)):
                 total = self._num_inbound_bytes + size
+                # A block larger than the limit is read alone, not never.
                 if total <= max(size, MAX_INBOUND_BYTES):
                     self._num_inbound_bytes += size
                     read.num_reserved_bytes = size
@@ -363,6 +365,7 @@ class BlockFiles:
                 _fill(file.fileno(), into)
                 if _checksums(facts, into)[1] != whole:
                     raise KvTransferError("its bytes are damaged")
+            # The next start orders blocks by this time, the least recently used first.
             os.utime(path)
         except _GONE:
             with self._inbound:
@@ -436,6 +439,7 @@ def _claim(parent: Path, identity: str) -> tuple[Path, FileIO]:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = FileIO(directory / "lock", "a", opener=partial(os.open, mode=0o600))
             try:
+                # The kernel drops this lock with the process, however that ends.
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 lock.close()

@@ -24,7 +24,7 @@ class Exports:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # these methods call each other
         self._exports: OrderedDict[str, ExportedKv] = OrderedDict()  # the oldest first
         self._promised: dict[str, float] = {}  # the deadlines
         self.num_bytes = 0

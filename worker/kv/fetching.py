@@ -95,6 +95,7 @@ class KvFetcher:
         self, pull: TcpPull, source: KvSource, digest: bytes, start: int, wanted: WantedKv | None
     ) -> None:
         try:
+            # A room of SGLang's has a name before its KV is exported.
             if source.engine_id is None:
                 which = (source.engine_id, source.transfer_id, digest)
                 wait = Fetch(*which, 0, 0, self._state.shape, waits=True)
@@ -105,11 +106,12 @@ class KvFetcher:
                 await self._reserve(pull, (source.num_tokens - start) * self._state.token_bytes)
                 async with self._seats:
                     part = await self._fetch(source, digest, start, wanted)
+                    # A peer's caches may have had less than the reserved size.
                     self._shrink(pull, part.data.nbytes)
                     if self._pace is not None:
                         await asyncio.sleep(self._pace(part.end - start))
                     pull.part = part if part.data or wanted is None else None
-        # The host may be none, and the port out of range.
+        # ValueError: the host is no IP address; OverflowError: the port is out of range.
         except (OSError, ValueError, OverflowError, KvTransferError) as error:
             self._state.counts.num_failed += 1
             reason = str(error) or "it took too long"

@@ -172,6 +172,7 @@ class NixlTransport:
                     await asyncio.sleep(_POLL_SECONDS)
                     state = await self._call(read.state)
             finally:
+                # Queued behind the beginning, which runs even if the caller was cancelled.
                 ending = self._thread.submit(self._end, read)
             has_ended = await asyncio.wrap_future(ending)
         if state != "DONE" or not has_ended:

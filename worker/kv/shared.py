@@ -54,6 +54,7 @@ def map_shared(shared: Shared, size: int) -> memoryview | None:
     """Map the memory, of `size` bytes; None where it is missing, or another than was named."""
     path = f"/proc/{shared.pid}/fd/{shared.fd}"
     with contextlib.suppress(OSError):
+        # In another PID namespace the number is that of another process.
         if os.readlink(path) != f"/memfd:{shared.name} (deleted)":
             return None
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -130,6 +130,7 @@ class Seal:
             frame = msgspec.msgpack.decode(body, type=kind)
         except msgspec.MsgspecError as error:
             raise KvTransferError(f"the other end says what is no {kind.__name__}") from error
+        # Before the check: the MAC of Hello and Challenge covers their own nonce.
         self._note(frame)
         if not hmac.compare_digest(mac, self._mac(body)):
             raise KvTransferError("the other end has another key")
@@ -138,6 +139,7 @@ class Seal:
     def data_cipher(self) -> Cipher[GCM]:
         """Return the cipher of the next bytes, each with its own nonce, after the handshake."""
         key = hmac.digest(self._key, self._nonces + b"data", "sha256")
+        # GCM forbids a second use of a nonce; both ends count the transfers of a connection alike.
         nonce = self._num_ciphers.to_bytes(12, "little")
         self._num_ciphers += 1
         return Cipher(AES(key), GCM(nonce))

@@ -220,6 +220,7 @@ class CachedDrafter:
             self._proposals[request.seq_id] = _Proposal(_drafts(line), torch.stack(line.proposals))
         if not line.is_sound:
             return
+        # A head's later rows come from its own states, which differ from the target's.
         count = min(1, line.num_rows) if self._reads_states else line.num_rows
         token_ids = [request.last_token, *line.token_ids][:count]
         slots = cache.slots(request.block_table, start, start + count)

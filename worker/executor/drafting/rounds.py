@@ -24,7 +24,7 @@ from worker.ops.draft import choose_drafts
 from worker.types import SampleSpec, ScheduledSequence
 
 MIN_ROWS = 64
-MAX_ROWS = 2048  # whatever the step: a prompt is read after it is known that drafts pay
+MAX_ROWS = 2048  # beside any step: prompts are read only once drafts are known to pay
 _ROWS_OF_A_STEP = 2  # for each token of it
 
 
@@ -192,6 +192,7 @@ class DraftRounds:
             [line.request.params for line in lines],
             [line.request.position + len(line.token_ids) for line in lines],
             self._method,
+            # All sequences of a round have drafted equally often.
             len(lines[0].token_ids),
             self._network.draft_vocab,
             vocab_size,
