@@ -13,7 +13,8 @@ from picker.framework.disaggregation import DECODE_ROLES, PREFILL_ROLES, ROLE_LA
 from tests.support.kube.manifests import (
     ROOT,
     Object,
-    containers,
+    container_of,
+    file_of,
     kustomized,
     of_kind,
     pod_of,
@@ -41,8 +42,7 @@ def labels(workload: Object) -> dict[str, str]:
 
 
 def container(role: str, name: str) -> Object:
-    [found] = [one for one in containers(pod_of(deployment(role))) if one["name"] == name]
-    return found
+    return container_of([deployment(role)], name)
 
 
 def transfer(role: str) -> KvTransferConfig:
@@ -55,8 +55,7 @@ def transfer(role: str) -> KvTransferConfig:
 
 def test_the_picker_decides_as_that_of_up_does() -> None:
     objects = kustomized(OVERLAY)
-    [config] = [one for one in of_kind(objects, "ConfigMap") if "picker.yaml" in one["data"]]
-    assert yaml.safe_load(config["data"]["picker.yaml"]) == yaml.safe_load(DISAGGREGATED_CONFIG)
+    assert yaml.safe_load(file_of(objects, "picker.yaml")) == yaml.safe_load(DISAGGREGATED_CONFIG)
     [pool] = of_kind(objects, "InferencePool")
     prefill, decode = labels(deployment("prefill")), labels(deployment("decode"))
     assert takes(pool["spec"]["selector"], prefill)

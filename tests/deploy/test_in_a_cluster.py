@@ -23,14 +23,7 @@ from tests.support.kube.deployed_picker import (
     running,
     some_ports,
 )
-from tests.support.kube.manifests import (
-    NAMESPACE,
-    containers,
-    kustomized,
-    of_kind,
-    pod_of,
-    workloads,
-)
+from tests.support.kube.manifests import NAMESPACE, container_of, file_of, kustomized
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.usefixtures("kubectl"), pytest.mark.envoy, pytest.mark.full]
@@ -78,14 +71,12 @@ async def _page(_: web.Request) -> web.Response:
 
 def _envoy(ports: dict[str, int], folder: Path) -> list[str]:
     objects = kustomized(FOLDER)
-    [workload] = workloads(objects)
-    [container] = [one for one in containers(pod_of(workload)) if one["name"] == "envoy"]
-    [data] = [one["data"] for one in of_kind(objects, "ConfigMap") if "envoy.yaml" in one["data"]]
-    text = data["envoy.yaml"].replace("address: 0.0.0.0", "address: 127.0.0.1")
+    container = container_of(objects, "envoy")
+    text = file_of(objects, "envoy.yaml").replace("address: 0.0.0.0", "address: 127.0.0.1")
     for name, port in FIXED.items():
         text = text.replace(f"port_value: {port}\n", f"port_value: {ports[name]}\n")
     (folder / "envoy.yaml").write_text(text)
-    (folder / "drain.sh").write_text(data["drain.sh"])
+    (folder / "drain.sh").write_text(file_of(objects, "drain.sh"))
     words = [
         str(folder / Path(word).name) if word[0] == "/" else word for word in container["args"]
     ]

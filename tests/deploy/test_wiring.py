@@ -18,7 +18,9 @@ from tests.support.kube.deploy_wiring import loose_ends
 from tests.support.kube.manifests import (
     BUILDS,
     Object,
+    container_of,
     containers,
+    file_of,
     kustomized,
     of_kind,
     pod_of,
@@ -52,11 +54,6 @@ def test_additions_are_about_what_is_there(addon: str) -> None:
     assert loose_ends(objects) == []
 
 
-def _given(folder: str, name: str) -> list[Object]:
-    found = [c for w in workloads(kustomized(folder)) for c in containers(pod_of(w))]
-    return [one for one in found if one["name"] == name]
-
-
 def _arguments(container: Object) -> list[str]:
     names = {entry["name"] for entry in container.get("env", ())}
 
@@ -72,7 +69,7 @@ PICKERS = [folder for folder in WHOLE if not folder.endswith("workers")]
 
 @pytest.mark.parametrize("folder", PICKERS)
 def test_the_picker_takes_its_flags(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    [container] = _given(folder, "picker")
+    container = container_of(kustomized(folder), "picker")
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     options = options_of(picker.__main__.build_parser().parse_args(_arguments(container)))
@@ -85,25 +82,25 @@ def test_workers_take_their_flags(folder: str) -> None:
     """No flag is unknown; ports are those that are declared. Behind a sidecar nothing else of the
     network reaches the worker.
     """
-    [container] = _given(folder, "worker")
+    objects = kustomized(folder)
+    container = container_of(objects, "worker")
     taken = worker.cli.flags.build_parser().parse_args(_arguments(container))
     transfer = worker.cli.flags.resolve(taken, None, {}).engine.kv_transfer
     ports = {taken.port} | ({transfer.kv_port} if transfer and transfer.gives else set())
     assert ports == {port["containerPort"] for port in container["ports"]}
-    assert taken.host == ("127.0.0.1" if _given(folder, "sidecar") else "0.0.0.0")
+    names = {one["name"] for w in workloads(objects) for one in containers(pod_of(w))}
+    assert taken.host == ("127.0.0.1" if "sidecar" in names else "0.0.0.0")
 
 
 @pytest.mark.parametrize("folder", PICKERS)
 def test_the_picker_loads_its_configuration(folder: str) -> None:
-    maps = of_kind(kustomized(folder), "ConfigMap")
-    [text] = [one["data"]["picker.yaml"] for one in maps if "picker.yaml" in one["data"]]
-    loaded = load_config(text.encode(), "picker.yaml")
+    loaded = load_config(file_of(kustomized(folder), "picker.yaml").encode(), "picker.yaml")
     assert not build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0).warnings
 
 
 @pytest.mark.parametrize("folder", PICKERS)
 def test_probes_ask_for_what_the_picker_serves(folder: str) -> None:
-    [container] = _given(folder, "picker")
+    container = container_of(kustomized(folder), "picker")
     alive, ready = container["livenessProbe"], container["readinessProbe"]
     if "grpc" in alive:
         assert alive["grpc"]["service"] == LIVENESS
@@ -114,7 +111,7 @@ def test_probes_ask_for_what_the_picker_serves(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", [folder for folder in WHOLE if folder.endswith("workers")])
 def test_probes_ask_for_what_workers_serve(folder: str) -> None:
-    [container] = _given(folder, "worker")
+    container = container_of(kustomized(folder), "worker")
     served = {route.path for route in PROBE_ROUTES if route.method == "GET"}
     probes = ("startupProbe", "livenessProbe", "readinessProbe")
     asked = [container[probe]["httpGet"]["path"] for probe in probes]

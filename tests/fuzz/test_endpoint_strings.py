@@ -6,7 +6,6 @@ import yaml
 from hypothesis import strategies as st
 
 from picker.config.pool_file import pool_contents
-from picker.errors import ConfigError
 from picker.requestcontrol.candidates import LoadedCandidates, candidates_for
 from picker.types import Candidate, Endpoint
 from tests.fuzz.conftest import ForSeconds
@@ -73,26 +72,6 @@ def test_any_entries_give_sound_endpoints(for_seconds: ForSeconds) -> None:
         assert all(len(problem) < 300 for problem in found.skipped)
 
     for_seconds(st.lists(st.one_of(ENTRIES, SCALARS), max_size=6), check)
-
-
-def test_no_file_makes_the_parser_raise_anything_else(for_seconds: ForSeconds) -> None:
-    snippets = st.sampled_from(
-        [
-            *("endpoints:", "\n- ", "{", "}", "[", "]", "name: a", ", ", "port: ", "&x ", "*x"),
-            *("address: 10.0.0.1", "<<: ", "!!python/object:os.system ", "2001-99-99", "? ", "|"),
-            *("0x" + "f" * 5000, "9" * 5000, "1:2:3", "\t", "\0", "é"),
-        ]
-    )
-
-    def check(content: bytes) -> None:
-        try:
-            found = pool_contents(content, "f", "p")
-        except ConfigError:
-            return
-        assert all(map(is_sound, found.endpoints))
-
-    text = st.lists(snippets, max_size=20).map(lambda parts: "".join(parts).encode())
-    for_seconds(st.one_of(text, st.binary(max_size=200)), check)
 
 
 POOL = tuple(

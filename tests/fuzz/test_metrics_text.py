@@ -1,12 +1,10 @@
-"""The targeted scan against the general parser, and extraction against whatever a page may be."""
+"""Pages with exemplars are scanned, and metrics are extracted from whatever a page may be."""
 
-import math
 from typing import Any
 
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.openmetrics.exposition import generate_latest
-from prometheus_client.parser import text_string_to_metric_families
 
 from picker.scrape.engines import ENGINES
 from picker.scrape.exposition import greatest, scan
@@ -15,8 +13,6 @@ from picker.scrape.sources import ExtractError, Scrape
 from picker.types import Endpoint, EndpointMetrics
 from tests.fuzz.conftest import ForSeconds
 
-NAMES = ["vllm:running", "vllm:running_total", "a", "x:vllm:running", "vllm:run"]
-LABELS = ["model", "engine", "le", "running_lora_adapters"]
 ENGINE_LABELS = (
     *("engine", "dp_rank", "tp_rank", "block_size", "num_gpu_blocks", "max_lora"),
     *("running_lora_adapters", "request_type", "kv_cache_block_type"),
@@ -27,101 +23,6 @@ VALUES = st.one_of(
     st.floats().map(repr),
     st.integers(-(2**70), 2**70).map(str),
 )
-BLANKS = st.sampled_from(["", " ", "  ", "\t"])
-COMMENTS = st.sampled_from(
-    [
-        "",
-        "# HELP vllm:running vllm:running 7",
-        "# TYPE vllm:running gauge",
-        "# vllm:running 7",
-        "#",
-        "   # a 5",
-    ]
-)
-
-
-def escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
-@st.composite
-def sample_lines(draw: st.DrawFn) -> str:
-    labels = draw(st.dictionaries(st.sampled_from(LABELS), TEXT, max_size=3))
-    inside = ",".join(f'{name}="{escaped(value)}"' for name, value in labels.items())
-    if labels and draw(st.booleans()):
-        inside += ","
-    line = draw(BLANKS) + draw(st.sampled_from(NAMES))
-    if labels or draw(st.booleans()):
-        line += draw(st.sampled_from(["", " "])) + f"{{{inside}}}"
-    line += draw(st.sampled_from([" ", "  ", "\t"])) + draw(VALUES)
-    line += draw(st.sampled_from(["", "", " 1700000000000", " -5", " 0"]))
-    return line + draw(BLANKS)
-
-
-@st.composite
-def pages(draw: st.DrawFn) -> str:
-    lines = draw(st.lists(st.one_of(sample_lines(), COMMENTS), max_size=20))
-    ending = draw(st.sampled_from(["\n", "\n", "\r\n"]))
-    return ending.join(lines * draw(st.sampled_from([1, 1, 1, 50]))) + ending
-
-
-def same(value: float, other: float) -> bool:
-    return value == other or (math.isnan(value) and math.isnan(other))
-
-
-def oracle(page: str, name: str) -> list[tuple[dict[str, str], float, float | None]] | None:
-    try:
-        families = list(text_string_to_metric_families(page))
-    except (ValueError, IndexError, KeyError):
-        return None
-    found = [sample for family in families for sample in family.samples if sample.name == name]
-    return [(sample.labels, sample.value, sample.timestamp) for sample in found]
-
-
-def agree(page: str) -> None:
-    for name in NAMES:
-        expected = oracle(page, name)
-        found = scan(page.encode(), [name]).get(name, ())
-        if expected is None:
-            continue
-        assert len(found) == len(expected), name
-        for sample, (labels, value, timestamp) in zip(found, expected, strict=True):
-            assert dict(sample.labels) == labels
-            assert same(sample.value, float(value))
-            seconds = None if sample.timestamp_ms is None else sample.timestamp_ms / 1000
-            assert seconds == timestamp
-        best = greatest(page.encode(), name)
-        numbers = [float(value) for _, value, _ in expected if not math.isnan(value)]
-        assert (best is None) == (not numbers)
-        assert best is None or best.value == max(numbers)
-
-
-def test_the_scan_agrees_with_the_general_parser(for_seconds: ForSeconds) -> None:
-    for_seconds(pages(), agree)
-
-
-@st.composite
-def damaged(draw: st.DrawFn) -> bytes:
-    page = bytearray(draw(pages()).encode())
-    for _ in range(draw(st.integers(0, 6))):
-        if not page:
-            break
-        at = draw(st.integers(0, len(page) - 1))
-        page[at : at + draw(st.integers(0, 3))] = draw(
-            st.sampled_from([b"", b'"', b"{", b"}", b"\\", b"\n", b"\0", b"\xff", b" ", b"#", b"="])
-        )
-    return bytes(page)
-
-
-def test_no_page_makes_anything_raise(for_seconds: ForSeconds) -> None:
-    def check(page: bytes) -> None:
-        scan(page, NAMES)
-        whole = scan(page + b"\nlast 7\n", ["last"])["last"]
-        assert [sample.value for sample in whole][-1] == 7
-        for name in NAMES:
-            greatest(page, name)
-
-    for_seconds(damaged(), check)
 
 
 def exemplars(numbers: list[tuple[str, float]]) -> CollectorRegistry:

@@ -81,17 +81,11 @@ DOCUMENTS = st.one_of(
 SNIPPETS = st.sampled_from(
     [
         *("\n---\n", "kind: ", "InferenceObjective", "InferenceModelRewrite", "List", "\nitems:"),
-        *("\nendpoints: []", "\nspec: ", "\n- ", "{", "}", "[", "]", "&x ", "*x", "<<: ", "? "),
-        *("poolRef: {name: pool}", "\nmetadata: {name: a}", "!!bool x", "%YAML 9.9\n", "...", "\t"),
-        *(
-            "0x" + "f" * 5000,
-            "2001-99-99",
-            "!!binary aGk=",
-            "\0",
-            "é",
-            "\udc80",
-            "apiVersion: v1\n",
-        ),
+        *("endpoints:", "\nendpoints: []", "\nspec: ", "\n- ", "{", "}", "[", "]", ", ", "é", "\t"),
+        *("name: a", "port: ", "address: 10.0.0.1", "poolRef: {name: pool}", "apiVersion: v1\n"),
+        *("\nmetadata: {name: a}", "&x ", "*x", "<<: ", "? ", "|", "...", "!!bool x", "\0"),
+        *("!!python/object:os.system ", "!!binary aGk=", "%YAML 9.9\n", "1:2:3", "2001-99-99"),
+        *("0x" + "f" * 5000, "9" * 5000, "\udc80"),
     ]
 )
 

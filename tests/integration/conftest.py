@@ -197,22 +197,14 @@ def _at_body(routed: ext_proc.ProcessingResponse) -> ext_proc.ProcessingResponse
 
 
 def _chunks(body: bytes, size: int = 62_000) -> list[ext_proc.ProcessingResponse]:
-    starts = range(0, len(body), size) or [0]
-    return [
-        ext_proc.ProcessingResponse(
-            request_body={
-                "response": {
-                    "body_mutation": {
-                        "streamed_response": {
-                            "body": body[at : at + size],
-                            "end_of_stream": at + size >= len(body),
-                        }
-                    }
-                }
-            }
-        )
-        for at in starts
-    ]
+    found = []
+    for at in range(0, len(body), size) or [0]:
+        part = ext_proc.ProcessingResponse(request_body={})
+        streamed = part.request_body.response.body_mutation.streamed_response
+        streamed.body = body[at : at + size]
+        streamed.end_of_stream = at + size >= len(body)
+        found.append(part)
+    return found
 
 
 @dataclass

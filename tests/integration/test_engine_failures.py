@@ -12,23 +12,18 @@ from pathlib import Path
 import pytest
 
 from tests.support.busy_loops import busy_loops, counts_waits, crowd
-from tests.support.worker.running_worker import Ended, Worker, running_worker
+from tests.support.worker.running_worker import (
+    Ended,
+    Worker,
+    assert_each_reports_its_end,
+    running_worker,
+    under_load,
+)
 
 pytestmark = pytest.mark.full
 
 SIM = ("--engine", "sim", "--sim-decode-base-ms", "20")
 STREAMS = 24
-
-
-async def under_load(worker: Worker, harm: Callable[[], None]) -> tuple[list[Ended], float]:
-    begun = asyncio.Semaphore(0)
-    async with asyncio.TaskGroup() as group:
-        streams = [group.create_task(worker.stream(begun.release)) for _ in range(STREAMS)]
-        for _ in streams:
-            await begun.acquire()
-        harm()
-        harmed = time.monotonic()
-    return [stream.result() for stream in streams], harmed
 
 
 def send(worker: Worker, number: signal.Signals) -> Callable[[], None]:
@@ -38,14 +33,6 @@ def send(worker: Worker, number: signal.Signals) -> Callable[[], None]:
         os.kill(pid, number)
 
     return harm
-
-
-def assert_each_reports_its_end(streams: list[Ended]) -> None:
-    for stream in streams:
-        assert stream.error is not None, stream.events[-1:]
-        assert stream.error["code"] == 503
-        assert not stream.is_whole
-        assert "[DONE]" not in stream.events
 
 
 async def report(
@@ -77,7 +64,7 @@ async def test_a_lost_engine_ends_every_stream_and_is_replaced(number: signal.Si
         assert (await worker.ask()).status_code == 200
         lost = worker.engine_pid()
         before = await worker.counters()
-        load = asyncio.create_task(under_load(worker, send(worker, number)))
+        load = asyncio.create_task(under_load(worker, send(worker, number), STREAMS))
         streams = await report(worker, number.name, load)
         assert_each_reports_its_end(streams)
         assert worker.engine_pid() not in (None, lost)
@@ -106,7 +93,7 @@ async def test_a_step_that_never_ends_is_a_stall_and_then_a_loss() -> None:
             )
 
         requests: list[asyncio.Task[object]] = []
-        load = asyncio.create_task(under_load(worker, harm))
+        load = asyncio.create_task(under_load(worker, harm, STREAMS))
         assert_each_reports_its_end(await report(worker, "hung step", load))
         await asyncio.gather(*requests, return_exceptions=True)
         assert worker.engine_pid() != lost
@@ -114,7 +101,7 @@ async def test_a_step_that_never_ends_is_a_stall_and_then_a_loss() -> None:
 
 async def test_by_policy_the_worker_exits_instead() -> None:
     async with running_worker(*SIM, "--engine-failure-policy", "exit") as worker:
-        streams, _ = await under_load(worker, send(worker, signal.SIGKILL))
+        streams, _ = await under_load(worker, send(worker, signal.SIGKILL), STREAMS)
         assert_each_reports_its_end(streams)
         assert await worker.exit_status() == 1
 
@@ -158,13 +145,8 @@ async def test_the_real_engine_is_replaced_within_seconds(model_path: Path) -> N
     async with running_worker(*flags) as worker:
         question = {"temperature": 0, "max_tokens": 8}
         expected = (await worker.ask(**question)).json()["choices"]
-
-        async def load() -> tuple[list[Ended], float]:
-            return await under_load(worker, send(worker, signal.SIGKILL))
-
-        assert_each_reports_its_end(
-            await report(worker, "real engine", asyncio.create_task(load()))
-        )
+        load = asyncio.create_task(under_load(worker, send(worker, signal.SIGKILL), STREAMS))
+        assert_each_reports_its_end(await report(worker, "real engine", load))
         assert (await worker.ask(**question)).json()["choices"] == expected
 
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -13,7 +12,12 @@ import pytest
 from tests.support.model.echo_model import write_echo_model
 from tests.support.model.tiny_checkpoint import save_checkpoint
 from tests.support.waiting import until
-from tests.support.worker.running_worker import PATIENCE_SECONDS, Worker, running_worker
+from tests.support.worker.running_worker import (
+    PATIENCE_SECONDS,
+    assert_each_reports_its_end,
+    running_worker,
+    under_load,
+)
 from worker.config import EngineConfig, SchedulerConfig
 from worker.engine.messages import AddRequest
 from worker.engine.process.client import EngineClient
@@ -62,30 +66,6 @@ class Watched:
         self._ended.set()
 
 
-async def streams_with(worker: Worker, rank: Watched) -> None:
-    begun, all_begun = [0], asyncio.Event()
-    harmed = [0.0]
-
-    def count() -> None:
-        begun[0] += 1
-        if begun[0] == STREAMS:
-            all_begun.set()
-
-    async def harm() -> None:
-        await all_begun.wait()
-        harmed[0] = time.monotonic()
-        rank.kill()
-
-    asking = [worker.stream(count, max_tokens=3500) for _ in range(STREAMS)]
-    *ended, _ = await asyncio.gather(*asking, harm())
-    for stream in ended:
-        assert stream.error is not None, stream.events[-1:]
-        assert stream.error["code"] == 503
-        assert not stream.is_whole
-    last = max(stream.seconds for stream in ended) - harmed[0]
-    print(f"\nlast error event {last:.2f} s after the rank's end")  # noqa: T201
-
-
 async def test_a_rank_that_dies_ends_every_stream_and_the_worker_serves_again(
     checkpoint: Path,
 ) -> None:
@@ -98,7 +78,10 @@ async def test_a_rank_that_dies_ends_every_stream_and_the_worker_serves_again(
         before = (await worker.ask(**fields)).json()["choices"]
         engine = worker.engine_pid()
         lost = Watched(rank_of(engine))
-        await streams_with(worker, lost)
+        streams, harmed = await under_load(worker, lost.kill, STREAMS, max_tokens=3500)
+        assert_each_reports_its_end(streams)
+        last_error = max(stream.seconds for stream in streams) - harmed
+        print(f"\nlast error event {last_error:.2f} s after the rank's end")  # noqa: T201
         await lost.end()
         await worker.until("/health", 200)
         assert (await worker.ask(**fields)).json()["choices"] == before

@@ -5,14 +5,13 @@ import re
 import shlex
 import subprocess
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from fleet.envoy.settings import (
-    Mechanism,
-)
+from fleet.envoy.settings import Mechanism
 from picker.config.pool_file import read_pool_file
 from tests.support.fleet.envoy_of_pools import (
     Answer,
@@ -55,6 +54,17 @@ def strayed(answers: Iterable[tuple[str, Answer]]) -> list[tuple[str, Answer]]:
     return [(pool, one) for pool, one in crossed(answers) if one.pool != pool or one.destination]
 
 
+@asynccontextmanager
+async def picked_for(
+    scene: PoolsScene, document: Document | str, pools: Iterable[str], *pickers: PickerProcess
+) -> AsyncIterator[None]:
+    async with running(*pickers):
+        await scene.start_envoy(document)
+        for pool in pools:
+            await scene.until_picked(pool)
+        yield
+
+
 def of_all(scene: PoolsScene, *flags: str) -> PickerProcess:
     return PickerProcess(scene.folder, [served_pool(name) for name in scene.workers], *flags)
 
@@ -65,10 +75,7 @@ async def test_one_picker_serves_three_separate_pools(tmp_path: Path) -> None:
         document = bootstrap(scene, picker, Mechanism.OVERRIDE_HOST)
         add_route(document, "unnamed", A, None)
         add_route(document, "unknown", A, by_metadata("d"))
-        async with running(picker):
-            await scene.start_envoy(document)
-            for pool in POOLS:
-                await scene.until_picked(pool)
+        async with picked_for(scene, document, POOLS, picker):
             before = await scene.counted(picker, "llm_d_epp_request_total")
             answers = await scene.crowd(POOLS, 60)
             assert crossed(answers) == []
@@ -93,10 +100,7 @@ async def test_the_pool_of_a_route_overrides_that_of_the_filter(tmp_path: Path) 
         named = {"key": "x-pointsman-pool", "value": A}
         ext_proc(document)["grpc_service"]["initial_metadata"] = [named]
         asking(document, A, {})
-        async with running(picker):
-            await scene.start_envoy(document)
-            for pool in (A, B):
-                await scene.until_picked(pool)
+        async with picked_for(scene, document, (A, B), picker):
             assert crossed(await scene.crowd([A, B], 20)) == []
 
 
@@ -111,10 +115,7 @@ async def test_each_pool_may_have_a_port_of_its_own(tmp_path: Path) -> None:
             add_picker(document, f"picker-{pool}", port, port)
             asking(document, pool, by_cluster(f"picker-{pool}"))
         add_route(document, "unnamed", A, None)
-        async with running(picker):
-            await scene.start_envoy(document)
-            for pool in POOLS:
-                await scene.until_picked(pool)
+        async with picked_for(scene, document, POOLS, picker):
             assert crossed(await scene.crowd(POOLS, 60)) == []
             assert (await scene.ask("unnamed")).status == 500
             assert (await scene.ask("empty")).status == 503
@@ -146,10 +147,7 @@ async def test_requests_are_split_between_pools_by_weight(tmp_path: Path, is_one
         if not is_one:
             ways = {pool: _at(document, pool, one) for pool, one in zip((A, B), both, strict=True)}
         add_split(document, "split", {A: (70, ways[A]), B: (30, ways[B])})
-        async with running(*both):
-            await scene.start_envoy(document)
-            for pool in (A, B):
-                await scene.until_picked(pool)
+        async with picked_for(scene, document, (A, B), *both):
             found = await shares(scene, count)
         assert set(found) == {A, B}
         assert is_share(found[A], count, 0.7), found
@@ -182,10 +180,7 @@ async def test_the_model_chooses_the_pool(
         buffered = {"buffer_request_body": is_buffered}
         document = bootstrap(scene, picker, mechanism, route_by_model=True, **buffered)
         expected = {"llama": A, "sql": A, "qwen": B, "poems": B}
-        async with running(picker):
-            await scene.start_envoy(document)
-            for pool in (A, B):
-                await scene.until_picked(pool)  # by its own path
+        async with picked_for(scene, document, (A, B), picker):
 
             async def found() -> dict[str, str | None]:
                 return {name: (await scene.by_model(name)).pool for name in expected}

@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from tests.support.fleet.running_fleet import ready_fleet
@@ -69,20 +68,6 @@ async def answered(worker: Worker, body: dict[str, Any]) -> tuple[dict[str, Any]
     return answer, figures
 
 
-async def streamed(client: openai.AsyncOpenAI, **body: Any) -> tuple[str, str | None, int]:
-    stream = await client.completions.create(
-        stream=True, stream_options={"include_usage": True}, **body
-    )
-    text, reason, num_tokens = "", None, 0
-    async for chunk in stream:
-        for choice in chunk.choices:
-            text += choice.text
-            reason = choice.finish_reason or reason
-        if chunk.usage is not None:
-            num_tokens = chunk.usage.completion_tokens
-    return text, reason, num_tokens
-
-
 BODIES: list[dict[str, Any]] = [
     {"prompt": SONG, "max_tokens": 50, "temperature": 0},
     {"prompt": SONG, "max_tokens": 50, "seed": 3, "n": 3, "logprobs": 2},
@@ -115,14 +100,6 @@ async def test_answers_are_the_same_with_and_without_drafts() -> None:
         assert after["num_accepted_tokens"] >= total["accepted"]
         assert sum(after[place] for place in places) == after["num_accepted_tokens"]
         assert "per_pos" not in "".join(await counted(plain))
-        for body in ({"max_tokens": 40}, {"max_tokens": 90, "stop": "stream"}):
-            texts = []
-            for worker in (plain, drafting):
-                url = f"{worker.http.base_url}/v1"
-                async with openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0) as client:
-                    asked = {"model": "sim", "prompt": SONG, "seed": 9, **body}
-                    texts.append(await streamed(client, **asked))
-            assert texts[0] == texts[1]
 
 
 @pytest.mark.model

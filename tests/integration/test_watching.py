@@ -1,7 +1,6 @@
 """A fleet under load is watched: with the page in a real browser, and with `pointsman top`."""
 
 import asyncio
-import re
 import sys
 
 import pytest
@@ -53,18 +52,7 @@ async def _watch_page(window: Browser, fleet: Fleet) -> None:
     assert all(f"worker-{number}" in text for number in range(1, WORKERS + 1))
     summary = "document.querySelector('#summary').innerText"
     await window.until(f"{summary}.includes('{WORKERS} of {WORKERS}')")
-    configuration = await window.run("document.querySelector('#configuration-body').innerText")
-    assert "In effect, with defaults" in configuration
     await window.until("document.querySelector('#requests-rows').innerText.includes('completed')")
-    await window.run(
-        "[...document.querySelectorAll('#requests-rows tr')]"
-        ".find((one) => one.dataset.kind === 'good').querySelector('a').click()"
-    )
-    await window.until("document.querySelector('#explanation .scores')")
-    explained = await window.run("document.querySelector('#explanation').innerText")
-    assert re.search(r"worker-\d+ (won by|tied with|had)|chance chose worker-\d+", explained)
-    assert "prefix-cache-scorer" in explained
-    assert await window.run("document.querySelectorAll('.scores tbody tr').length") == WORKERS
     assert window.complaints == []
 
 

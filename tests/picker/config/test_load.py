@@ -2,36 +2,12 @@
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from picker.config.build import DEFAULT_CONFIG, Assembly, BuildOptions, assemble
 from picker.config.catalog import builtin_plugins
 from picker.config.findings import MAX_FINDINGS, InvalidConfigError, Severity
 from picker.config.load import MAX_CONFIG_BYTES, load_config
 from picker.errors import ConfigError
-from tests.depth import examples
-
-LINES = DEFAULT_CONFIG.decode().splitlines()
-NOISE = st.sampled_from(["- &a [*a]", "a: &x {b: *x}", "{", "plugins: 5", "? [a]: b", "!!set {a}"])
-EDITS = st.lists(
-    st.tuples(st.integers(0, len(LINES)), st.one_of(NOISE, st.text(max_size=12))), max_size=4
-)
-
-
-@examples(150)
-@given(edits=EDITS)
-def test_a_mangled_configuration_is_refused_or_built(edits: list[tuple[int, str]]) -> None:
-    lines = list(LINES)
-    for position, text in edits:
-        lines.insert(position, text)
-    said = ""
-    try:
-        content = "\n".join(lines).encode(errors="surrogatepass")
-        assemble(content, "f", builtin_plugins(), BuildOptions())
-    except ConfigError as error:
-        said = str(error)
-    assert not said or said.startswith("f:")
 
 
 @pytest.mark.parametrize("content", [b"\xff\xff", b"a: \x00", b"x" * (MAX_CONFIG_BYTES + 1)])

@@ -11,14 +11,7 @@ from pathlib import Path
 from fleet.run.ports import free_ports
 from tests.fakes.kube_api.access import Rule
 from tests.fakes.kube_api.server import KubeApi
-from tests.support.kube.manifests import (
-    NAMESPACE,
-    containers,
-    kustomized,
-    of_kind,
-    pod_of,
-    workloads,
-)
+from tests.support.kube.manifests import NAMESPACE, container_of, file_of, kustomized, of_kind
 
 LIMIT_SECONDS = 120
 # What a Pod has at fixed ports, by the names that are used here for those that were free.
@@ -62,14 +55,8 @@ def account(api: KubeApi, overlay: str, folder: Path) -> dict[str, str]:
 
 def picker_command(overlay: str, ports: dict[str, int], folder: Path) -> list[str]:
     objects = kustomized(overlay)
-    [workload] = workloads(objects)
-    [container] = [one for one in containers(pod_of(workload)) if one["name"] == "picker"]
-    [text] = [
-        one["data"]["picker.yaml"]
-        for one in of_kind(objects, "ConfigMap")
-        if "picker.yaml" in one["data"]
-    ]
-    (folder / "picker.yaml").write_text(text)
+    container = container_of(objects, "picker")
+    (folder / "picker.yaml").write_text(file_of(objects, "picker.yaml"))
     others = {
         "--pool-namespace": NAMESPACE,
         "--config-file": str(folder / "picker.yaml"),

@@ -69,6 +69,19 @@ def of_kind(objects: Sequence[Object], kind: str) -> list[Object]:
     return [one for one in objects if one["kind"] == kind]
 
 
+def file_of(objects: Sequence[Object], name: str) -> str:
+    """Return the text of the file of that name that a ConfigMap holds."""
+    [text] = [one["data"][name] for one in of_kind(objects, "ConfigMap") if name in one["data"]]
+    return str(text)
+
+
+def container_of(objects: Sequence[Object], name: str) -> Object:
+    [found] = [
+        c for one in workloads(objects) for c in containers(pod_of(one)) if c["name"] == name
+    ]
+    return found
+
+
 def workloads(objects: Sequence[Object]) -> list[Object]:
     return [one for one in objects if "template" in one.get("spec", {})]
 

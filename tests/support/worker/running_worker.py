@@ -101,6 +101,30 @@ class Worker:
             return await self.process.wait()
 
 
+async def under_load(
+    worker: Worker, harm: Callable[[], None], count: int, **fields: object
+) -> tuple[list[Ended], float]:
+    """Stream `count` answers and do the harm when all have begun; return their ends and when the
+    harm was done (monotonic).
+    """
+    begun = asyncio.Semaphore(0)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(worker.stream(begun.release, **fields)) for _ in range(count)]
+        for _ in tasks:
+            await begun.acquire()
+        harm()
+        harmed = time.monotonic()
+    return [task.result() for task in tasks], harmed
+
+
+def assert_each_reports_its_end(streams: list[Ended]) -> None:
+    for stream in streams:
+        assert stream.error is not None, stream.events[-1:]
+        assert stream.error["code"] == 503
+        assert not stream.is_whole
+        assert "[DONE]" not in stream.events
+
+
 @asynccontextmanager
 async def running_worker(*flags: str) -> AsyncIterator[Worker]:
     process = await asyncio.create_subprocess_exec(
