@@ -2,32 +2,19 @@
 silent while all is well and to the point when not.
 """
 
-import asyncio
 import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from fleet.doctor.command import FINE, WRONG
-from tests.support.fleet.running_fleet import Fleet, ready_fleet
+from tests.support.fleet.running_fleet import Fleet, pointsman, ready_fleet
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.full]
-
-
-async def pointsman(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "fleet.commands.cli", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
 
 
 async def complete(fleet: Fleet, request_id: str, prompt: str) -> None:

@@ -72,14 +72,8 @@ def flags(ports: list[int], form: str) -> list[str]:
         "topic": f"kv@127.0.0.1:8000@{MODEL}",
         "format": form,
     }
-    return [
-        "--kv-events-config",
-        json.dumps(events),
-        "--served-model-name",
-        MODEL,
-        "--num-gpu-blocks-override",
-        "64",
-    ]
+    few_blocks = ("--num-gpu-blocks-override", "64")
+    return ["--kv-events-config", json.dumps(events), "--served-model-name", MODEL, *few_blocks]
 
 
 async def complete(worker: SimWorker, prompt: list[int], **fields: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fleet.running_fleet import Fleet, ready_fleet
+from tests.support.fleet.running_fleet import Fleet, pointsman, ready_fleet
 
 pytestmark = [pytest.mark.envoy, pytest.mark.model]
 
@@ -40,17 +40,9 @@ async def test_the_readme_works(model_path: Path) -> None:
         await the_printed_curl_streams(fleet)
         await the_readmes_python_answers(fleet)
         await the_openai_client_gets_the_models_answer(fleet)
-        argv = (
-            sys.executable,
-            "-m",
-            "fleet.commands.cli",
-            "chat",
-            "--url",
-            fleet.url,
-            "--max-tokens",
-            "5",
-        )
-        assert (await output_of(*argv, "Hello!")).strip()
+        said = await pointsman("chat", "--url", fleet.url, "--max-tokens", "5", "Hello!")
+        assert said.returncode == 0
+        assert said.stdout.strip()
 
 
 async def the_printed_curl_streams(fleet: Fleet) -> None:

@@ -1,12 +1,11 @@
 """A fleet under load is watched: with the page in a real browser, and with `pointsman top`."""
 
 import asyncio
-import sys
 
 import pytest
 
 from tests.support.fleet.browser import Browser, browser
-from tests.support.fleet.running_fleet import LIMIT_SECONDS, Fleet, ready_fleet
+from tests.support.fleet.running_fleet import Fleet, pointsman, ready_fleet
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.full]
@@ -57,21 +56,9 @@ async def _watch_page(window: Browser, fleet: Fleet) -> None:
 
 
 async def _top(fleet: Fleet) -> list[str]:
-    process = await asyncio.create_subprocess_exec(
-        *(
-            sys.executable,
-            "-m",
-            "fleet.commands.cli",
-            "top",
-            "--once",
-            "--picker",
-            fleet.picker_url,
-        ),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    out, _ = await asyncio.wait_for(process.communicate(), LIMIT_SECONDS)
-    assert process.returncode == 0
-    return out.decode().splitlines()
+    done = await pointsman("top", "--once", "--picker", fleet.picker_url)
+    assert done.returncode == 0
+    return done.stdout.splitlines()
 
 
 async def _watch_top(fleet: Fleet) -> None:
