@@ -22,9 +22,8 @@ class QueuedRequest(msgspec.Struct, frozen=True):
     """A request in a queue, or admitted from it.
 
     `sequence` counts arrivals. `size_bytes` is the size of its body, `held_bytes` the memory that
-    it
-    takes while it waits, `tokens` an estimate of the cost of serving it. `ttl_seconds` bounds its
-    wait while the pool has endpoints (None: no bound).
+    it takes while it waits, `tokens` an estimate of the cost of serving it. `ttl_seconds` bounds
+    its wait while the pool has endpoints (None: no bound).
     """
 
     request: InferenceRequest
