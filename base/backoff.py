@@ -5,7 +5,7 @@ from typing import Final
 
 FIRST_SECONDS: Final = 0.2
 MAX_SECONDS: Final = 5.0
-MAX_ASKED_SECONDS: Final = 60.0
+MAX_ASKED_SECONDS: Final = 60.0  # a server may not ask for a day
 
 
 class Backoff:
@@ -33,5 +33,6 @@ class Backoff:
         shortened = max(delay * self._rng.uniform(0.5, 1.0), at_least_seconds * 0.8)
         if asked_seconds is None:
             return shortened
+        # Lengthened: nobody returns before the time that the server asked for.
         asked = min(max(asked_seconds, 0.0), MAX_ASKED_SECONDS)
         return max(shortened, asked * self._rng.uniform(1.0, 1.25))

@@ -203,7 +203,7 @@ Refusal: TypeAlias = tuple[str, Iterable[str]]
 def refuse(parser: argparse.ArgumentParser, refused: Mapping[str, Refusal]) -> None:
     """Add flags of another program, by name, that are refused with a reason."""
     for name, (why, harmless) in refused.items():
-
+        # Defaults bind the values of this round; a closure would see the last ones.
         def read(text: str, why: str = why, harmless: Iterable[str] = harmless) -> str:
             if text.lower() not in harmless:
                 raise argparse.ArgumentTypeError(why)
@@ -273,6 +273,7 @@ def near(word: str, known: Iterable[str]) -> str:
 
 def whole_number(least: int | None = None, most: int | None = None) -> Reader:
     def read(text: str) -> int:
+        # `int` alone takes blanks, underscores and digits of other scripts.
         value = int(text) if re.fullmatch(r"[+-]?[0-9]{1,18}", text) else None
         too_small = value is None or (least is not None and value < least)
         if value is None or too_small or (most is not None and value > most):

@@ -176,6 +176,7 @@ class Histogram(_Series[Tally]):
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
+        # `le` is inclusive: a value that equals a bound counts as within it.
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 

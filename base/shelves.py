@@ -11,6 +11,7 @@ def load_shelf(name: str) -> ModuleType | None:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
+        # Missing is the shelf or a parent of it; any other name is a package that it needs.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         return None

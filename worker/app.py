@@ -318,6 +318,7 @@ class _Worker:
         )
         if faults is not None:
             application = faults.around(application)
+        # Outermost: a preflight needs no key, and pages can read errors, too.
         if api.allowed_origins:
             application = CORSMiddleware(
                 application,
@@ -401,6 +402,7 @@ class _Worker:
             async with asyncio.timeout(timeout_seconds):
                 await self._admission.wait_idle(timeout_seconds)
                 if self._config.engine.kv_transfer is not None:
+                    # The command ends when no other worker is still to fetch KV of a moved stream.
                     await self._client.run(Pause(0, "wait"))
 
     def _announce(self, listener: socket.socket, seconds: float) -> None:
@@ -427,7 +429,7 @@ def system_fingerprint(config: EngineConfig) -> str:
 
     Speculation is part of it only if drafts are drawn at random.
     """
-    public = dataclasses.replace(config, prefix_caching_hash_seed=None)
+    public = dataclasses.replace(config, prefix_caching_hash_seed=None)  # a secret
     speculative = config.speculative
     if speculative is not None and speculative.draft_sample_method != "probabilistic":
         public = dataclasses.replace(public, speculative=None)

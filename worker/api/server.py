@@ -148,7 +148,7 @@ class WorkerApi:
         except EngineDeadError as error:
             await self._fail(exchange, _lost(error))
         except ClientGoneError:
-            raise
+            raise  # else it counts as an internal error
         except Exception:
             logger.exception("%s %s failed", exchange.method, exchange.path)
             self._metrics.internal_error()

@@ -86,8 +86,10 @@ def resolve(
     engine = configured(
         EngineConfig,
         options,
+        # The engine process may have another working directory.
         model_path=None if checkpoint is None else os.path.abspath(checkpoint.path),
         fits_max_model_len=options.max_model_len is None,
+        # PYTHONHASHSEED is vLLM's: with one value of it, both name blocks alike.
         prefix_caching_hash_seed=options.prefix_caching_hash_seed
         or environment.get("PYTHONHASHSEED")
         or None,

@@ -37,6 +37,7 @@ _GENERATION_FIELDS = {
 def read_chat_template(options: argparse.Namespace) -> str | None:
     """The text of `--chat-template`. Raises `ConfigError` when there is no such file."""
     given: str | None = options.chat_template
+    # Templates have braces, names of files have none.
     if given is None or "{" in given:
         return given
     try:

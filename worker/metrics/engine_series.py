@@ -80,6 +80,7 @@ VLLM_SERIES = (
         "Prompt tokens whose KV came from other workers.",
         "scheduler.external_cache_hits",
     ),
+    # vLLM's page has these two with any model, also one without images.
     _counter("mm_cache_queries", "Items looked up in the multi-modal cache.", lambda _: 0),
     _counter("mm_cache_hits", "Items found in the multi-modal cache.", lambda _: 0),
     _counter("num_preemptions", "Requests preempted to free their blocks."),

@@ -52,6 +52,7 @@ N_BUCKETS = (1, 2, 5, 10, 20)
 _VLLM_REFUSALS = ("max_num_queued_reqs", "max_num_queued_tokens")
 _OWN_REFUSALS = ("draining", "memory")
 
+# They are asked for many times a second, and would hide other requests.
 EXCLUDED_HANDLERS = frozenset({"/metrics", "/health", "/load", "/ping", "/version", "/server_info"})
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 _MANY_BUCKETS = (
@@ -59,7 +60,7 @@ _MANY_BUCKETS = (
     7.5, 10.0, 30.0, 60.0,
 )  # fmt: skip
 _ROUTE_BUCKETS = (0.1, 0.5, 1.0)
-_REFRESH_SECONDS = 1.0
+_REFRESH_SECONDS = 1.0  # reads of /proc are too slow for every scrape
 
 
 def one_two_five(limit: int) -> tuple[float, ...]:
@@ -110,7 +111,7 @@ class WorkerMetrics:
         """`start_unix_seconds` becomes `process_start_time_seconds`, by which scrapers recognise a
         restart. With `num_speculative_tokens` there is a series for each position of a draft.
         """
-        self._names = (model_name, "0")
+        self._names = (model_name, "0")  # vLLM numbers engines; here is one
         labels = label_text(zip(LABELS, self._names, strict=True))
         positions = (position_series(num_speculative_tokens),) if num_speculative_tokens else ()
         self._engine = EngineFamilies("vllm", (*VLLM_SERIES, *positions), labels)

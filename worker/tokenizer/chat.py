@@ -24,8 +24,8 @@ RESERVED_VARIABLES = frozenset(
         *("return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
     }
 )
-_CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
-_MAX_INDENT = 16
+_CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # as in transformers; its blank shows a trim
+_MAX_INDENT = 16  # else every line of a short value could be long
 _PROBED = {"probed": "argument"}
 _REFUSALS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
 
@@ -49,6 +49,7 @@ def _tojson(
 
 
 class _Generation(Extension):
+    # It marks what training learns from, and has no effect on a render.
     tags = {"generation"}  # noqa: RUF012  (Jinja's protocol)
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
@@ -72,6 +73,7 @@ class ChatTemplate:
     ) -> None:
         """`tool_source` is for requests with tools. Raises `ModelError` if Jinja cannot read it."""
         environment = BudgetedEnvironment(limits or RenderLimits(), [_Generation, loopcontrols])
+        # As transformers replaces it: Jinja's own escapes signs for HTML.
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: now().strftime(form)
@@ -110,6 +112,7 @@ class ChatTemplate:
     @cached_property
     def takes_system_turns(self) -> bool:
         """True if the template renders a system message within a conversation in its place."""
+        # Behind a turn of the assistant, and behind one of the user.
         return all(self._inserts_system_turn(place) for place in (3, 4))
 
     def _inserts_system_turn(self, place: int) -> bool:

@@ -347,6 +347,7 @@ def served_name(path: Path) -> str:
     if path.suffix.lower() != ".gguf":
         return path.resolve().name
     stem, dot, quantisation = path.stem.rpartition(".")
+    # As in Q4_K_M, F16, IQ4_XS and BF16.
     looks_quantised = quantisation[:1].upper() in {"Q", "F", "I", "B"} and any(
         c.isdigit() for c in quantisation
     )

@@ -24,7 +24,7 @@ from jinja2.visitor import NodeTransformer
 _BUDGET, _STEP, _SIZED = "<budget>", "<step>", "<sized>"  # names no template can write
 _STEPS_BETWEEN_CLOCKS = 256
 _MAX_WIDTH = 10_000
-_MAX_WRAPPED = 1 << 30
+_MAX_WRAPPED = 1 << 30  # characters to copy; more could take seconds
 _WIDE_FORMAT = re.compile(r"\d{5,}|\*")
 # Filters whose numbers are values or lengths to cut at, not widths.
 _WITHOUT_WIDTHS = frozenset(("default", "d", "truncate", "int", "float", "sum", "round"))
@@ -90,7 +90,11 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self, limits: RenderLimits, extensions: Sequence[type[Any]]) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_charge_output
+            # As in transformers, for which templates are written.
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=extensions,
+            finalize=_charge_output,
         )
         self._limits = limits
         # It generates text of any length.
@@ -141,8 +145,10 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         for loop in tree.find_all(nodes.For):
             chars = sum(len(data.data) for data in loop.find_all(nodes.TemplateData))
             loop.body.insert(0, nodes.ExprStmt(_filtered(nodes.Const(None), _STEP, chars)))
+            # Where the test refuses every item, the body never runs.
             if loop.test is not None:
                 loop.test = nodes.And(_filtered(nodes.Const(None), _STEP, 0), loop.test)
+        # The parser has done it before the new nodes came, and the compiler needs it.
         tree.set_environment(self)
         return tree
 

@@ -129,12 +129,13 @@ def _rust_tokenizer(source: str, pieces: Sequence[ScoredPiece], prepends: bool) 
         merges=[(left, right) for _, left, right in _merges(pieces)],
         byte_fallback=has_bytes,
         unk_token=unknown,
-        fuse_unk=True,
+        fuse_unk=True,  # as SentencePiece does
     )
     rust = RustTokenizer(model)
     escaping = normalizers.Replace(" ", SPACE)
     prefixing = [normalizers.Prepend(SPACE)] if prepends else []
     rust.normalizer = normalizers.Sequence([*prefixing, escaping])
+    # Not normalized: marks are found before the blanks in them would be escaped.
     rust.add_tokens(
         [
             AddedToken(p.mark_text, lstrip=p.strips_left, rstrip=p.strips_right, normalized=False)

@@ -57,7 +57,7 @@ def _piece_ids(piece: str) -> tuple[int, ...]:
     raw = piece.encode("utf-8", "replace")
     if len(piece) == 1 and not piece.isalnum() and piece != "_":
         return tuple(raw)
-    return (FIRST_WORD_ID + zlib.crc32(raw) % NUM_WORDS,)
+    return (FIRST_WORD_ID + zlib.crc32(raw) % NUM_WORDS,)  # `hash` differs between processes
 
 
 class SimTokenizer:

@@ -133,7 +133,7 @@ class AnswerPlans:
 
     def _new_id(self) -> str:
         return (
-            secrets.token_hex(5)[:9]
+            secrets.token_hex(5)[:9]  # Mistral's templates take exactly nine
             if self._short_ids
             else f"chatcmpl-tool-{secrets.token_hex(16)}"
         )
@@ -163,6 +163,7 @@ class AnswerPlans:
         if plan.reasons is not None:
             text = after_reasoning(text, self._special, is_certain=plan.reasons)
         compiling = asyncio.wrap_future(self._grammars.compile(text))
+        # Not `wait_for`, which cancels: other requests may share this compilation.
         await asyncio.wait({compiling}, timeout=COMPILE_SECONDS)
         if not compiling.done():
             reason = f"it takes more than {COMPILE_SECONDS:g} s to compile"

@@ -15,7 +15,7 @@ import msgspec
 
 from worker.types import TokenLogprobs
 
-LEAST = -9999.0
+LEAST = -9999.0  # as vLLM; JSON cannot write minus infinity
 SLICE_TOKENS = 4096  # encoded at once, the drawn ones and their rivals
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 _encode = msgspec.json.Encoder().encode

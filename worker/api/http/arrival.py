@@ -12,7 +12,7 @@ FAIRNESS_ID = b"x-gateway-inference-fairness-id"
 PRIORITY = b"x-vllm-priority"
 KV_SOURCE = "x-kv-cache-source-host-port"
 MAX_TENANT_CHARS = 128
-_MAX_DIGITS = 20
+_MAX_DIGITS = 20  # a 64-bit number has 19; `int` raises beyond 4,300
 _INT64 = 1 << 63
 
 
@@ -79,6 +79,7 @@ def _short(name: str) -> str:
     """A digest of a long name: names that differ only behind the limit stay different tenants."""
     if len(name) <= MAX_TENANT_CHARS and name.isprintable():
         return name
+    # No printable name begins so: none can pose as the digest of another one.
     return "\0" + hashlib.sha256(name.encode()).hexdigest()
 
 

@@ -51,7 +51,7 @@ LINGER_SECONDS = 2.0
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _FURTHER_HEADERS = {
     int(HTTPStatus.SERVICE_UNAVAILABLE): "retry-after: 1\r\n",
-    int(HTTPStatus.METHOD_NOT_ALLOWED): "allow: GET, POST, OPTIONS\r\n",
+    int(HTTPStatus.METHOD_NOT_ALLOWED): "allow: GET, POST, OPTIONS\r\n",  # RFC 9110, 15.5.6
 }
 # For the engine's socket, the model's files, pipes and whatever a library opens for a moment.
 _RESERVED_FILES = 64
@@ -141,6 +141,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._answer(status_error(HTTPStatus.SERVICE_UNAVAILABLE, "Too many open connections"))
             transport.close()
             return
+        # Uvicorn starts it only behind an answer: a client that never asks would stay for ever.
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
@@ -176,12 +177,14 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._deaf:
             return
         self._unset_keepalive_if_required()
+        # The time counts from the first byte, however slowly the rest of the head comes.
         if not self._in_body and self._head_timer is None:
             self._head_timer = self.loop.call_later(self._header_timeout, self._head_timed_out)
         was_in_head = self._in_head
         try:
             self._parse(data)
             if was_in_head and self._in_head:
+                # The parser reports a header when it is complete: one without an end counts here.
                 self._grow_head(len(data))
         except (httptools.HttpParserError, RequestError) as error:
             self._refuse(self._refusal or _malformed(str(error)))
@@ -352,7 +355,9 @@ class GuardedProtocol(HttpToolsProtocol):
         transport = self._socket
         if transport.is_closing():
             return False
+        # Reading may be paused, and unread data would make a reset of the close.
         self.flow.resume_reading()
+        # TLS transports cannot half-close.
         with contextlib.suppress(OSError, NotImplementedError, RuntimeError):
             transport.write_eof()
         self._linger_timer = self.loop.call_later(LINGER_SECONDS, transport.close)

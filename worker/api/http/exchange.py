@@ -115,6 +115,7 @@ class Exchange:
         if self.known_body is not None:
             return self.known_body
         self._check_content_type()
+        # JSON allows no byte order mark, but some clients write one.
         body = (await self.body(max_bytes)).removeprefix(BOM_UTF8)
         check_json(body)
         return body
@@ -228,6 +229,7 @@ class Exchange:
 
     async def _write(self, message: dict[str, Any]) -> None:
         try:
+            # While the client does not read, uvicorn waits here without a limit of its own.
             async with asyncio.timeout(self._stall):
                 await self._send(message)
         except TimeoutError as error:
@@ -294,6 +296,7 @@ def _decompressed(body: bytes, coding: str, max_bytes: int) -> bytes:
     """Data behind the end is refused: many thousand parts would cost the square of their length."""
     stream = zlib.decompressobj(_CODINGS[coding])
     try:
+        # A byte beyond the limit suffices: a bomb is refused without being inflated.
         decoded = stream.decompress(body, max_bytes + 1)
     except zlib.error as error:
         raise RequestError(f"The body is not valid {coding}: {error}", param="body") from error

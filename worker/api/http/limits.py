@@ -30,6 +30,7 @@ _BYTE = re.compile(r" \(byte \d+\)")
 def check_json(body: bytes) -> None:
     """Refuse a body of too many levels, containers or members; broken JSON may pass."""
     containers = body.count(b"{") + body.count(b"[")
+    # Brackets in strings count too, so this is an upper bound: the usual body costs no copy.
     if containers <= MAX_JSON_DEPTH and body.count(b":") <= MAX_JSON_MEMBERS:
         return
     outside = _outside_strings(body)

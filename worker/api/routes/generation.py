@@ -61,6 +61,7 @@ class GenerationRoutes:
         self._runner = runner
         self._pd_proxy: PdProxy | None = None
         if self._config.pd_proxy:
+            # By name, as few workers need its HTTP client.
             pd_proxy = importlib.import_module("worker.api.routes.pd_proxy")
             self._pd_proxy = pd_proxy.PdProxy(self._config)
 
@@ -97,6 +98,7 @@ class GenerationRoutes:
         arrival = arrival_of(exchange, exchange.request_id, time.monotonic(), self._config.api_keys)
         # A refusal costs no body.
         self._admission.check()
+        # From here on a drain waits for it, also while its body is read.
         with self._admission.entered(1):
             body = await exchange.json_body(self._config.max_body_bytes)
             if self._pd_proxy is not None and exchange.known_body is None:
@@ -104,6 +106,7 @@ class GenerationRoutes:
                 exchange.known_body = body  # one leg, however often the body is looked at
             prepared = await prepare(body, arrival)
             more = prepared.num_sequences - 1
+            # Again, as only the prepared request shows its answers and the tokens of its prompts.
             self._admission.check(more, prepared.num_tokens)
             if not prepared.stream:
                 self._report_load(exchange)

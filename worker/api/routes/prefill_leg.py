@@ -124,12 +124,14 @@ def without_source(body: bytes) -> bytes:
 
 
 def prefill_body(path: str, asked: Json) -> Json:
+    # These two go with streams alone, and the leg is none.
     leg = {name: value for name, value in asked.items() if name not in ("stream_options", "resume")}
     leg |= {"stream": False, _PARAMS: KEEP_KV}
     limits = leg
     if path == _GENERATE:
         given = leg.get("sampling_params")
         limits = leg["sampling_params"] = dict(given) if isinstance(given, dict) else {}
+    # Also `min_tokens`, which must not be more than `max_tokens`.
     limits |= dict.fromkeys((name for name in _LIMITS if name in limits), 1)
     limits["max_tokens"] = 1
     return leg

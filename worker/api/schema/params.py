@@ -33,11 +33,11 @@ from worker.errors import RequestError
 from worker.logits_processors import chosen
 from worker.types import BeamParams, RepetitionDetection, SamplingParams
 
-GREEDY_BELOW = 1e-5
+GREEDY_BELOW = 1e-5  # vLLM's bound
 MIN_TEMPERATURE = 0.01  # a smaller one overflows the softmax of half-precision logits
 MAX_LOGIT_BIAS = 100.0
 _INT64 = 1 << 63
-_MAX_DIGITS = 20
+_MAX_DIGITS = 20  # more than any vocabulary needs; `int` raises beyond 4,300
 
 # Fields that would change the answers of a beam search, and are not built.
 _NOT_WITH_BEAMS = (
@@ -429,6 +429,7 @@ def _bad_words(words: list[str] | None, context: SamplingContext) -> tuple[tuple
             raise RequestError("bad_words cannot contain an empty string.")
         if len(stripped) > 16 * MAX_BAD_WORD_TOKENS:  # not worth tokenizing
             num_tokens = MAX_BAD_WORD_TOKENS + 1
+        # Tokens spell a word within a text with the blank before it, and a first word without.
         for text in () if num_tokens > MAX_BAD_WORD_TOKENS else (stripped, " " + stripped):
             ids = tuple(context.encode(text))
             _check_known(ids, context.limits)

@@ -61,6 +61,7 @@ class AnswerWriter:
 
     def content(self, text: str) -> None:
         text = self._blanks + text
+        # Blanks at the end are held back: before a call they are no content.
         shown = text.rstrip()
         self._blanks = text[len(shown) :]
         if not shown:
