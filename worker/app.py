@@ -318,8 +318,7 @@ class _Worker:
         )
         if faults is not None:
             application = faults.around(application)
-        # Outermost: a preflight needs no key, and pages can read errors, too.
-        if api.allowed_origins:
+        if api.allowed_origins:  # outermost: pages read errors, too, and preflights need no key
             application = CORSMiddleware(
                 application,
                 allow_origins=api.allowed_origins,
