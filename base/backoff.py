@@ -33,6 +33,6 @@ class Backoff:
         shortened = max(delay * self._rng.uniform(0.5, 1.0), at_least_seconds * 0.8)
         if asked_seconds is None:
             return shortened
-        # Lengthened: nobody returns before the time that the server asked for.
+        # Lengthened: no client returns before the time that the server asked for.
         asked = min(max(asked_seconds, 0.0), MAX_ASKED_SECONDS)
         return max(shortened, asked * self._rng.uniform(1.0, 1.25))
