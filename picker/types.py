@@ -35,7 +35,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     metrics_host_port: str | None = None
     node_address: str | None = None
     incarnation: str = ""
-    key: str = ""
+    key: str = ""  # overwritten: structs have no field that `__init__` leaves out
 
     def is_same_server(self, other: Endpoint) -> bool:
         """Check whether metrics and cache contents of one hold for the other."""

@@ -22,6 +22,7 @@ from picker.admin.loopback import is_loopback
 
 log = logging.getLogger(__name__)
 
+# Scrapers and probes use host names of their own.
 MONITORING = frozenset({"/metrics", "/healthz", "/readyz"})
 _CONTENT_POLICY = "; ".join(
     (

@@ -281,6 +281,7 @@ def monitoring_routes(
     async def show_readiness(_request: web.Request) -> web.Response:
         found = problem()
         detail = "" if found is None else f"{found}\n"
+        # Ready even with a problem: the last known endpoints still serve.
         if is_ready():
             return web.Response(text=f"ready\n{detail}")
         return web.Response(status=503, text=f"not ready\n{detail}")

@@ -8,7 +8,7 @@ dynamic thresholds adapt, but are reset whenever the top of the heap is trimmed.
 import ctypes
 from collections.abc import Mapping
 
-TRIM_THRESHOLD_BYTES = 64 * 2**20
+TRIM_THRESHOLD_BYTES = 64 * 2**20  # after large bodies the process stays that much larger
 MMAP_THRESHOLD_BYTES = 32 * 2**20  # the largest that glibc takes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h

@@ -39,7 +39,7 @@ from picker.peers.discovery import PeerName, peer_name
 from picker.pool.object_parts import MAX_TARGET_PORTS
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-MAX_LEASE_NAME: Final = 253
+MAX_LEASE_NAME: Final = 253  # the limit of names in Kubernetes
 MAX_LEASE_SECONDS: Final = 120.0
 MIN_RETRY_SECONDS: Final = 0.1
 _TIMINGS: Final = Timings()

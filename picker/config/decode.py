@@ -34,7 +34,7 @@ _QUANTITY = re.compile(
 )
 _UNITS = {name: Decimal(1000) ** power for power, name in enumerate("num kMGTPE", -3)}
 _UNITS |= {f"{name}i": Decimal(1024) ** power for power, name in enumerate("KMGTPE", 1)}
-MAX_BYTES = 2**63 - 1
+MAX_BYTES = 2**63 - 1  # the range of Kubernetes's quantities
 
 
 class _Absent(Enum):

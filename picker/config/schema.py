@@ -137,6 +137,7 @@ PLUGIN_TYPES: Mapping[str, str] = MappingProxyType(
 # Gate → its default.
 GATES: Mapping[str, bool] = MappingProxyType({FLOW_CONTROL_GATE: False, STANDBY_GATE: True})
 
+# The spellings of Go's `strconv.ParseBool`, which reads the gates of the reference.
 _ON = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _OFF = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 

@@ -20,6 +20,7 @@ def read_config_file(path: Path, flag: str) -> bytes:
     """Read the file, or one byte more than allowed. Raises `ConfigError`."""
     try:
         with path.open("rb") as file:
+            # One byte more, so that the loader refuses a file that is too large.
             return file.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{flag}: cannot read {path}: {error.strerror or error}") from error

@@ -66,6 +66,7 @@ class PackedProfile(msgspec.Struct, frozen=True, gc=False):
     seen: Seen
 
 
+# Untracked: ten thousand records would be long pauses of the garbage collector.
 class Decision(msgspec.Struct, gc=False):
     """One request. Times called `at` are on the clock of the requests, all in seconds.
 

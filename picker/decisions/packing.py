@@ -199,6 +199,7 @@ def _best_of(
     if tied == BEST_CANDIDATES:  # perhaps more tie
         tied = int((totals == totals.max()).sum())
     for one in result.picked:
+        # By identity, since equality would compare every field.
         if not any(map(is_, chosen, repeat(one.candidate))):
             indexes.append(candidates.index(one.candidate))
             choose = itemgetter(*indexes)

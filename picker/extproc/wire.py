@@ -58,6 +58,7 @@ def _override(request_body: int, response_body: int) -> _Message:
 _SHOW_BODY = _override(_Mode.BUFFERED, _Mode.FULL_DUPLEX_STREAMED)  # the request is over then
 _HIDE_BODIES = _override(_Mode.NONE, _Mode.NONE)  # Envoy compares it with the overrides it allows
 _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+# The destination is always set.
 _REMOVABLE = tuple(name for name in PICKER_OWNED if name != DESTINATION)
 MAX_REMEMBERED = 4096  # destinations, and sets of response headers
 
@@ -212,7 +213,7 @@ def _send_buffered_request(reply: m.SendBufferedRequest) -> bytes:
 def _to(destination: str, part: str) -> _Message:
     message = pb.ProcessingResponse()
     response = getattr(message, part).response
-    response.clear_route_cache = True
+    response.clear_route_cache = True  # the route may depend on headers that are set here
     _set(response.header_mutation, DESTINATION, destination)
     response.header_mutation.remove_headers.extend(_REMOVABLE)
     _add_destination(message, destination)
@@ -328,6 +329,7 @@ def _set(mutation: _Message, name: str, value: str) -> None:
     option = mutation.set_headers.add()
     option.append_action = _OVERWRITE
     option.header.key = name
+    # JSON allows lone surrogates, which UTF-8 cannot carry.
     option.header.raw_value = value.encode("utf-8", "replace")
 
 

@@ -20,7 +20,7 @@ LARGE_POOL = 64  # from here on, a pass for each change would be most of a reque
 MAX_AGE_SECONDS = 0.05  # detectors depend on time
 SECONDS_PER_ENDPOINT = 20e-6  # in which changes of metrics count as small: 20 ms for a thousand
 PLACE_SECONDS = 0.25  # the share of one request hardly changes
-_SHARE = 16
+_SHARE = 16  # an estimate is off by a 16th of a request per endpoint at most
 _TIMER_SECONDS = 0.001  # a timer of the event loop may be early by this
 
 

@@ -50,7 +50,7 @@ _AddressInfo: TypeAlias = tuple[int | socket.AddressFamily, int | socket.SocketK
 class ClientLimits:
     """Limits in seconds, and of lists; a live server ends a watch before `silent_seconds`."""
 
-    watch_seconds: tuple[int, int] = (18, 24)
+    watch_seconds: tuple[int, int] = (18, 24)  # no change may go unseen for over half a minute
     silent_seconds: float = 28.0
     connect_seconds: float = 5.0
     request_seconds: float = 15.0

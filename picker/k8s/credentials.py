@@ -279,6 +279,7 @@ class KubeconfigFiles:
             config_file=os.pathsep.join(map(str, self._paths)),
             context=context,
             client_configuration=configuration,
+            # The package would write renewed tokens into the operator's files.
             persist_config=False,
         )
         return configuration

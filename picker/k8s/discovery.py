@@ -223,6 +223,7 @@ class KubernetesDiscovery:
                 self._follow_pool(api, group)
             else:
                 self._reconciler.use_pool(selected, self._clock())
+                # Known at once: no object can refer to Pods without an InferencePool.
                 self._reconciler.use_objectives(())
                 self._reconciler.use_rewrites(())
             await self._apply_changes(api, group)

@@ -199,6 +199,7 @@ class LeaseKeeper:
                 await self._look(api)
             if not self._elector.holds:
                 return
+            # The API requires a duration of one second at least.
             spec = self._spec(self._document) | {"holderIdentity": "", "leaseDurationSeconds": 1}
             try:
                 await self._replace(api, spec)
@@ -221,6 +222,7 @@ class LeaseKeeper:
             self._problems[is_look] = problem
         asked = error.retry_after_seconds if isinstance(error, ApiError) else None
         longest = self._timings.retry_seconds
+        # A longer wait than between two renewals would cost the lead.
         return self._backoff.next_seconds(None if asked is None else min(asked, longest))
 
     def _why(self, error: ApiError | UnreachableError | TimeoutError) -> str:

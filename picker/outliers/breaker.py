@@ -191,6 +191,7 @@ class Breaker:
             if self._has_stood_trial(now):
                 self.state = EndpointState.HEALTHY
                 self.returned_at = now
+        # A broken server finishes what it began, so an early success clears no suspect.
         elif finding.is_late or not self.is_proven or self._is_silent(now):
             self.state = EndpointState.HEALTHY
             self._clear()
@@ -297,5 +298,6 @@ class Breaker:
     def _next_epoch(self, state: EndpointState) -> None:
         self.state = state
         self.epoch += 1
+        # Requests of earlier epochs are stale, and their ends are not counted.
         self.under_way = 0
         self.probe_left_at = None

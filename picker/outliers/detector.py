@@ -212,6 +212,7 @@ class OutlierDetector:
         if other_key is None:
             self._take_in(attempt, kind_of(answer), now_seconds)
             return
+        # The proxy retried elsewhere: the picked one failed, perhaps only because it is full.
         self._take_in(attempt, AnswerKind.REJECTED, now_seconds)
         other = self._breakers.get(other_key)
         if other is not None and other.state is not EndpointState.EJECTED:
@@ -233,6 +234,7 @@ class OutlierDetector:
             self._refresh(breaker)
         if not was_seen and cause not in _OUR_OWN:
             self._num_unseen += 1
+            # Without any response there is no evidence against an endpoint either.
             if self._num_unseen == UNSEEN_ATTEMPTS:
                 for key in tuple(self._breakers):
                     self._forget(key)

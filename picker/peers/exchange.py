@@ -131,6 +131,7 @@ class PeerExchange:
         if hello.pool != self.pool:
             raise PeerRefusedError(f"this is a replica of the pool {self.pool!r}")
         last = 0
+        # A call of this replica itself is answered, so that its client learns whose address it has.
         if hello.replica_id != self.replica_id:
             self._receive_seed(hello.seed, now_seconds)
             last = self.inbox.greet(hello.replica_id, now_seconds)

@@ -28,9 +28,9 @@ _OPTIONS = [
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 3000),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.enable_retries", 0),
-    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.http2.max_pings_without_data", 0),  # no limit: a quiet call stays open
+    ("grpc.enable_retries", 0),  # `PeerClient.run` calls again itself
+    ("grpc.use_local_subchannel_pool", 1),  # a shared connection would have an old certificate
 ]
 
 

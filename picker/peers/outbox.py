@@ -224,6 +224,7 @@ class Cursor:
         self._sequence = logged.sequence
         self.batches += 1
         age = max(0.0, now_seconds - logged.made_at_seconds)
+        # Concatenated protobuf messages mean their merge.
         return logged.encoded + encoded_report(
             PeerReport(loads=loads, seed=new_seed, age_seconds=age)
         )

@@ -132,7 +132,7 @@ class SoftmaxPicker(MaxScorePicker, frozen=True):
 
 
 def _gumbel(rng: Random) -> float:
-    return -math.log(rng.expovariate(1.0) or math.ulp(0.0))
+    return -math.log(rng.expovariate(1.0) or math.ulp(0.0))  # `expovariate` may return 0
 
 
 class PowerOfTwoPicker(PickerParameters, frozen=True):

@@ -245,6 +245,7 @@ class SessionBindings:
         key = _bounded(session)
         before = self._bindings.get(key)
         binding = _Binding(endpoint, self._now_seconds, moves)
+        # The higher count wins, of equal ones the lesser key, so that all replicas end alike.
         if before is not None and (before.moves, binding.endpoint) > (moves, before.endpoint):
             binding = _Binding(before.endpoint, self._now_seconds, before.moves)
         self._put(key, binding)

@@ -216,7 +216,7 @@ class Datastore:
         return replace(candidate, endpoint=endpoint, attributes=attributes)
 
     def _notify(self, changes: EndpointChanges) -> None:
-        for listener in tuple(self._listeners):
+        for listener in tuple(self._listeners):  # a copy, since listeners may unsubscribe
             listener(changes)
 
     def _forget(self, key: str) -> None:

@@ -133,6 +133,7 @@ class FileDiscovery:
             content = self._read()
             if content == self._content:
                 return
+            # Before it is parsed, so that a malformed file is read and reported once.
             self._content = content
             self._apply(await asyncio.to_thread(self._parse, content))
         except ConfigError as error:
@@ -150,9 +151,11 @@ class FileDiscovery:
     def _read(self) -> bytes:
         try:
             if not self._path.is_file():
+                # Raises the error of a missing file, which `is_file` hides.
                 self._path.stat()
                 raise ConfigError(f"{self._path}: the endpoints file is not a file")
             with self._path.open("rb") as file:
+                # One byte more, so that the decoder refuses a file that is too large.
                 return file.read(MAX_FILE_BYTES + 1)
         except OSError as error:
             reason = error.strerror or str(error)

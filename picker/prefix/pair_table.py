@@ -230,6 +230,7 @@ class PairTable:
 
     def _make_room(self, highest_value: int, added: int) -> None:
         if highest_value >= len(self._where):
+            # A resized array moves, and a view would still point to the old memory.
             self._where_view.release()
             grow(self._where, highest_value + 1)
             self._where_view = self._where.data
@@ -309,6 +310,7 @@ class PairTable:
         self._value_view = self._values.data
 
     def _release_views(self) -> None:
+        # A `bytearray` that an array or a view refers to cannot grow.
         del self._keys, self._rows
         self._key_view.release()
         self._value_view.release()

@@ -38,6 +38,7 @@ class Digests:
             return text
         known = self._made.get(text)
         if known is None:
+            # JSON of clients may contain lone surrogates, which have no UTF-8.
             data = text.encode(errors="surrogatepass")
             made = hashlib.blake2b(data, digest_size=DIGEST_BYTES, key=self._key)
             known = DIGEST_MARK + made.hexdigest()

@@ -167,6 +167,7 @@ class Exchange(msgspec.Struct, eq=False):
             self._report_end(self._flight, cause, now)
         if self._ticket is not None:
             self._ticket.closed(cause, decision.usage)
+        # Without a ticket nothing else reports the end to flow control.
         elif decision.endpoint_key is not None and self._director.pipeline.gate is not None:
             self._director.pipeline.gate.pool_changed()
         for watch in context.watchers.finished:
@@ -192,6 +193,7 @@ class Exchange(msgspec.Struct, eq=False):
         decision.candidates, decision.attributes = candidates, Attributes()
         decision.request = request = await self._produce(request, candidates, decision.attributes)
         result = self._choose(request, candidates, decision.attributes)
+        # Before the hooks: `finish` ends what they began, even if one of them refuses.
         flight = self._flight = Flight(request, result, decision.attributes)
         decision.result, decision.is_prepared = result, True
         headers = ask_hooks(self._pipeline.hooks, flight, decision.steps, self._log)

@@ -42,6 +42,7 @@ class ModelRenamer:
     def __init__(self, served: str, asked: str) -> None:
         """`served` is the name that the endpoint uses, `asked` the name for the client."""
         texts = [json.dumps(served), json.dumps(served, ensure_ascii=False)]
+        # Some servers escape slashes, and some write letters beyond ASCII as they are.
         texts += [text.replace("/", "\\/") for text in texts]
         # No regular expression: the name may come from a client, and compiling takes far longer
         # than searching. A spelling ends with its quotation mark, so none begins another one.

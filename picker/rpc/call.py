@@ -158,6 +158,7 @@ class Call(Http2Stream, eq=False, kw_only=True):
         self.gone = True
         left, self._unacknowledged = self._unacknowledged, 0
         if left:
+            # The connection's window has to open again, also for a stream that is over.
             self.outlet.http2.acknowledge(self, left)
         self.splitter.discard()
         self._messages = None
@@ -239,6 +240,7 @@ class Call(Http2Stream, eq=False, kw_only=True):
                 self._fail(RpcError(Status.INTERNAL, "the stream ended within a message"))
 
     def _acknowledge(self) -> None:
+        # Held messages stay unacknowledged, so that the peer's window bounds them.
         if self._messages is None and not self.splitter.lacks_room:
             count, self._unacknowledged = self._unacknowledged, 0
             self.outlet.http2.acknowledge(self, count)

@@ -60,6 +60,7 @@ class MessageSplitter(msgspec.Struct, eq=False):
                     self.lacks_room = not share.grow(self._wanted)
             if len(held) - start < self._wanted:
                 break
+            # A slice of the `bytearray` would copy the message twice.
             messages.append(bytes(memoryview(held)[start : start + self._wanted]))
             start += self._wanted
             self._wanted, self.lacks_room = None, False

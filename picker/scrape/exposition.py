@@ -59,6 +59,7 @@ def greatest(exposition: bytes, name: str) -> PageSample | None:
     for index, line in enumerate(_lines(exposition, name.encode())):
         value = _plain_value(line)
         if value is not None and not math.isnan(value):
+            # Sorted in reverse, so that of equal values the first line comes first.
             found.append((value, -index, line))
     found.sort(reverse=True)
     samples = (_sample(line) for _, _, line in found)

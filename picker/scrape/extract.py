@@ -18,7 +18,7 @@ from picker.types import EndpointMetrics, ServedTotals
 RANK_LABELS = ("engine", "dp_rank")  # vLLM's and SGLang's name for a data-parallel rank
 MODEL_LABELS = ("model_name", "model")  # most engines' name for a model, and Triton's
 REPLICA_LABELS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
-MAX_COUNT = 2**53
+MAX_COUNT = 2**53  # beyond it floats skip whole numbers
 MAX_BUCKETS = 2000  # of the times to first token on a page; decoding them takes 20 ms
 SERVED_SECONDS = 0.9  # between two reads of served totals: once a second, for jittered scrapes
 
@@ -69,6 +69,7 @@ def extract(scrape: Scrape, engine: EngineSeries) -> Extraction:
 def _read_old_name(page: bytes, samples: dict[str, tuple[PageSample, ...]], series: Series) -> None:
     if series.old_names and series.name not in samples:
         found = scan(page, series.old_names)
+        # In reverse: of several old names the first one counts.
         samples.update(
             (series.name, found[name]) for name in series.old_names[::-1] if name in found
         )

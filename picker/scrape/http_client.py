@@ -64,6 +64,7 @@ class HttpPages:
             path = _redirected(address, self._path, response)
             response = await self._response(address, self._prepare(address, path), deadline)
         if response.status != 200:
+            # A remembered redirection may be out of date.
             self._requests.pop(address, None)
             raise ScrapeError(f"status {response.status}")
         return response.body
@@ -124,6 +125,7 @@ class HttpPages:
             raise self._too_late() from None
         except ResponseError as error:
             raise ScrapeError(str(error)) from error
+        # A concurrent fetch had a connection of its own, and may have returned it.
         if response.keep_alive and connection.usable and address not in self._idle:
             self._idle[address] = connection
         else:

@@ -70,6 +70,7 @@ class OtelTracer:
         self._tracer = provider.get_tracer("pointsman.picker")
 
     def begin_request(self, headers: Mapping[str, str], age_seconds: float) -> Span:
+        # An empty context: no other span of this process may become the parent.
         parent = _PROPAGATOR.extract(headers, context=Context())
         began = time.time_ns() - int(age_seconds * 1e9)
         kind = SpanKind.SERVER
@@ -101,7 +102,7 @@ def tracing_with(
     provider = TracerProvider(
         sampler=_sampler(environment),
         resource=Resource.create({SERVICE_NAME: name}),
-        shutdown_on_exit=False,
+        shutdown_on_exit=False,  # `Tracing.close` does it
     )
     if exporter is not None:
         processor = BatchSpanProcessor if in_background else SimpleSpanProcessor

@@ -173,6 +173,7 @@ def _shares(samples: Iterable[_Waits]) -> Sequence[Wait]:
 def longest_wait(waits: Sequence[Wait], share: float) -> float:
     """Return the wait that at most this share of the requests exceeds."""
     upto = list(accumulate(one.share for one in waits))
+    # The shares add up to 1 only within the error of floats.
     return waits[min(bisect_left(upto, share - 1e-9), len(waits) - 1)].seconds
 
 

@@ -41,6 +41,7 @@ class OpenAIBlocks:
         if kind == "image_url":
             self.stream.add_media("image", content, self.media.of_image_url(content))
         elif kind == "video_url":
+            # The headers are the request's, so they apply to all of its videos.
             if self._video_tokens is None:
                 self._video_tokens = self.media.of_video(self.headers)
             self.stream.add_media("video", content, self._video_tokens)

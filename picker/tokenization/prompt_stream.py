@@ -16,7 +16,7 @@ from picker.types import BYTES_PER_TOKEN, MultiModalFeature
 MAX_MEDIA_TOKENS = 2**20
 _UINT32 = Struct("<I")
 _MAX_TOKEN = 2**32 - 1
-_ENCODING = ("utf-8", "surrogatepass")
+_ENCODING = ("utf-8", "surrogatepass")  # JSON of clients may contain lone surrogates
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from picker.types import Api, ParsedBody
 
 COMPLETIONS_PATH = "/v1/completions/render"
 CHAT_PATH = "/v1/chat/completions/render"
-DEFAULT_MEDIA_TYPE = "image/jpeg"
+DEFAULT_MEDIA_TYPE = "image/jpeg"  # that of vLLM's conversion
 _TOOL_OPTIONS = ("strict", "defer_loading")
 
 
@@ -130,6 +130,7 @@ class _Parts:
     def _take_result(self, block: dict[str, Any]) -> None:
         text = tool_result_text(block)
         if self.role != "user":
+            # The words of vLLM: both must render to the same tokens.
             self.content.append({"type": "text", "text": f"Tool result: {text}"})
             return
         call_id = string(block.get("tool_use_id"))
@@ -149,6 +150,7 @@ def _converted(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _tool_call(block: Mapping[str, Any]) -> dict[str, Any]:
+    # With the spaces of vLLM's conversion: both must render to the same tokens.
     arguments = json.dumps(block.get("input") or {})
     function = {"name": string(block.get("name")), "arguments": arguments}
     return {"id": string(block.get("id")), "type": "function", "function": function}

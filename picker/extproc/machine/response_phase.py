@@ -106,6 +106,7 @@ class ResponsePhase(msgspec.Struct, eq=False):
         # The stated length is removed if the body may change after the headers have left.
         changes_later = self._changes_body and self._mode in _STREAMED and not event.end_of_stream
         if changes_later and self._has_length:
+            # Envoy leaves it after an override, and makes a longer body a 500 (measured).
             removed.append(_CONTENT_LENGTH)
         if event.end_of_stream:
             self._watch_end()

@@ -360,6 +360,7 @@ _TRANSITIONS: dict[tuple[State, type], _Step] = cast(
         # Some proxies show the end of the body as the end of the stream, and trailers after it.
         (State.DONE, m.ResponseTrailers): _M._pass_trailers,
         (State.DONE, m.UnknownMessage): _M._ignore_unknown,
+        # The proxy may have sent these before it learned of the end.
         **{(state, kind): _M._ignore for state in _DEAF for kind in _ANY_MESSAGE},
         **{(state, m.UnknownMessage): _M._ignore_unknown for state in _DEAF},
         **{(state, DropReason): _M._ignore if state in _OVER else _M._evict for state in State},

@@ -59,6 +59,7 @@ def own_requests(candidate: Candidate, own: Mapping[str, EndpointLoad] | None) -
 
 
 def all_own_requests(candidates: Candidates, own: Mapping[str, EndpointLoad] | None) -> list[int]:
+    # `own_requests`, inlined because there may be a thousand candidates.
     counts = list(map(_inflight_of, candidates))
     if not own:
         return counts
@@ -72,6 +73,7 @@ def all_own_requests(candidates: Candidates, own: Mapping[str, EndpointLoad] | N
 
 def waiting_loads(candidates: Candidates) -> list[float | None]:
     """Return `waiting_requests` of each, the mean for a missing signal, or own counts alone."""
+    # Inlined: a call for each of a thousand candidates would cost more than all else.
     loads: list[float | None] = [
         None
         if (metrics := candidate.metrics) is None
@@ -86,6 +88,7 @@ def waiting_loads(candidates: Candidates) -> list[float | None]:
 
 
 def running_loads(candidates: Candidates) -> list[float | None]:
+    # Inlined, as in `waiting_loads`.
     loads: list[float | None] = [
         None
         if (metrics := candidate.metrics) is None

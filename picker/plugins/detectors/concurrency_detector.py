@@ -28,7 +28,7 @@ from picker.plugins._shared.load_signals import own_requests, with_headroom
 from picker.types import Candidate, Candidates, InferenceRequest
 
 FULL = 1.0
-SETTLE_SECONDS = 0.01
+SETTLE_SECONDS = 0.01  # own counts show the end of a request at once
 _NOTHING = EndpointLoad()
 _NO_LOADS: Mapping[str, EndpointLoad] = MappingProxyType({})
 

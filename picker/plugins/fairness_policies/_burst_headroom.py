@@ -159,6 +159,7 @@ class CalmLoad:
         one.move(now_seconds)
         self._calm.move(now_seconds)
         if one.is_counted:
+            # A new flow's mean moves faster than that of the sum, which has to follow.
             self._calm.mean = max(0.0, self._calm.mean + one.mean - expected)
         if is_calm and not one.is_counted:
             one.is_counted = True

@@ -25,6 +25,7 @@ def form_field(body: bytes, content_type: str, name: str) -> str:
     delimiter, found = b"\r\n--" + boundary.encode("utf-8", "replace"), ""
     for start, end in pairwise(_delimiters(body, delimiter)):
         head = start + len(delimiter)
+        # The line break of the next delimiter may also end the head of an empty part.
         head_end = body.find(_BLANK_LINE, head, min(head + MAX_HEADER_BYTES, end + 2))
         text = head_end + len(_BLANK_LINE)
         is_short = head_end >= 0 and end - text <= MAX_FIELD_BYTES

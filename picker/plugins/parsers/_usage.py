@@ -238,6 +238,7 @@ class SseEvents:
         pending = self._pending
         if not pending and self._marker not in data and (is_last or data.endswith(b"\n\n")):
             return []
+        # The two line ends of an empty line may be in different pieces.
         searched = max(0, len(pending) - 1)
         pending += data
         end = len(pending) if is_last else pending.rfind(b"\n\n", searched) + 2

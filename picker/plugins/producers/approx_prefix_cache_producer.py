@@ -34,10 +34,10 @@ from picker.prefix.index import PrefixIndex
 from picker.prefix.match import MATCH_INFO, PrefixCacheMatchInfo, match_info_key
 from picker.types import Candidates, EndpointMetrics, InferenceRequest, SchedulingResult
 
-MIN_BLOCK_SIZE_TOKENS = 64
-MAX_REPORTED_BLOCK_SIZE_TOKENS = 65_536
+MIN_BLOCK_SIZE_TOKENS = 64  # the floor of the reference
+MAX_REPORTED_BLOCK_SIZE_TOKENS = 65_536  # a larger one is a wrong report
 MAX_REPORTED_CAPACITY = 2**20  # blocks, 64 MiB of memory
-MAX_PROMPTS = 256
+MAX_PROMPTS = 256  # a request may have a hundred thousand, of one token each
 
 
 class ApproxPrefixCacheParameters(Parameters, frozen=True):

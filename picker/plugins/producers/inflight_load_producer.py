@@ -212,6 +212,7 @@ class _Hold:
     def __del__(self) -> None:
         for part in self.primary + self.others:
             if part.requests:
+                # Not returned here: a finalizer may run in the middle of a change of the books.
                 self._ledger.abandon(part)
 
 

@@ -19,7 +19,7 @@ from picker.types import Candidates, EndpointMetrics, InferenceRequest
 ACTIVE = 1.0
 ROOM = 0.8
 WAITING = 0.6
-NEUTRAL = 0.5
+NEUTRAL = 0.5  # below those that have or can load it, above those known to be full
 
 
 class LoraAffinityScorer:

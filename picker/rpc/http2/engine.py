@@ -39,7 +39,7 @@ STREAM_WINDOW_BYTES = 1024 * 1024
 CONNECTION_WINDOW_BYTES = 16 * 1024 * 1024
 MAX_CONCURRENT_STREAMS = 4096
 MAX_HEADER_LIST_BYTES = 64 * 1024
-MAX_CONTINUATIONS = 64
+MAX_CONTINUATIONS = 64  # empty ones pass every limit of bytes
 _SETTING = Struct(">HI")
 _DATA, _HEADERS, _SETTINGS, _CONTINUATION = (
     int(FrameType.DATA),
@@ -247,6 +247,7 @@ class Http2Engine:
                 self._fail_stream(stream, ErrorCode.STREAM_CLOSED)
             elif not self._was_opened(stream_id):  # that of a stream closed here was in transit
                 raise self._broken(ErrorCode.PROTOCOL_ERROR, "data on a stream that is not open")
+            # Dropped data counts in the connection's window as well (RFC 9113, section 6.9).
             self._acknowledge_to_connection(length)
             return
         stream.receive_window -= length
@@ -304,6 +305,7 @@ class Http2Engine:
             raise self._broken(ErrorCode.PROTOCOL_ERROR, "a stream of the wrong parity")
         self._last_stream_id = stream_id
         if len(self.streams) >= MAX_CONCURRENT_STREAMS:
+            # Refused alone: an end of the connection would cost the proxy all other streams.
             self._send_reset(stream_id, ErrorCode.REFUSED_STREAM)
             self._listener.on_chore()
             return
