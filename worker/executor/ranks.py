@@ -131,6 +131,7 @@ class Ranks:
             watcher.join()
         if self._is_joined:
             self._is_joined = False
+            # The cached group ends with the default group.
             _host_group.cache_clear()
             distributed.destroy_process_group()
 

@@ -219,6 +219,7 @@ class BlockFiles:
                     if (facts := self._facts(entry.path)) is not None:
                         found.append((entry.stat().st_mtime, facts))
                 elif entry.name.endswith(".tmp"):
+                    # A crash interrupted the write of this block.
                     os.unlink(entry.path)
         except OSError as error:
             self._failed(_LIST, error)
@@ -370,6 +371,7 @@ class BlockFiles:
         except _GONE:
             with self._inbound:
                 self.num_failures += 1
+            # The writing thread owns the directory and its lock.
             self._writes.put(self._look_again)
             return False
         except (OSError, KvTransferError) as error:

@@ -150,6 +150,7 @@ class KvServer:
                     await channel.receive(Mapped)
             elif not await self._has_mapped(channel, data, maps=fetch.maps):
                 await channel.send_data(data)
+        # A cancelled transfer, too, leaves the export for another try until its lease ends.
         except BaseException:
             self._state.exports.put_back(fetch.transfer_id, exported)
             raise

@@ -22,7 +22,7 @@ from worker.types import Adapter
 
 DEFAULT_SEED = "vllm-none-hash"
 RANDOM_SEED = "random"
-_PICKLE_PROTOCOL = 5
+_PICKLE_PROTOCOL = 5  # vLLM's: another protocol gives other digests
 _EVENT_HASH_BYTES = 8
 
 ExtraKeys = tuple[tuple[str, ...], ...]
@@ -90,6 +90,7 @@ class BlockHasher:
             known = ", ".join(HASH_ALGOS)
             raise ConfigError(f"unknown prefix caching hash algorithm {algo!r}; known are {known}")
         if seed is None:
+            # Collisions of XXH3 can be crafted, but not without the seed.
             seed = DEFAULT_SEED if algo.startswith("sha256") else RANDOM_SEED
         if seed == RANDOM_SEED:
             seed = os.urandom(32).hex()
@@ -119,6 +120,7 @@ class BlockHasher:
 
 _HASH_FUNCTIONS: dict[str, Callable[[object], bytes]] = {
     "sha256": lambda value: sha256(pickle.dumps(value, _PICKLE_PROTOCOL)).digest(),
+    # Canonical CBOR can be reproduced in other languages, pickle cannot.
     "sha256_cbor": lambda value: sha256(cbor2.dumps(value, canonical=True)).digest(),
     "xxhash": lambda value: xxhash.xxh3_128_digest(pickle.dumps(value, _PICKLE_PROTOCOL)),
     "xxhash_cbor": lambda value: xxhash.xxh3_128_digest(cbor2.dumps(value, canonical=True)),

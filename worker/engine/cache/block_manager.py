@@ -165,6 +165,7 @@ class BlockManager:
         idle_hits = [block for block in hit.blocks if self._references[block] == 0]
         if num_new + len(idle_hits) + reserve > len(self._free):
             return False
+        # First, or a new block could evict a hit.
         for block in idle_hits:
             self._free.remove(block)
         for block in hit.blocks:
@@ -217,6 +218,7 @@ class BlockManager:
             block = holding.table.pop()
             self._references[block] -= 1
             if self._references[block] == 0:
+                # A copy into a block that no table holds is not due.
                 self._copies.pop(block, None)
                 self._free.put_empty(block)
 
@@ -274,6 +276,7 @@ class BlockManager:
         # Where a collision ended the sealing, the next block is not the one that `tail` names.
         is_named = tail is not None and tail.index == num_sealed < len(table)
         tail_block = table[num_sealed] if is_named else None
+        # In reverse: a beginning is of use without its end, so the end is evicted first.
         for block in reversed(table):
             self._references[block] -= 1
             if self._references[block]:
@@ -368,6 +371,7 @@ class BlockManager:
 
     def _copy(self, source: int, destination: int) -> None:
         """Queue a copy. `source` may be idle, even taken as `destination` or since."""
+        # A block that awaits a copy holds nothing yet: copy from its source, never in a chain.
         source = self._copies.get(source, source)
         if source != destination:
             self._copies[destination] = source

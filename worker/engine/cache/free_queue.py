@@ -62,6 +62,7 @@ class FreeQueue:
     def take(self, tenant: str) -> int:
         """Return the idle block to use next for `tenant`; the caller forgets its contents."""
         taker = self._account(tenant)
+        # Before the choice of a victim: a tenant that takes more than its share evicts its own.
         taker.num_blocks += 1
         self._num_idle -= 1
         if self._empty:

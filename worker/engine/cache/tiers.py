@@ -226,6 +226,7 @@ class Tiers:
             self._saved_by[slot] = step
             blocks.append(one.block)
             slots.append(slot)
+        # Of what is evicted together, the end of a chain is evicted again first.
         for slot in (*reversed(slots), *self._loading):
             host.order.put_cached(slot)
         self._loading.clear()
@@ -322,6 +323,7 @@ class Tiers:
         wanted = min(max(host.num_slots // _FREE_SHARE, self._most_saved), host.num_slots // 2)
         while host.order.num_empty + len(self._writing) < wanted:
             slot = host.order.coldest()
+            # The bytes of a save are there, on any device, when the step after it has ended.
             if slot is None or self._saved_by[slot] >= self._last_ended:
                 return
             content = host.contents[slot]
@@ -342,6 +344,7 @@ class Tiers:
     def _written(self, report: Written) -> None:
         place = self._writing.pop(report.slot)
         self._host.order.put_empty(report.slot)
+        # The content was forgotten while it was written.
         if report.generation != self._generation or place is None:
             return
         content = self._host.contents[report.slot]
@@ -353,7 +356,7 @@ class Tiers:
         self._host.forget(report.slot)
 
     def _found(self, contents: Seq[BlockHash]) -> None:
-        # Nothing, where all was forgotten before it was found.
+        # What the scan of the start reports after a reset no longer counts.
         num_places = 0 if self._generation else len(self._on_disk.order)
         superfluous = contents[: max(0, len(contents) - num_places)]
         if superfluous and self._disk is not None:

@@ -36,6 +36,7 @@ def find_match(text: str, shortest: int, longest: int) -> NgramMatch | None:
     best: NgramMatch | None = None
     length, start = shortest, 0
     while length <= longest:
+        # A longer match ends further right, so the search continues from here: one pass, in C.
         start = text.find(text[-length:], start, end)
         if start < 0:
             break

@@ -111,6 +111,7 @@ def likeliest_path(
     """Return the path that begins at `places`, at least one, the latest first."""
     tokens: list[str] = []
     shares: list[float] = []
+    # One place more, where something new may follow: what was seen once is half believed.
     probability, score = len(places) / (len(places) + 1), 0.0
     while len(tokens) < max_tokens and probability >= min_probability:
         if len(places) == 1:

@@ -127,6 +127,7 @@ class AdapterSlots:
         return self._slots.pop(number)[0]
 
     def _make_room(self) -> None:
+        # Adapters that are being read stay, even if they are too many.
         done = [number for number, held in self._held.items() if held.done()]
         for number in done[: max(0, len(self._held) + 1 - self._num_held)]:
             del self._held[number]

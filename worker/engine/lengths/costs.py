@@ -42,6 +42,7 @@ class _Curve:
         return cls([size for size, _ in points], [seconds for _, seconds in points])
 
     def rebuild(self) -> None:
+        # By chance more tokens may have taken less time, which means nothing.
         self.rising = list(accumulate(self.measured, max))
 
     def at(self, size: float) -> float:

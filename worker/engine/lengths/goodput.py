@@ -142,6 +142,7 @@ class DraftLengths:
         self._acceptance.pass_step()
         if self._runs is not None:
             self._runs.pass_step()
+        # A token of a prompt has no logits, so it costs less than one of these.
         if not num_other_tokens:
             self._costs.observe_step(num_tokens, seconds)
 
@@ -217,6 +218,7 @@ class DraftLengths:
         best_rate, best, tokens = (1.0 + _MARGIN) * num / plain, 0, float(num)
         for number, survival in enumerate(ranked, 1):
             tokens += survival
+            # Prompts run anyway: their seconds count on neither side, but set a draft's price.
             rate = tokens / (plain + self._costs.extra(num + num_other, number))
             if rate > best_rate:
                 best_rate, best = rate, number

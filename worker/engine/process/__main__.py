@@ -48,6 +48,7 @@ def run(config: EngineConfig, channel: EngineSocket, budget: StepBudget, pulse: 
             )
         gc.collect()
         gc.freeze()  # objects of the start-up stay; later collections skip them
+        # The kernel ends a process that is stuck or stopped, which no thread of its own can.
         die_with_parent()
         elapsed = time.monotonic() - started
         channel.send(msgspec.structs.replace(ready, startup_seconds=elapsed))

@@ -135,7 +135,7 @@ class EngineChild:
         self._beats = _NewestInbox(self._context, self._directory / "beats.sock", self._take_beat)
         return await asyncio.create_subprocess_exec(
             sys.executable,
-            # -P: a folder in the current directory that is named like our package is not ours.
+            # -P: never import a folder of the current directory that has our package's name.
             *("-P", "-m", "worker.engine.process"),
             self._main.address,
             self._beats.address,
@@ -264,6 +264,7 @@ class _Inbox:
         self._loop = asyncio.get_running_loop()
         socket = context.socket(zmq.PAIR)
         try:
+            # No limit, so that sending never blocks: open requests bound the queue.
             socket.set_hwm(0)
             socket.linger = 0
             socket.bind(self.address)

@@ -61,8 +61,10 @@ def starved_seconds(
         then = before.get(thread_id, _BEGINNING)
         cpu = now.cpu_seconds - then.cpu_seconds
         idle = max(0.0, elapsed_seconds - cpu)
+        # The kernel adds a wait when it ends: a thread ready at both readings may still wait.
         is_waiting = then.is_ready and now.is_ready
         waited += idle if is_waiting else min(idle, now.waited_seconds - then.waited_seconds)
+        # Not the sum: threads that share a step take as long as the busiest of them.
         busiest = max(busiest, cpu)
     return max(0.0, min(max(waited, stopped_seconds), elapsed_seconds - busiest))
 
@@ -81,6 +83,7 @@ def read_threads(tasks: str, but: int | None = None) -> Threads | None:
             with open(f"{tasks}/{name}/schedstat", "rb") as file:
                 cpu, waited = file.read().split()[:2]
             with open(f"{tasks}/{name}/stat", "rb") as file:
+                # The name in parentheses before the state may hold blanks and parentheses.
                 state = file.read().rpartition(b") ")[2][:1]
         except (OSError, ValueError):  # the thread has ended, or the kernel keeps no such sums
             continue
@@ -115,6 +118,7 @@ class StepBudget:
         self.least_seconds = least_seconds
         self._factor = factor
         self._warm_up = max(warm_up_seconds, least_seconds)
+        # By size: a token takes far longer in a step of one than in a prefill of thousands.
         self._per_token: list[float | None] = [None] * (_SIZES + 1)
 
     def observe(self, num_tokens: int, seconds: float) -> None:
@@ -233,6 +237,7 @@ class Pulse:
 
     def _count_starved(self, since: float, elapsed: float, stopped: float) -> None:
         is_new = since != self._since
+        # Most steps are too short to be met twice, and are not worth a reading of all threads.
         before, self._threads = self._threads, None if is_new else self._read_threads()
         starved = starved_seconds(elapsed, before, self._threads, stopped)
         self._all_starved += starved

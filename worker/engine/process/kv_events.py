@@ -97,6 +97,7 @@ class KvEventPublisher:
         if len(self._queue) < self._max_queued:
             self._enqueue(events)
             return
+        # All of them: the rest makes no sense to a subscriber that missed the first.
         while self._queue:
             try:
                 self._queue.popleft()

@@ -190,6 +190,7 @@ class Admitter:
     def _reserve(self, sequence: Sequence) -> int:
         """Return how many blocks must stay free when the sequence is admitted."""
         running = self._live.running
+        # A sequence alone always fits; a reserve could exclude it for ever.
         if not running:
             return 0
         reserve = self._num_watermark_blocks

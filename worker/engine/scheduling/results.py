@@ -41,6 +41,7 @@ class Results:
                 outputs += self.fail(sequence, error)
                 continue
             outputs += self._take_in(share, result, now)
+            # The room of rejected drafts is back before any other sequence is scheduled.
             if share.looks_ahead and self._has_blocks(share):
                 self._kv.shrink(sequence)
         return outputs

@@ -239,6 +239,7 @@ class Scheduler:
         self._plan_running(plan)
         if not plan.preempted:
             self._admission.admit(plan, now, self.pause_state is PauseState.PAUSED_NEW)
+        # A sequence whose last token is still being drawn has no drafts.
         if not self._in_flight:
             for feature in self.features:
                 feature.plan(plan)
@@ -249,6 +250,7 @@ class Scheduler:
         step = self._counters.num_steps
         self._in_flight.append(StepInFlight(step, shares, now))
         puts = tuple(put for feature in self.features for put in feature.adapter_puts())
+        # Saves come last: they must not take the host slots that this step loads.
         copies, loads = self.blocks.take_copies(), self._kv.take_loads()
         return SchedulerOutput(step, sequences, copies, puts, loads, self._kv.take_saves(step))
 

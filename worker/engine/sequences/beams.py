@@ -44,6 +44,7 @@ class BeamRules:
 
     @property
     def num_candidates(self) -> int:
+        # As in transformers: `width` beams continue even if every end token is likely.
         return max(2, 1 + len(self.end_ids)) * self.params.width
 
     def score(self, logprob: float, num_outputs: int, ends: bool) -> float:
