@@ -114,25 +114,13 @@ async def clients(failing: FailingFleet) -> AsyncIterator[None]:
             stop.set()
 
 
-async def knows_two(failing: FailingFleet) -> bool:
-    return await failing.num_endpoints() == 2
-
-
-async def are_busy(failing: FailingFleet) -> bool:
-    return failing.statuses[200] >= 3 * CLIENTS
-
-
-async def has_received(failing: FailingFleet, number: int, requests: int) -> bool:
-    return await failing.received(number) >= requests
-
-
 async def test_a_worker_that_fails_everything_spoils_few_requests() -> None:
     async with failing_fleet("--routing", "original-dst") as (fleet, failing):
         failing.list_workers(0, 1)
-        await until(lambda: knows_two(failing))
+        await until(failing.num_endpoints, lambda found: found == 2)
         await failing.configure(2, FAILS_ALL)
         async with clients(failing):
-            await until(lambda: are_busy(failing))
+            await until(lambda: failing.statuses[200] >= 3 * CLIENTS)
             loop = asyncio.get_running_loop()
             began = loop.time()
             failing.list_workers(0, 1, 2)
@@ -144,7 +132,7 @@ async def test_a_worker_that_fails_everything_spoils_few_requests() -> None:
             await failing.until(PROBES, 1, result="success")
             assert failing.statuses[500] - spoilt <= 1  # a probe that was under way
             before = await failing.received(2)
-            await until(lambda: has_received(failing, 2, before + 20))
+            await until(lambda: failing.received(2), lambda found: found >= before + 20)
         assert await fleet.series(EJECTIONS) == 1
         assert await fleet.series("pointsman_endpoints_ejected") == 0
         assert set(failing.statuses) == {200, 500}
@@ -157,7 +145,7 @@ async def test_a_crowd_risks_little_on_an_idle_pool_with_a_broken_worker() -> No
         async with clients(failing):
             await failing.until(EJECTIONS, 1)
             assert await failing.spoilt_by_no_probe() <= 5
-            await until(lambda: are_busy(failing))
+            await until(lambda: failing.statuses[200] >= 3 * CLIENTS)
             await failing.until(PROBES, 1, result="failure")
         assert set(failing.statuses) == {200, 500}
         assert await failing.received(0) - received == failing.statuses[500]

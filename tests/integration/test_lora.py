@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.fleet.running_fleet import ready_fleet
 from tests.support.model.lora_files import write_adapter
+from tests.support.waiting import until
 from tests.support.worker.running_worker import Worker, running_worker
 from worker.models.checkpoints import open_checkpoint
 from worker.models.loader import expected_shapes
@@ -107,18 +108,15 @@ async def test_requests_meet_their_adapter(tmp_path: Path) -> None:
             assert answer.json()["model"] == model
             return answer.headers["x-pointsman-endpoint"]
 
-        async def seen(model: str) -> None:
-            while True:
-                page = (await http.get(f"{fleet.picker_url}/endpoints")).json()
-                known = [e["metrics"] or {} for e in page["endpoints"]]
-                if any(model in metrics.get("active_models", ()) for metrics in known):
-                    return
+        async def seen(model: str) -> bool:
+            page = (await http.get(f"{fleet.picker_url}/endpoints")).json()
+            known = [e["metrics"] or {} for e in page["endpoints"]]
+            return any(model in metrics.get("active_models", ()) for metrics in known)
 
         homes = {}
         for model in ADAPTERS:
             homes[model] = await where(model)
-            async with asyncio.timeout(120):
-                await seen(model)
+            await until(lambda model=model: seen(model), what=f"{model} is seen")
         places = [(model, await where(model)) for model in requests]
     assert len(set(homes.values())) == 3
     met = sum(place == homes[model] for model, place in places)

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.fleet.running_fleet import Fleet, ready_fleet
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("patient_envoy"), pytest.mark.full]
 
@@ -41,14 +42,11 @@ class Client:
             totals.append(sum(sample.value for sample in samples if sample.name == name))
         return totals
 
-    async def until_the_picker_sees_a_queue(self, depth: int) -> None:
-        async with asyncio.timeout(120):
-            while True:
-                async with self._session.get(f"{self.fleet.picker_url}/endpoints") as reply:
-                    endpoints = (await reply.json())["endpoints"]
-                first = next(e for e in endpoints if e["name"].endswith("worker-1"))
-                if (first["metrics"] or {}).get("waiting_requests", 0) >= depth:
-                    return
+    async def seen_queue(self) -> int:
+        async with self._session.get(f"{self.fleet.picker_url}/endpoints") as reply:
+            endpoints = (await reply.json())["endpoints"]
+        first = next(e for e in endpoints if e["name"].endswith("worker-1"))
+        return int((first["metrics"] or {}).get("waiting_requests", 0))
 
 
 @contextlib.asynccontextmanager
@@ -97,7 +95,7 @@ async def test_new_groups_avoid_a_deep_queue() -> None:
                 group.create_task(fleet.complete(f"load {n}", busy, max_tokens=2000))
                 for n in range(20)
             ]
-            await fleet.until_the_picker_sees_a_queue(depth=10)
+            await until(fleet.seen_queue, lambda depth: depth >= 10)
             before = await fleet.counters("vllm:request_success_total")
             for _ in range(NUM_GROUPS):
                 await fleet.complete(prefix(rng))
