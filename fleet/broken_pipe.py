@@ -46,5 +46,5 @@ def _has_no_reader(error: BaseException) -> bool:
     if not isinstance(error, BrokenPipeError):
         return False
     poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
+    poll.register(sys.stdout.fileno(), 0)  # errors are reported with any mask
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))

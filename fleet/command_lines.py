@@ -41,6 +41,7 @@ def parser_of(name: str) -> Parser:
         _add_config(parser)
     dialect = line.dialect
     if name == "sidecar":
+        # SGLang's own routers read the same variable.
         port = os.environ.get("SGLANG_BOOTSTRAP_PORT", "8998")
         dialect = Dialect(defaults={"bootstrap_port": port})
     add_flags(parser, line.flags, dialect)

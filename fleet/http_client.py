@@ -63,6 +63,7 @@ def opened(
             connection.connect()
         except OSError as error:
             raise ConnectError(why(error)) from error
+        # A missing server is known at once; an answer may take long.
         connection.sock.settimeout(timeout_seconds)
         connection.request("GET" if body is None else "POST", path, body, sent)
         with connection.getresponse() as response:

@@ -64,6 +64,7 @@ class PickerViews:
 
     def _ask(self, path: str, kind: type[T]) -> T:
         answer = self._get(self._url + path)
+        # A picker of several pools has these pages below the name of each pool alone.
         if answer.status == 404:
             refuse_several(self._url, self._content)
         if answer.status != 200:

@@ -39,9 +39,9 @@ class SchedulerConfig:
     max_model_len: int = 8192
     long_prefill_token_threshold: int = 0  # 0: off
     enable_chunked_prefill: bool = True
-    policy: str = "priority"
+    policy: str = "priority"  # the same as "fcfs" for equal priorities
     waiting_order: str = "fcfs"
-    victim: str = "recompute-cost"
+    victim: str = "recompute-cost"  # the cheapest to compute again
     max_bypasses: int = 8
     # Hold a request back while another computes at least this much of its prompt; None: never.
     in_batch_prefix_tokens: int | None = 32
@@ -335,7 +335,7 @@ class ApiConfig:
     # Routes that change or reveal the state of the whole worker: sleep, pause, reset, server info.
     enable_admin_routes: bool = False
     # Routes that load and unload LoRA adapters.
-    enable_adapter_routes: bool = False
+    enable_adapter_routes: bool = False  # they read any directory
     enable_tokenizer_info: bool = False
     # CORS, with vLLM's names: the origins, methods and headers that browsers allow other sites.
     allowed_origins: tuple[str, ...] = ("*",)

@@ -30,6 +30,7 @@ def intended_times(ramp: Ramp, seconds: float, burstiness: float, rng: Random) -
         inside = ramp.first**2 + 2 * slope * area
         if inside < 0:  # a falling ramp never integrates to this value
             return
+        # This form of the root also holds where the slope is 0.
         at = 2 * area / (ramp.first + math.sqrt(inside))
         if at >= seconds:
             return

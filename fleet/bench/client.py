@@ -19,6 +19,7 @@ _MAX_REFUSAL_BYTES = 400
 _EVENT_STREAM = b"text/event-stream"
 
 
+# `gc=False`: there is one for each token, and the collector need not track them.
 class _Delta(msgspec.Struct, gc=False):
     content: str | None = None
     reasoning_content: str | None = None

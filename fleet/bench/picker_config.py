@@ -34,6 +34,7 @@ class FollowedConfig:
             raise FleetError(f"{error}; {_NEEDS}") from error
         self._path = Path(view.source)
         self._original = self._path.read_bytes() if self._path.is_file() else b""
+        # The path may be one of another machine: only what the picker has read is its file.
         if self._original.decode(errors="replace") != view.written or not self._original:
             raise FleetError(f"{_NEEDS}; this one's is {view.source}")
 
@@ -50,7 +51,7 @@ class FollowedConfig:
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while (view := self._look()).written != wanted:
-                    if view.last_error not in (None, before):
+                    if view.last_error not in (None, before):  # of this configuration
                         raise FleetError(f"the picker rejects {name}: {view.last_error}")
                     await asyncio.sleep(POLL_SECONDS)
         except TimeoutError as error:

@@ -194,6 +194,7 @@ async def started(shard: LoadShard) -> AsyncIterator[ShardProcess]:
     ours, theirs = socket.socketpair()
     with theirs:
         process = await asyncio.create_subprocess_exec(
+            # -P: no folder of the current directory replaces the package.
             *(sys.executable, "-P", "-m", "fleet.bench.shard", str(theirs.fileno())),
             stdin=asyncio.subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
@@ -215,6 +216,7 @@ async def follow(processes: Sequence[ShardProcess]) -> None:
     """Follow all to their ends; a cancellation stops them first. Raises `FleetError`."""
     following = asyncio.gather(*(one.follow() for one in processes))
     try:
+        # Shielded, so that after Ctrl-C the last results still arrive.
         await asyncio.shield(following)
     except asyncio.CancelledError:
         for one in processes:

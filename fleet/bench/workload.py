@@ -73,7 +73,7 @@ class WordRing:
     def text(self, key: int, num_tokens: int) -> str:
         """Return a text; of two texts of one key, one begins with the other."""
         words = max(1, round(num_tokens / self._tokens_per_word))
-        mixed = ((key ^ self._mark) * 0x9E3779B97F4A7C15) & (2**64 - 1)
+        mixed = ((key ^ self._mark) * 0x9E3779B97F4A7C15) & (2**64 - 1)  # Fibonacci hashing
         # Texts differ in their first word; it is a word because each digit is a token.
         marks = [_WORDS[(mixed >> shift) % len(_WORDS)] for shift in (8, 20, 32, 44)][:words]
         at, rest = mixed % RING_WORDS, words - len(marks)

@@ -139,6 +139,7 @@ class _Facts:
             parts.append(f"{num_tokens} token{'' if num_tokens == 1 else 's'}")
             took = self.last_seconds - (self.first_seconds or 0.0)
             if num_tokens > 1 and took > 0:
+                # The first token ends the prompt; rates count those behind it.
                 parts.append(f"{(num_tokens - 1) / took:.1f} tokens/s")
         if cached is not None and num_prompt is not None:
             parts.append(f"{cached} of {num_prompt} prompt tokens cached")
@@ -256,6 +257,7 @@ class _Talk:
         facts = _Facts()
         finished = False
         try:
+            # Closing disconnects, which ends the answer at the server, too.
             with contextlib.closing(self._stream(facts)) as pieces:
                 for piece in pieces:
                     said.append(piece)

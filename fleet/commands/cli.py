@@ -54,6 +54,7 @@ def _run(arguments: list[str]) -> int:
         if error.name is not None and error.name in _SHELVES:
             print(f"pointsman: {name} needs {error.name}, which is not installed", file=sys.stderr)
             return 1
+        # A missing module of ours is a fault, and no extra brings it.
         if error.name is None or error.name.partition(".")[0] in _OURS:
             raise
         from fleet.extras import install_command

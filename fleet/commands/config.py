@@ -122,7 +122,7 @@ def _content(options: argparse.Namespace) -> tuple[bytes, str]:
     if options.config_text is not None:
         return options.config_text.encode(errors="surrogatepass"), "--config-text"
     if options.file == "-":
-        return sys.stdin.buffer.read(MAX_CONFIG_BYTES + 1), "standard input"
+        return sys.stdin.buffer.read(MAX_CONFIG_BYTES + 1), "standard input"  # more is refused
     if options.file is not None:
         return read_config_file(Path(options.file), "config"), options.file
     if endpoints_file is not None:

@@ -34,7 +34,7 @@ from picker.k8s.api import (
 )
 from picker.k8s.objects import PickerReference, read_policy, read_pool
 
-DEFAULT_GRACE_SECONDS = 30
+DEFAULT_GRACE_SECONDS = 30  # Kubernetes' own
 _GRPC_PROTOCOLS = (None, "grpc", "http2", "kubernetes.io/h2c", "https")
 _NO_PAGES = "its HTTP port answers 503 to every request with a token: no metrics, no pages"
 _LOSSES = {
@@ -45,8 +45,8 @@ _LOSSES = {
     TOKEN_REVIEWS.plural: _NO_PAGES,
     ACCESS_REVIEWS.plural: _NO_PAGES,
 }
-_LEASE_SECONDS = 15
-_HOST_NAME_LETTERS = 63
+_LEASE_SECONDS = 15  # the picker's default, for a Lease that does not say
+_HOST_NAME_LETTERS = 63  # the kubelet cuts a Pod's host name there
 _DRAIN_FLAGS = ("--drain-timeout", "--shutdown-timeout")
 _SHOWN = 5
 

@@ -50,7 +50,7 @@ _KIND_NAMES = {
 }
 _REVIEWS = "/apis/authorization.k8s.io/v1/"
 _NOT_FOUND, _FORBIDDEN = 404, 403
-_GRPC_PORT = 9002
+_GRPC_PORT = 9002  # the picker's default
 _ELECTION = "--ha-enable-leader-election"
 _ON = ("", "true", "1", "t", "yes")
 _VARIABLE = re.compile(r"\$\(([^()]+)\)")
@@ -100,7 +100,7 @@ def failure_mode(cluster: ClusterFacts | None) -> str | None:
         return None
     spec = cluster.pool.get("spec")
     reference = at(spec, "endpointPickerRef") or at(spec, "extensionRef")
-    return str(at(reference, "failureMode") or "FailClose")
+    return str(at(reference, "failureMode") or "FailClose")  # the API's default
 
 
 def pool_value(cluster: ClusterFacts) -> Pool | None:
@@ -131,6 +131,7 @@ def picker_pods(cluster: ClusterFacts) -> tuple[Json, ...]:
 
 
 def is_ready(pod: Json) -> bool:
+    # A Pod that ends is Ready until its containers have stopped.
     if at(pod, "metadata", "deletionTimestamp") is not None:
         return False
     conditions = listed(pod, "status", "conditions")
@@ -361,6 +362,7 @@ class ClusterLook:
             if self._user is not None or error.status != _FORBIDDEN:
                 return user or "you", (), str(error)
         try:
+            # Any account may review itself.
             return "you", await self._missing(rights, None), None
         except ApiError as error:
             return "you", (), str(error)
@@ -406,7 +408,7 @@ def _needed(pools: ApiResource, cluster: ClusterFacts, lease: LeaseName | None) 
             yield from (Right(kind, verb, space) for verb in ("list", "watch"))
     if lease is not None:
         yield from (Right(LEASES, verb, lease.namespace, lease.name) for verb in ("get", "update"))
-        yield Right(LEASES, "create", lease.namespace)
+        yield Right(LEASES, "create", lease.namespace)  # RBAC cannot restrict it to a name
     pickers = picker_pods(cluster)
     following = next((one for one in pickers if flag_of(one, "--peer-slices")), None)
     if following is not None:
@@ -429,5 +431,6 @@ def _groups(user: str) -> list[str]:
     if kind or not account:
         return ["system:authenticated"]
     namespace = account.partition(":")[0]
+    # A review of another account knows only the groups that it states.
     groups = ["system:authenticated", "system:serviceaccounts"]
     return [*groups, f"system:serviceaccounts:{namespace}"]

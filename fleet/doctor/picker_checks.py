@@ -198,6 +198,7 @@ def _named(picker: PickerFacts) -> int:
     """Count the other replicas of its command line, which may name itself, or one twice."""
     text = flag_in(list(picker.words), "--peers") or ""
     named = len({one.strip() for one in text.split(",") if one.strip()})
+    # It reached a replica twice, so the flag names more than there are.
     if picker.peer_calls.get("known"):
         return 0
     return max(named - (1 if picker.peer_calls.get("self") else 0), 0)

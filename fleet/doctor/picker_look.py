@@ -166,6 +166,7 @@ def _ahead(page: WebPage, now: datetime) -> float | None:
 
 
 async def ask_workers(picker: PickerFacts) -> tuple[WorkerFacts, ...]:
+    # The picker then reads other names than those of the engines.
     own_names = picker.config is not None and _OWN_NAMES in picker.config.written
     gate = asyncio.Semaphore(_AT_ONCE)
 

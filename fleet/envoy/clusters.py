@@ -143,8 +143,8 @@ def picker_cluster(config: BootstrapConfig) -> Json:
             "interval": "1s",
             "base_ejection_time": "1s",
             "max_ejection_time": "2s",
-            "max_ejection_percent": 100,
-            "split_external_local_origin_errors": True,
+            "max_ejection_percent": 100,  # also the only picker
+            "split_external_local_origin_errors": True,  # else the next has no effect
             "consecutive_local_origin_failure": 1,
             "successful_active_health_check_uneject_host": True,
         },

@@ -45,7 +45,7 @@ def _connection_manager(config: BootstrapConfig) -> Json:
     limits = config.limits
     idle = seconds(limits.stream_idle_timeout_seconds)
     return {
-        "stat_prefix": "ingress",
+        "stat_prefix": "ingress",  # the names in `admin` contain it
         "server_name": "pointsman",
         "use_remote_address": True,
         "generate_request_id": True,
@@ -176,6 +176,7 @@ def _route(config: BootstrapConfig, cluster: str, prefix: str) -> Json:
             "idle_timeout": seconds(config.limits.stream_idle_timeout_seconds),
             "retry_policy": _retry_policy(config),
         },
+        # A retry needs the whole body: a longer one is served but never retried (measured).
         "request_body_buffer_limit": config.limits.request_buffer_bytes,
     }
 

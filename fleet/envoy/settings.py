@@ -73,7 +73,7 @@ class Limits:
     max_downstream_connections: int = 10_000
     max_upstream_connections: int = 10_000
     max_upstream_requests: int = 10_000
-    max_retries: int = 1_024
+    max_retries: int = 1_024  # the death of one busy worker is many retries at once
     max_heap_bytes: int = 1024 * 1024 * 1024
 
 

@@ -84,6 +84,7 @@ async def begun(
 ) -> web.StreamResponse:
     headers = forwarded_headers(source.headers.items(), *dropped)
     response = web.StreamResponse(status=source.status, reason=source.reason, headers=headers)
+    # `forwarded_headers` omits it, and without it aiohttp would write chunks.
     response.content_length = source.content_length
     await response.prepare(request)
     return response

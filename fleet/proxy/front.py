@@ -109,8 +109,10 @@ class Front:
         except (msgspec.MsgspecError, RecursionError):
             asked = _Asked(resume=msgspec.Raw(b""))  # the worker reports the error
         streams = bool(asked.stream)
+        # A client that sends the field follows the marks itself.
         is_marked = streams and request.path in _MARKED and asked.resume is msgspec.UNSET
         if is_marked:
+            # Marks can only be read in an answer that is not compressed.
             headers = json_headers(headers)
         course = _Course(self, url, headers, _Client(request), body, marked=is_marked)
         return await course.run()
@@ -325,9 +327,11 @@ class _Course:
         if self._marks.token_ids is not None:
             resume = {**resume, "token_ids": self._marks.token_ids}
         start = self._body.index(b"{") + 1
+        # Put in front, so that the rest of the body stays as it came, byte for byte.
         return b'{"resume":' + msgspec.json.encode(resume) + b"," + self._body[start:]
 
     def _limit(self) -> asyncio.Timeout:
+        # A prompt or a queue may take any time; only a stream that has begun can stall.
         return asyncio.timeout(self._options.stall_timeout if self._has_begun else None)
 
     async def _check(self, source: aiohttp.ClientResponse) -> None:
@@ -348,6 +352,7 @@ class _Course:
         raise _RefusedError(f"the answer cannot continue: {status} {words}")
 
     async def _follow(self, source: aiohttp.ClientResponse, marks: Marks) -> None:
+        # The next worker writes anew what had no mark.
         marks.held.clear()
         reason = "it ended early"
         try:

@@ -87,6 +87,7 @@ class Sidecar:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         named = request.headers.get(PREFILLER_HEADER)
+        # The body is decompressed here: whatever its coding, it is searched for sources of KV.
         headers = forwarded_headers(request.headers.items(), PREFILLER_HEADER, "content-encoding")
         has_two_legs = request.method == "POST" and request.path in PATHS
         try:

@@ -242,6 +242,7 @@ class FleetPlan:
     def hot_restart_memory(self) -> Path | None:
         """None of the fleet's Envoys removes this shared memory."""
         number = self.site.hot_restart_id
+        # Envoy multiplies its base id by ten.
         return None if number is None else Path(f"/dev/shm/envoy_shared_memory_{10 * number}")
 
     def hot_restart_socket(self, epoch: int) -> Path | None:
@@ -271,7 +272,7 @@ class FleetPlan:
         environment = {"TMPDIR": str(site.folder)}
         if options.prefill:
             argv += ["--kv-transfer-config", _transfers(decodes)]
-            environment[KEY_VARIABLE] = site.kv_key
+            environment[KEY_VARIABLE] = site.kv_key  # other users can read flags
         if options.engine == "torch":
             argv += ["--num-threads", str(threads), speculation.FLAG, speculation.LOOKUP]
             placements = self.placements
@@ -289,13 +290,14 @@ class FleetPlan:
             # The worker has to number devices as this process does: in the order of nvidia-smi.
             environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         log = site.folder / f"{name}.log"
-        program = Program(name, (*argv, *options.worker_args), log, environment)
+        program = Program(name, (*argv, *options.worker_args), log, environment)  # the last wins
         sidecar = self._sidecar(f"sidecar-{index + 1}", port, own_port) if decodes else None
         return WorkerPlan(program, SocketAddress(_LOOPBACK, port), sidecar)
 
     def _sidecar(self, name: str, port: int, decoder_port: int) -> Program:
         argv = [*_python("fleet.commands.cli"), "sidecar", "--host", _LOOPBACK, "--port", str(port)]
         argv += ["--decoder", f"http://{_LOOPBACK}:{decoder_port}"]
+        # Clients can set the header, and must reach no other service with it.
         argv += ["--prefiller-networks", f"{_LOOPBACK}/32"]
         argv += ["--drain-timeout", f"{self.options.drain_seconds:g}"]
         return Program(name, tuple(argv), self.site.folder / f"{name}.log")
@@ -414,6 +416,7 @@ def endpoints_yaml(
 
 def _transfers(decodes: bool) -> str:
     role = "kv_consumer" if decodes else "kv_producer"
+    # Any free port: each request carries it.
     return json.dumps({"kv_connector": "TcpConnector", "kv_role": role, "kv_port": 0})
 
 

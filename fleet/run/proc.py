@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_LISTENING = "0A"
+_LISTENING = "0A"  # TCP_LISTEN, in the tables of /proc
 _LIMIT = "Max open files"
 _PROC = Path("/proc")
 

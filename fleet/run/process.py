@@ -178,6 +178,7 @@ class Child:
 
     async def _run_once(self, asked_for: bool) -> int:
         async with self._guard.turn:
+            # It may have been stopped while it waited for its turn.
             if self._stopping.is_set():
                 return 0
             try:

@@ -23,7 +23,7 @@ def signal_group(group: int, number: int) -> bool:
         os.killpg(group, number)
     except ProcessLookupError:
         return False
-    except PermissionError:
+    except PermissionError:  # the group has a process of another user
         return True
     return True
 
@@ -63,6 +63,7 @@ def begin(argv: list[str]) -> int:
 
 
 def end() -> int:
+    # It has to outlive the fleet, so only the end of input ends it.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups, files, folders = read_input()

@@ -339,6 +339,7 @@ class EnvoyRestart:
         except probe.NoReplyError:
             return 0
         at_workers = sum(float(one) for page in pages for one in _UNFINISHED.findall(page.body))
+        # The larger one: requests that arrive between the looks are not the old Envoy's.
         return max(0, int(at_workers) - max(sum(before), sum(after)))
 
     def _answer_for(self, gone: Envoy) -> None:

@@ -110,6 +110,7 @@ def _folder(environment: Mapping[str, str]) -> Path:
 
 def _is_held(descriptor: int) -> bool:
     try:
+        # Shared, so that two commands that look at once do not take each other for a fleet.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -76,6 +76,7 @@ def _folder(say: Say) -> Iterator[Path]:
     try:
         yield folder
         stays = False
+    # The message of a failed start quotes the log, so the folder is not needed.
     except (FleetError, SystemExit, KeyboardInterrupt):
         stays = False
         raise
@@ -90,6 +91,7 @@ def _site(options: FleetOptions, folder: Path, gpus: Sequence[Gpu]) -> Site:
     dashboard, *ports = free_ports("127.0.0.1", options.num_ports, options.port + 1)
     first_decoder = PORTS_OF_A_PICKER + options.workers
     last = None if not options.front else ports.pop()
+    # Without it Envoy does not start, unless a flag switches hot restart off.
     has_memory = os.access(_SHARED_MEMORY, os.W_OK)
     return Site(
         folder=folder,
@@ -294,7 +296,7 @@ class _Fleet:
         taking_orders = group.create_task(control.run(), name="control")
         await self._stop.wait()
         taking_orders.cancel()
-        await asyncio.wait([taking_orders])
+        await asyncio.wait([taking_orders])  # until its clients are notified
 
     async def _end(self) -> None:
         """Let requests end, then end waiting and streaming ones with an error, then stop."""

@@ -29,7 +29,7 @@ class TokenTexts:
         self._text, self._mark = _ring(seed)
 
     def text(self, key: int, num_tokens: int) -> str:
-        mixed = ((key ^ self._mark) * 0x9E3779B97F4A7C15) & (2**64 - 1)
+        mixed = ((key ^ self._mark) * 0x9E3779B97F4A7C15) & (2**64 - 1)  # Fibonacci hashing
         marks = "".join(chr(VOCABULARY[(mixed >> shift) % len(VOCABULARY)]) for shift in _MARKS)
         whole, part = divmod(max(0, num_tokens - len(marks)), _RING_TOKENS)
         at = mixed % _RING_TOKENS

@@ -37,7 +37,7 @@ _LOG_STEPS = 1 << 15
 _LAST_BLOCK = 0.5  # the unused part of a sequence's last block, on average
 _BASE = 0x9E3779B97F4A7C15
 _INVERSE = pow(_BASE, -1, 1 << 64)
-_MIXER = np.uint64(0xBF58476D1CE4E5B9)
+_MIXER = np.uint64(0xBF58476D1CE4E5B9)  # of splitmix64
 # The log whose slices are the gaps of answers.
 _RING = array("i", Random(0).choices(range(256, 1280), k=2 * _RING_TOKENS))
 
@@ -162,6 +162,7 @@ def chain(tokens: Sequence[int], size: int, names: list[int], until: int) -> lis
 @cache
 def _odd(size: int) -> NDArray[np.uint64]:
     rng = Random(size)
+    # Odd numbers are invertible modulo 2^64, so no bit of a token is lost.
     return np.array([rng.getrandbits(64) | 1 for _ in range(size)], np.uint64)
 
 
@@ -469,6 +470,7 @@ class FastWorker:
         referenced = self.cache.num_referenced
         self.cache.refer(one.hashes[:matched])
         free = self._capacity - self.cache.num_referenced - self._private
+        # An empty worker admits any prompt; sums of fractions are not exactly 0.
         if total - matched > free and (referenced or self._private > 0.5):
             self.cache.release(one.hashes[:matched])
             return False

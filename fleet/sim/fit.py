@@ -235,7 +235,7 @@ class Refinement:
             errors = self.errors(self.simulated(made(numbers))) * weights
             return cast("Numbers", errors.reshape(-1))
 
-        least = np.array([1e-3, 0.0, 0.0, 0.0])
+        least = np.array([1e-3, 0.0, 0.0, 0.0])  # the first is a divisor
         numbers = nearest(residuals, np.maximum(np.array(begun) / scale, least), least)
         found = made(numbers)
         squares = np.square(self.errors(self.simulated(found))).mean(axis=(0, 2)) ** 0.5

@@ -120,7 +120,7 @@ def _serve(pipe: Connection, function: Callable[[object], object]) -> None:
 def _end_with_parent() -> None:
     if (parent := parent_process()) is not None:
         wait([parent.sentinel])
-        os._exit(1)
+        os._exit(1)  # sys.exit would end this thread alone
 
 
 def _send(worker: _Worker, job: object) -> None:

@@ -102,6 +102,7 @@ class VirtualPicker:
     def __init__(self, simulation: Simulation, rng: Random) -> None:
         config = simulation.config
         loaded = default_config() if config is None else load_config(config.encode(), "simulation")
+        # One seed has to give one outcome, block hashes included.
         self.seed = rng.getrandbits(64)
         services = Services(NoHttp(), hash_seed=self.seed, clock=LoopClock())
         options = BuildOptions(services, allow_experimental=True)
@@ -303,6 +304,7 @@ class VirtualFleet:
     def _scrape(self, picker: VirtualPicker) -> None:
         cache = self.simulation.worker.cache
         for member in self._members.values():
+            # A dead worker answers no scrape: its last numbers grow old.
             if not member.is_listed or member.worker.is_dead:
                 continue
             stats = member.worker.stats

@@ -61,7 +61,7 @@ from worker.types import EngineStats
 logger = logging.getLogger(__name__)
 
 _NUM_IGNORED_SHOWN = 8  # fields, in a warning
-_NUM_IGNORED_LOGGED = 64  # fields, each once
+_NUM_IGNORED_LOGGED = 64  # fields, each once; clients choose their names
 _INDEX = re.compile(r"\[\d+\]")
 _CLIENT_CLOSED_REQUEST = 499  # for the counters; the client does not read it
 

@@ -58,7 +58,7 @@ class Route:
     query: tuple[Query, ...] = ()
     statuses: tuple[int, ...] = ()
     switch: str | None = None
-    guarded: bool = False
+    guarded: bool = False  # outside /v1, for what costs or reveals something
     errors: ErrorForm = OPENAI_ERRORS
 
     def is_served(self, config: ApiConfig) -> bool:
