@@ -10,7 +10,7 @@ from watchfiles import Change, awatch
 log = logging.getLogger(__name__)
 
 WATCH_STEP_MS = 50
-WATCH_DEBOUNCE_MS = 100
+WATCH_DEBOUNCE_MS = 100  # the two files of a pair are rarely replaced at once
 RECHECK_MS = 1000  # finds what a file system without change events, or a race at start, hides
 
 

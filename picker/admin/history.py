@@ -11,10 +11,10 @@ import msgspec
 
 from picker.flowcontrol.views import QueuesView
 
-SAMPLES = 120
+SAMPLES = 120  # two minutes
 INTERVAL_SECONDS = 1.0
 MAX_SAMPLES = 30_000  # of all endpoints together, in one view: 20 ms of work and a megabyte
-_DECIMALS = 4
+_DECIMALS = 4  # all that 32 bits can hold of a share
 _UNKNOWN = math.nan
 _NONE: Any = None  # the default of a sample; a series has all fields
 V = TypeVar("V")

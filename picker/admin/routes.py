@@ -34,7 +34,7 @@ from picker.telemetry.traffic import NO_WAIT, Served, ServedWindow, Traffic, lon
 from picker.types import Candidate, EndpointMetrics
 
 DEFAULT_LIMIT: Final = 50
-MAX_LIMIT: Final = 1000
+MAX_LIMIT: Final = 1000  # bounds the work of one answer
 LAST: Final = "last"
 TURN: Final = 50  # endpoints are encoded in a millisecond or two
 CONTENT_TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}

@@ -119,6 +119,7 @@ class KnownModels:
         # Not replaced by an empty list: endpoints that restart list nothing for a while.
         if listed:
             self._listed[pool.key] = listed
+        # Without endpoints, those of its last list: clients retry a 503, and a 404 is final.
         return self._listed.get(pool.key, ())
 
     def _warn(self, model: str, first: str, second: str) -> None:
@@ -217,6 +218,7 @@ class ChosenLater:
         if self._exchange is None:
             raise self._refusal or RefusedError(Code.INTERNAL, "no pool was chosen")
         decision = await self._exchange.route(raw)
+        # Envoy finds the cluster of the pool by it, which has retries and health checks.
         named = (*decision.set_headers, (POOL_HEADER, self._pool))
         return replace(decision, set_headers=named)
 

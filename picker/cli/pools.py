@@ -20,7 +20,7 @@ from picker.errors import ConfigError
 from picker.rpc.options import UNIX_SCHEME
 
 PLACE: Final = "{pool}"  # in the path of a recording
-MAX_POOLS: Final = 64
+MAX_POOLS: Final = 64  # each has tasks of its own
 DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 DNS_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _KEYS: Final = ("name", "namespace", "group", "grpc-port", "endpoints-file", "config-file")

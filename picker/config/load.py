@@ -8,7 +8,7 @@ from picker.config.documents import as_plain, unusable, yaml_loader
 from picker.config.findings import Findings, Source
 from picker.config.schema import EndpointPickerConfig
 
-MAX_CONFIG_BYTES = 1024 * 1024
+MAX_CONFIG_BYTES = 1024 * 1024  # as the endpoints file of the reference
 
 
 @dataclass(frozen=True, slots=True)

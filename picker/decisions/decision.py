@@ -19,7 +19,7 @@ from picker.pool.policies import Rewritten
 from picker.types import Candidate, Endpoint, FinishCause, InferenceRequest, SchedulingResult, Usage
 
 MAX_NAME = 200  # characters of what clients name
-MAX_MESSAGE = 500
+MAX_MESSAGE = 500  # characters; clients may choose parts of it
 NO_STAGES: Mapping[str, str] = {}  # msgspec encodes no read-only views
 
 

@@ -12,7 +12,7 @@ from enum import Enum
 from picker.flowcontrol.band import Band, QueueResource, taken_by
 from picker.framework.flow import QueuedRequest, Rank
 
-MAX_DISPLACED = 64
+MAX_DISPLACED = 64  # one large request must not empty a queue
 
 
 class Cap(Enum):
@@ -50,6 +50,7 @@ def displaced_by(
             one for one in reversed(Cap) if one in left
         )  # room in a band is also room in total
         loser = _loser(item, band, lower, cap)
+        # The last one has waited least.
         last = None if loser is None else loser.backlogs.last(_RESOURCES[cap])
         if loser is None or last is None:
             break

@@ -17,7 +17,7 @@ from picker.types import Usage
 
 FLOW_MEMORY_SECONDS = 300.0
 MAX_IDLE_FLOWS = 10_000  # per band; clients can invent fairness ids
-MAX_DYNAMIC_BANDS = 128
+MAX_DYNAMIC_BANDS = 128  # objectives can have any priority
 
 
 class FlowQueue:

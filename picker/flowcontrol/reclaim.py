@@ -13,7 +13,7 @@ from picker.flowcontrol.removable_heap import RemovableHeap
 from picker.flowcontrol.waiting import FlowTicket
 from picker.framework.flow import EvictionFilter, EvictionOrder, Rank
 
-MAX_AT_ONCE = 2
+MAX_AT_ONCE = 2  # the load that an eviction frees is an estimate
 CONFIRMATION_SECONDS = 10.0
 Policies = tuple[EvictionFilter, EvictionOrder]
 

@@ -56,7 +56,7 @@ class FlowTicket(msgspec.Struct, eq=False):
 
 
 DEFAULT_OUTPUT_TOKENS = 128
-MAX_OUTPUT_TOKENS = 32_768
+MAX_OUTPUT_TOKENS = 32_768  # clients name more than they use
 TICK_SECONDS = 0.001  # the resolution of the event loop's timers
 
 

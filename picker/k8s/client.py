@@ -29,8 +29,8 @@ from picker.k8s.api import (
 )
 from picker.k8s.credentials import Access, Credentials
 
-MAX_BODY_BYTES: Final = 256 * 2**20
-MAX_LINE_BYTES: Final = 16 * 2**20
+MAX_BODY_BYTES: Final = 256 * 2**20  # a list of 20,000 Pods
+MAX_LINE_BYTES: Final = 16 * 2**20  # etcd stores 1.5 MiB
 _SHOWN_BYTES: Final = 200
 _MESSAGE_LENGTH: Final = 1000  # of a refusal's text, which is logged
 _LIST_ATTEMPTS: Final = 3
@@ -51,7 +51,7 @@ class ClientLimits:
     """Limits in seconds, and of lists; a live server ends a watch before `silent_seconds`."""
 
     watch_seconds: tuple[int, int] = (18, 24)  # no change may go unseen for over half a minute
-    silent_seconds: float = 28.0
+    silent_seconds: float = 28.0  # the server ends a quiet watch before
     connect_seconds: float = 5.0
     request_seconds: float = 15.0
     list_seconds: float = 30.0

@@ -19,7 +19,7 @@ MAX_STATED_SECONDS: Final = 120.0  # the longest wait that a Lease can demand of
 class Timings:
     """The validity of a Lease for others and for its holder, and the time between two attempts."""
 
-    lease_seconds: float = 15.0
+    lease_seconds: float = 15.0  # the timings of the reference
     renew_seconds: float = 10.0
     retry_seconds: float = 2.0
 

@@ -65,6 +65,7 @@ class PodRecord(msgspec.Struct, frozen=True):
 
     def serving_containers(self, port: int) -> tuple[ContainerRun, ...]:
         """Return the containers that declare `port`, or all if none does."""
+        # So that the restart of a sidecar forgets nothing.
         declaring = tuple(one for one in self.containers if port in one.ports)
         return declaring or self.containers
 

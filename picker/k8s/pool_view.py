@@ -281,6 +281,7 @@ class PoolView:
             for one in those
         }
         winners: dict[int, PodKey] = {}
+        # Requests for an older Pod of the address would reach the newest one.
         for key, port in claims:  # the newest Pod last
             if claims[key, port] >= claims[winners.get(port, key), port]:
                 winners[port] = key

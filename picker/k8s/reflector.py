@@ -54,6 +54,7 @@ class Pace:
     """Intervals of a reflector."""
 
     gather_seconds: float = 0.005  # the minimum between two calls of listeners
+    # A watch from a version of the future is silent.
     relist_seconds: float = 600.0  # the mean between two lists
     trust_seconds: float = 30.0  # after a failure, in which a watch may resume from its version
     steady_seconds: float = 5.0  # the minimum of a successful watch
@@ -252,6 +253,7 @@ class Reflector(Generic[R]):
 
     def _may_resume(self, error: ApiError | UnreachableError, now: float) -> bool:
         silent = self._contact.silent_seconds(now)
+        # A restored etcd answers a version of the future with silence.
         if silent is None or silent > self._pace.trust_seconds or isinstance(error, SilentError):
             return False
         return isinstance(error, UnreachableError) or error.status in (401, 403, 429, 500, 503)

@@ -18,8 +18,8 @@ ACCESS_REVIEWS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 ALLOWED_SECONDS: Final = 60.0
 REFUSED_SECONDS: Final = 10.0
 ANSWER_SECONDS: Final = 5.0
-MAX_REMEMBERED: Final = 1024
-MAX_TOKEN_LETTERS: Final = 16 * 1024
+MAX_REMEMBERED: Final = 1024  # scrapers are few
+MAX_TOKEN_LETTERS: Final = 16 * 1024  # ten times what a cluster issues
 _AT_A_TIME: Final = 4
 
 

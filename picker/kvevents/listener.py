@@ -44,10 +44,10 @@ RETRY_SECONDS = 5.0  # until a failed subscription is retried
 @dataclass(frozen=True, slots=True)
 class ReplaySettings:
     idle_seconds: float = 2.0
-    total_seconds: float = 120.0
+    total_seconds: float = 120.0  # engines keep 10,000 batches
     attempts_without_progress: int = 3
     cooldown_seconds: float = 30.0
-    max_concurrent: int = 8
+    max_concurrent: int = 8  # replays fill the event loop
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ A label that has been paid for stays, so that a gauge goes down where it went up
 from collections.abc import Iterable
 from typing import NamedTuple
 
-MAX_NAMES = 1000
+MAX_NAMES = 1000  # clients choose models and tenants
 MAX_NAME_CHARACTERS = 256  # a body may name a model of megabytes
 MAX_LABEL_SETS = 4096
 MAX_ROOM_BYTES = 900 * 1024  # with the other series of a usual pool the page stays below 2 MB

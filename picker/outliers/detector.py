@@ -158,6 +158,7 @@ class OutlierDetector:
             if breakers[candidate.key].state is not EndpointState.EJECTED
         ]
         without_failure = [one for one in blameless if not breakers[one.key].failures]
+        # An ejected endpoint rather than none: a wrong verdict would be an outage.
         return without_failure or blameless or candidates
 
     def probe(self, candidates: Sequence[Candidate], now_seconds: float) -> Candidate | None:

@@ -12,7 +12,7 @@ from picker.errors import ConfigError
 log = logging.getLogger(__name__)
 
 RESOLVE_SECONDS = 5.0
-MAX_PEERS = 64
+MAX_PEERS = 64  # each is sent everything
 # Resolves a host to its IP addresses. Raises `OSError`.
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
 

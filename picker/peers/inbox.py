@@ -18,10 +18,10 @@ _MAX_MISSING = 1024  # batches of a peer
 class InboxLimits:
     """Loads count for `silence_seconds`, the number of a peer's last batch for `memory_seconds`."""
 
-    silence_seconds: float = 6.0
+    silence_seconds: float = 6.0  # three reports of a replica
     memory_seconds: float = 900.0
-    max_peers: int = 256
-    max_loads: int = 65_536
+    max_peers: int = 256  # four times the replicas that one calls
+    max_loads: int = 65_536  # ten times a large pool
 
 
 @dataclass(slots=True)
@@ -70,6 +70,7 @@ class Inbox:
     def take_loads(self, peer: bytes, report: LoadReport, now_seconds: float) -> bool:
         """Store reported loads; return whether they changed."""
         known = self._peer(peer, now_seconds)
+        # Messages may arrive out of order: an older report must not undo a newer one.
         if report.version < known.version or (
             report.version == known.version and not report.is_whole
         ):

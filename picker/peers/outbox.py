@@ -40,7 +40,7 @@ class OutboxLimits:
     """Limits of the log, of the entries between two flushes, and of one message, in bytes."""
 
     log_bytes: int = 8 * 2**20
-    pending_bytes: int = 2 * 2**20
+    pending_bytes: int = 2 * 2**20  # gathered in 50 ms
     batch_bytes: int = 32 * 2**10
     resend_seconds: float = 2.0
 
@@ -133,6 +133,7 @@ class Outbox:
             while pending and (not entries or size + _size(pending[0]) <= self.limits.batch_bytes):
                 entries.append(pending.popleft())
                 size += _size(entries[-1])
+            # Also while no peer is connected: one that comes reads the whole log.
             self._append(entries, fingerprints, now_seconds)
 
     def reseeded(self) -> None:
@@ -150,6 +151,7 @@ class Outbox:
         """Return the first batch behind `sequence` that is still in the log."""
         if sequence >= self.sequence or not self._log:
             return None
+        # A slow peer loses the beginning of what it has not read.
         return self._log[max(0, sequence + 1 - self._log[0].sequence)]
 
     def check_integrity(self) -> None:
@@ -231,6 +233,7 @@ class Cursor:
 
     def _report(self, now_seconds: float) -> LoadReport | None:
         board, resend = self._outbox.board, self._outbox.limits.resend_seconds
+        # Whole now and then, so that a lost message leaves no wrong sum.
         if self._loads is None or now_seconds - self._sent_at_seconds >= resend:
             self._sent_at_seconds = now_seconds
             self._loads = board.version

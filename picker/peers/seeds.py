@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from picker.peers.wire import Seed
 
-SETTLE_SECONDS = 10.0
+SETTLE_SECONDS = 10.0  # a replica that joins yields to those that have an index to lose
 _NAME = b"pointsman prompt hash seed"
 
 

@@ -19,7 +19,7 @@ from picker.peers.generated import replica_pb2 as pb
 from picker.prefix.block_hash import BlockHashes
 
 REPORT_METHOD = "/pointsman.replica.v1.ReplicaExchange/Tell"
-MAX_MESSAGE_BYTES = 4 * 2**20
+MAX_MESSAGE_BYTES = 4 * 2**20  # batches have 32 KiB
 MAX_NAME = 1024  # characters of any name
 MAX_LOADS = 65_536  # in one message
 MAX_COUNT = 2**40  # requests or tokens under way at one endpoint, by one replica

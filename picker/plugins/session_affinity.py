@@ -41,8 +41,8 @@ from picker.framework.replicas import ReportBinding
 from picker.plugins._shared.stages import first_picked
 from picker.types import Candidate, Candidates, InferenceRequest, ResponseHead, SchedulingResult
 
-MAX_BINDINGS = 100_000
-MAX_SESSION_ID = 128
+MAX_BINDINGS = 100_000  # bounds the memory
+MAX_SESSION_ID = 128  # characters; clients choose it
 
 
 # The producers of the well-known attributes, for sources that name no producer.

@@ -39,8 +39,8 @@ from picker.types import Endpoint
 
 log = logging.getLogger(__name__)
 
-MAX_FILE_BYTES = 1024 * 1024
-MAX_NAME_LENGTH = 253
+MAX_FILE_BYTES = 1024 * 1024  # that of the reference; some 8,000 endpoints
+MAX_NAME_LENGTH = 253  # that of Kubernetes
 RESOLVE_SECONDS = 5.0  # between two resolutions of the host names
 MAX_LOOKUPS = 16  # at a time
 METRICS_ADDRESS_LABEL = "metricsAddress"

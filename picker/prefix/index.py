@@ -123,6 +123,7 @@ class PrefixIndex:
     def _run(self, hashes: BlockHashes, salt: int, guess: int) -> int:
         """Find the run of an endpoint that holds block 0; fastest if `guess` is right."""
         low, high, trial = 1, len(hashes), guess
+        # An endpoint that holds a block holds all before it, so that halving finds the end.
         while low < high:
             trial = min(max(trial, low + 1), high)
             if self._table.find_one((hashes.item(trial - 1) ^ salt) * _MIX & _MASK | 1):

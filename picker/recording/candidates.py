@@ -13,7 +13,7 @@ from picker.recording.lines import LAST_METRICS, CandidateChange
 from picker.recording.values import NotReplayableError, recordable, restored
 from picker.types import Candidate, EndpointMetrics
 
-_INT_LIMIT = 2**63
+_INT_LIMIT = 2**63  # larger integers exceed those of most JSON readers
 
 
 class CandidateDeltas:

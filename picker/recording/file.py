@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 0.2
 LARGE_BATCH_BYTES = 4 * 2**20
-MAX_WAITING_BYTES = 64 * 2**20
+MAX_WAITING_BYTES = 64 * 2**20  # bounds the memory when the disk is slow
 CLOSE_SECONDS = 10.0  # for the last writes
 STOP_BYTES = 200  # room for the last line
 COMPLAINT_SECONDS = 5.0

@@ -31,7 +31,7 @@ from picker.types import (
 FORMAT_VERSION = 1
 LAST_METRICS = "last"
 FAILED = "failed"
-MAX_LINE_BYTES = 256 * 2**20
+MAX_LINE_BYTES = 256 * 2**20  # bounds the memory of a replay
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _TRUNCATED = "truncated"
 

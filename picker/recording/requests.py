@@ -15,7 +15,7 @@ from picker.recording.lines import RequestLine
 from picker.requestcontrol.headers import PICKER_OWNED, REQUEST_ID
 from picker.types import Api, Endpoint, InferenceRequest, MultiModalFeature, ParsedBody
 
-MAX_PROMPT_BYTES = 2**28
+MAX_PROMPT_BYTES = 2**28  # that of a line
 DIGEST_BYTES = 12
 MAX_REMEMBERED = 4096  # digests of recurring values
 MAX_REMEMBERED_LENGTH = 1024  # clients may send salts of megabytes, each a different one

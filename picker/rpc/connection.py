@@ -88,6 +88,7 @@ class GrpcConnection(asyncio.Protocol):
     @property
     def peer(self) -> str:
         name = None if self._transport is None else self._transport.get_extra_info("peername")
+        # The name of an IPv6 peer has four parts.
         return "{}:{}".format(*name[:2]) if isinstance(name, tuple) else "a unix socket"
 
     @property

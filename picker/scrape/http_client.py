@@ -15,7 +15,7 @@ from picker.errors import PickerError
 from picker.scrape.page_reader import PageReader, ResponseError
 from picker.scrape.sources import PageLocation, TlsFiles, is_request_path
 
-TIMEOUT_SECONDS = 1.0
+TIMEOUT_SECONDS = 1.0  # that of the reference; a later page is old
 _REDIRECTS = frozenset({301, 302, 307, 308})
 _PORTS = {"http": 80, "https": 443}
 

@@ -8,8 +8,8 @@ import httptools
 
 from picker.errors import PickerError
 
-MAX_HEAD_BYTES = 16 * 1024
-MAX_INTERIM_RESPONSES = 8
+MAX_HEAD_BYTES = 16 * 1024  # servers send some hundred bytes
+MAX_INTERIM_RESPONSES = 8  # servers send none
 _SWITCHING_PROTOCOLS = 101
 
 

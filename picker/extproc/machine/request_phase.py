@@ -12,9 +12,9 @@ from picker.requestcontrol.headers import target_of
 from picker.rpc.budget import ByteBudget, ByteShare
 from picker.types import RawRequest, RouteDecision
 
-DEFAULT_MAX_BODY_BYTES = 64 * 1024 * 1024
-DEFAULT_MAX_HEADERS = 1_000
-DEFAULT_MAX_HEADER_BYTES = 256 * 1024
+DEFAULT_MAX_BODY_BYTES = 64 * 1024 * 1024  # the picker holds a body as a whole
+DEFAULT_MAX_HEADERS = 1_000  # ten times as many as Envoy accepts
+DEFAULT_MAX_HEADER_BYTES = 256 * 1024  # four times as many as Envoy accepts
 RETRY_AFTER_SECONDS = 1  # the minimum: the time when other bodies are complete is unknown
 # Envoy ignores overrides of its modes if one of them is full duplex (measured).
 _NO_TUNNEL = (

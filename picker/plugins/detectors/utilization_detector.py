@@ -43,7 +43,7 @@ from picker.plugins._shared.load_signals import waiting_requests, with_headroom
 from picker.types import Candidate, Candidates, EndpointMetrics, InferenceRequest
 
 FULL = 1.0
-FADE_SECONDS = 10.0
+FADE_SECONDS = 10.0  # the requests of other pickers are in the last scrape only
 SCRAPE_SECONDS = 0.3  # to the next scrape of a busy pool, and its own time
 SCRAPES_TO_BELIEVE = 20  # a single scrape may find the queue of a burst
 

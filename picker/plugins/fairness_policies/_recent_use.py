@@ -30,7 +30,7 @@ WAITING_SHARE = 0.5
 UNKNOWN_SECONDS = 0.5  # that a new flow is assumed to have waited before its first request
 BURST = 1.25  # of its share, the limit of a flow that seldom waits
 _MAX_EXPONENT = 40.0  # of the scale; beyond it all uses are rescaled
-_TOLERANCE = 1.0 + 1e-9
+_TOLERANCE = 1.0 + 1e-9  # equal flows are all within their share, whatever the error of floats
 
 
 @dataclass(slots=True)

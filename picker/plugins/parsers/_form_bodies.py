@@ -8,8 +8,8 @@ from email.message import Message
 from itertools import pairwise
 
 MAX_DELIMITERS = 1_000  # including lines that begin like one
-MAX_HEADER_BYTES = 16 * 1024
-MAX_FIELD_BYTES = 4 * 1024
+MAX_HEADER_BYTES = 16 * 1024  # a part has two headers
+MAX_FIELD_BYTES = 4 * 1024  # the name of a model is short
 _BLANK_LINE = b"\r\n\r\n"
 _AFTER_DELIMITER = (b"\r", b"-", b" ", b"\t")  # the line ends, the form ends, or white space
 

@@ -16,7 +16,7 @@ from picker.types import Usage
 
 USAGE = b"usage"
 META_INFO = b"meta_info"
-DEFAULT_LIMIT_BYTES = 4 * 2**20
+DEFAULT_LIMIT_BYTES = 4 * 2**20  # a document is held until its end
 TAIL_BYTES = 16 * 1024  # the end of a longer document that is stored
 _MAX_DIGITS = 20
 _MAX_COUNT = 2**63 - 1

@@ -35,10 +35,10 @@ from picker.rpc.http2.frames import (
 )
 from picker.rpc.http2.headers import HeaderBlocks
 
-STREAM_WINDOW_BYTES = 1024 * 1024
+STREAM_WINDOW_BYTES = 1024 * 1024  # a body arrives while its last piece is read
 CONNECTION_WINDOW_BYTES = 16 * 1024 * 1024
-MAX_CONCURRENT_STREAMS = 4096
-MAX_HEADER_LIST_BYTES = 64 * 1024
+MAX_CONCURRENT_STREAMS = 4096  # far more than one Envoy worker opens
+MAX_HEADER_LIST_BYTES = 64 * 1024  # the proxy's own; those of clients are in messages
 MAX_CONTINUATIONS = 64  # empty ones pass every limit of bytes
 _SETTING = Struct(">HI")
 _DATA, _HEADERS, _SETTINGS, _CONTINUATION = (
@@ -255,6 +255,7 @@ class Http2Engine:
             raise self._broken(ErrorCode.FLOW_CONTROL_ERROR, "more data than a stream's window")
         if length:
             stream.on_data(payload, length)
+        # No window bounds empty frames, so their number has to be bounded.
         elif not flags & END_STREAM:
             self._listener.on_chore()
         if flags & END_STREAM:
