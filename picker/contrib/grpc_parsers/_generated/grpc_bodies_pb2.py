@@ -11,6 +11,10 @@ from google.protobuf.internal import builder as _builder
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
+
+
+
+
 DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&pointsman/parsers/v1/grpc_bodies.proto\x12\x14pointsman.parsers.v1\"\xef\x01\n\x0fGenerateRequest\x12\x39\n\ttokenized\x18\x02 \x01(\x0b\x32$.pointsman.parsers.v1.TokenizedInputH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12=\n\x0fsampling_params\x18\x04 \x01(\x0b\x32$.pointsman.parsers.v1.SamplingParams\x12\x0e\n\x06stream\x18\x05 \x01(\x08\x12\x39\n\tmm_inputs\x18\x07 \x01(\x0b\x32&.pointsman.parsers.v1.MultimodalInputsB\x07\n\x05input\"#\n\x0eTokenizedInput\x12\x11\n\tinput_ids\x18\x02 \x03(\r\"8\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x08 \x01(\x04H\x00\x88\x01\x01\x42\r\n\x0b_max_tokens\"f\n\x10MultimodalInputs\x12?\n\x0fmm_placeholders\x18\x05 \x03(\x0b\x32&.pointsman.parsers.v1.PlaceholderRange\x12\x11\n\tmm_hashes\x18\x06 \x03(\t\"2\n\x10PlaceholderRange\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\x04\"\x96\x01\n\x10GenerateResponse\x12:\n\x05\x63hunk\x18\x01 \x01(\x0b\x32).pointsman.parsers.v1.GenerateStreamChunkH\x00\x12:\n\x08\x63omplete\x18\x02 \x01(\x0b\x32&.pointsman.parsers.v1.GenerateCompleteH\x00\x42\n\n\x08response\"u\n\x13GenerateStreamChunk\x12\x15\n\rprompt_tokens\x18\x02 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\x04\x12\x1a\n\rcached_tokens\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x10\n\x0e_cached_tokens\"r\n\x10GenerateComplete\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x04 \x01(\x04\x12\x1a\n\rcached_tokens\x18\x05 \x01(\x04H\x00\x88\x01\x01\x42\x10\n\x0e_cached_tokens\"G\n\x0c\x45mbedRequest\x12\x37\n\ttokenized\x18\x02 \x01(\x0b\x32$.pointsman.parsers.v1.TokenizedInput\"=\n\rEmbedResponse\x12\x1a\n\rprompt_tokens\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x10\n\x0e_prompt_tokens\"C\n\x0ePredictRequest\x12\x31\n\thttp_body\x18\x02 \x01(\x0b\x32\x1e.pointsman.parsers.v1.HttpBody\"\x18\n\x08HttpBody\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
