@@ -143,6 +143,7 @@ class _View(NamedTuple):
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, view: _View) -> Tensor:
     sharing = queries.shape[1] // len(keys)
     spoiled = None
+    # A lone row sees all that is read, so every nan is its own.
     if len(queries) > 1:
         spoiled = _take_spoiled(keys, values, view.start, len(queries), view.window)
     attend_tile, most = (_attend_tile, TILE_ROWS)

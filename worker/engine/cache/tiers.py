@@ -392,6 +392,7 @@ class Tiers:
         self._on_disk.clear()
         self._saved_by.clear()
         self._loading.clear()
+        # The disk's thread still reads these slots.
         if self._writing:
             self._hold_again()
 

@@ -36,7 +36,8 @@ logger = logging.getLogger(__name__)
 
 _NO_DRAFTS = Drafts(0, (), ())
 
-# Tokens that a drafter learns after a step: these, and as many for each sequence that decoded.
+# No step waits until all outputs that ended are learnt: these are the tokens that a drafter learns
+# after one. Where more sequences decode, more end and steps are longer, so it learns more.
 _LEARNT_TOKENS = 128
 _LEARNT_TOKENS_PER_SEQUENCE = 2
 

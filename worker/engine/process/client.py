@@ -71,6 +71,7 @@ class RequestStream:
     _waiter: asyncio.Future[None] | None = field(default=None, repr=False)
 
     def push(self, output: RequestOutput) -> None:
+        # Merged, so that a slow reader takes no more memory than its own tokens.
         self._pending = output if self._pending is None else merge(self._pending, output)
         self.finished = output.finish_reason is not None
         self._wake()

@@ -124,6 +124,7 @@ class Admitter:
         num_tokens = plan.affordable(num_known - hit.num_tokens)
         if not num_tokens or not self._may_return(sequence):
             return _Outcome.BLOCKED
+        # Only now: a disk is read for a sequence that could be admitted.
         if kv.read(sequence, hit):
             return _Outcome.READING
         end = num_known if self._limits.reserve_full_prompt else hit.num_tokens + num_tokens

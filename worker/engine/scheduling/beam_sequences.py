@@ -150,6 +150,7 @@ class BeamSequences:
     def _share(self, parent: Sequence, member: Sequence) -> None:
         """Let a sequence without blocks share those of the parent, where both run."""
         member.first_token_seconds = parent.first_token_seconds
+        # The beam lost its blocks while it was held: what follows from it waits, too.
         if parent.state is not SequenceState.RUNNING:
             self._leave(member)
         elif member.state is SequenceState.RUNNING:

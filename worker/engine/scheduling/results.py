@@ -235,6 +235,7 @@ def _num_accepted(guess: Guess, draws: tuple[Draw, ...]) -> int:
     """Return the number of accepted drafts; IntegrityError if the draws do not follow them."""
     num_accepted = len(draws) - 1
     accepted = tuple(draw.token_id for draw in draws[:-1])
+    # Otherwise the KV that was written would be that of other tokens.
     if not draws or accepted != guess.token_ids[:num_accepted]:
         raise IntegrityError(f"drafts {guess.token_ids} cannot have been accepted as {accepted}")
     return num_accepted

@@ -68,6 +68,7 @@ class GrammarCompiler:
 
     @staticmethod
     def _compiled(tokenizer: Future[LLTokenizer], grammar: str) -> Matcher:
+        # Its limits are of work, not of time: a grammar too large is so on every machine.
         limits = LLParserLimits(verbose_errors=False)
         matcher = LLMatcher(tokenizer.result(), grammar, log_level=0, limits=limits)
         warnings = matcher.get_grammar_warnings()
