@@ -307,6 +307,7 @@ class _Written:
 
 
 def head_text(name: str, kind: str, text: str) -> str:
+    # Some scrapers read 0 where no type precedes the sample.
     return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
 
 

@@ -139,6 +139,7 @@ def _warn_if_open(config: ServeConfig, listener: socket.socket) -> None:
     if not is_exposed(listener):
         return
     if not config.api.api_keys:
+        # No error, as containers need it.
         logger.warning("%s can be reached from other machines without a key", config.host)
     if config.api.enable_admin_routes:
         logger.warning("admin routes are on, and can be reached from other machines")

@@ -264,6 +264,7 @@ class Client:
                     try:
                         await connection.send(payload, outcome)
                     except asyncio.CancelledError:
+                        # Its answer may still come, so no other request can use the connection.
                         connection.abort()
                         raise
                     if not (outcome.error and was_free and connection.is_stale):

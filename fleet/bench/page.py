@@ -387,4 +387,5 @@ def _thin(points: list[Point]) -> list[Point]:
 
 
 def _rounded(x: float, y: float) -> Point:
+    # The resolution of a picture, so that the file stays small.
     return float(f"{x:.5g}"), float(f"{y:.5g}")

@@ -25,7 +25,7 @@ MOONCAKE_BLOCK_TOKENS = 512
 RECORDING_BLOCK_TOKENS = 64
 _TOKEN_BYTES = 4
 _AZURE = {"at": "TIMESTAMP", "prompt": "ContextTokens", "answer": "GeneratedTokens"}
-_MAX_SECONDS = 366 * 86_400.0
+_MAX_SECONDS = 366 * 86_400.0  # longer ones have other units, such as nanoseconds
 _MAX_TOKENS = 9_999_999  # like --input-tokens
 _Time = Annotated[float, msgspec.Meta(ge=0)]
 _Prompt = Annotated[int, msgspec.Meta(ge=1, le=_MAX_TOKENS)]

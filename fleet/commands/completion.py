@@ -71,4 +71,5 @@ def _choices(action: argparse.Action) -> Sequence[str]:
 
 
 def _quoted(text: str) -> str:
+    # argparse has percent signs doubled in help.
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("%%", "%") + "'"

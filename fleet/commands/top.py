@@ -105,7 +105,7 @@ class _Screen:
     def _look(self) -> None:
         try:
             self._seen = self._views.look(SAMPLES, DECISIONS)
-        except NoPickerError:
+        except NoPickerError:  # not `SeveralPoolsError`, which waiting does not end
             since = time.strftime("%H:%M:%S")
             self._lost = self._lost or f"does not answer since {since}, trying again"
         else:

@@ -226,6 +226,7 @@ def _breakers(setup: EnvoySetup) -> Iterator[JudgeFinding]:
         limits = {name: number(at(given, name)) or _DEFAULT_LIMIT for name in _BREAKERS}
         low = [f"{name} {value}" for name, value in limits.items() if value <= _DEFAULT_LIMIT]
         retries = number(at(given, "max_retries")) or _DEFAULT_RETRIES
+        # The death of one busy worker is many retries at once.
         if cluster in setup.pools and retries <= _DEFAULT_RETRIES:
             low.append(f"max_retries {retries}")
         if low:

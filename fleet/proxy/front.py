@@ -251,6 +251,7 @@ class _Course:
                 return await self._give_up(str(error))
             except _BrokenError as error:
                 reason = error
+            # A stream may move as often as it gets further.
             if self._num_tokens > num_tokens:
                 num_tokens, self._num_failures, self._num_lost = self._num_tokens, 0, 0
             if not self._may_try_again(reason):
@@ -278,7 +279,9 @@ class _Course:
         if not self._num_failures:
             self._give_up_at = now + self._options.patience
         self._num_failures += 1
+        # A refusal costs no worker anything, so only time bounds the number of those.
         self._num_lost += not reason.is_refusal
+        # Without marks, an answer that has begun cannot be continued.
         if self._front.is_draining or (self._has_begun and not self._state):
             return False
         return self._num_lost < self._options.attempts and now < self._give_up_at

@@ -16,7 +16,7 @@ from fleet.errors import FleetError
 from fleet.run import reaper
 
 FIRST_DELAY_SECONDS = 0.2
-LONGEST_DELAY_SECONDS = 30.0
+LONGEST_DELAY_SECONDS = 30.0  # shorter than the patience of a front
 CALM_SECONDS = 60.0  # a child that lived this long starts again without delay
 _TAIL_LINES = 8
 

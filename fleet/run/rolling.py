@@ -262,7 +262,7 @@ class WorkerRestart:
             try:
                 active = await self._scene.active(POOL, address)
             except probe.NoReplyError:
-                active = 1
+                active = 1  # it may be busy
             looks = 0 if active else looks + 1
             if active and not is_reported:
                 is_reported = True

@@ -459,6 +459,7 @@ class FastWorker:
 
     def _admit(self, one: _Sequence) -> bool:
         num_tokens = len(one.prompt) + one.num_generated
+        # The last token is computed in any case: the next one is drawn from its result.
         matched = self.cache.match(one.hashes, (num_tokens - 1) // self._size)
         part = None if one.pull is None else one.pull.part
         known = matched * self._size

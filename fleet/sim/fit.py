@@ -115,7 +115,7 @@ def guess(stages: Sequence[_Stage], workers: int) -> WorkerSpeed:
                 "the stages do not separate a prompt's time from a token's: bench at several "
                 "rates, with prompts that are not all cached"
             )
-        load = np.minimum(0.9, rate * uncached * solution[2])
+        load = np.minimum(0.9, rate * uncached * solution[2])  # at 1 the wait is infinite
     base, per_sequence, per_token = map(float, solution)
     return WorkerSpeed(1 / per_token, max(0.0, base), max(0.0, per_sequence), async_scheduling=True)
 

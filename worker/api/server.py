@@ -242,7 +242,7 @@ class WorkerApi:
             with contextlib.suppress(ClientGoneError):
                 await exchange.write_event(error_frame(error, exchange.errors), last=False)
             return
-        # Clients retry by it; OpenAI's honours it.
+        # OpenAI's clients, for one, wait this long before they try again.
         if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
             exchange.add_header(b"retry-after", "1")
         # Behind an unread body the connection would be of no use to the next request.

@@ -188,7 +188,7 @@ class _Field:
 
 
 def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool)  # Python's booleans are integers
 
 
 def _integer(least: int, most: int = _MAX) -> _Field:

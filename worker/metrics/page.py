@@ -278,6 +278,7 @@ class AdapterInfo:
     def __init__(self, max_loras: int, start_unix_seconds: float) -> None:
         self._max_loras = max_loras
         self._names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+        # Without adapters, too: a picker that scores by them looks for the series.
         self._text = self._line(start_unix_seconds)
 
     def render(self, stats: EngineStats, now_unix_seconds: float) -> bytes:

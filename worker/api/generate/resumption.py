@@ -62,6 +62,7 @@ def resumption_of(
         if goes_on:
             raise _refused("goes with stream true, one prompt, n 1 and echo false")
         return None
+    # Another template or tokenizer makes other tokens of the same text.
     prompt = zlib.crc32(array("q", first.prompt_token_ids).tobytes())
     if goes_on and resume.prompt != prompt:
         raise _refused("is of another prompt: this worker has another template or tokenizer")
@@ -77,6 +78,7 @@ def resumption_of(
 
 
 def mark(token_ids: Sequence[int]) -> bytes:
+    # A comment, which clients of event streams ignore, should one reach them.
     return b": resume " + _encode(token_ids) + b"\n\n"
 
 

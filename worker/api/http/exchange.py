@@ -83,7 +83,7 @@ class Exchange:
     def header(self, name: bytes) -> str | None:
         for key, value in self._headers:
             if key == name:
-                return value.decode("latin-1")
+                return value.decode("latin-1")  # which takes any bytes
         return None
 
     def headers(self) -> list[tuple[str, str]]:

@@ -55,7 +55,7 @@ class Route:
     answer: Any = None
     media_type: str = "application/json"
     streams: bool = False
-    query: tuple[Query, ...] = ()
+    query: tuple[Query, ...] = ()  # without any, all are ignored: probes add their own
     statuses: tuple[int, ...] = ()
     switch: str | None = None
     guarded: bool = False  # outside /v1, for what costs or reveals something
