@@ -22,7 +22,7 @@ _SHARES: Final = np.linspace(0, 0.999, 160)
 _KNOTS: Final = (0.5, 0.95, 0.99)
 # Ratio of the slowest line's p99 to the fastest one's median that needs a logarithmic axis.
 _WIDE_RANGE: Final = 40
-_COLOURS: Final = 7
+_COLOURS: Final = 7  # as many as the picker's page has
 _MAX_ERRORS: Final = 5
 _SHORTEST: Final = 1.0  # seconds of an axis
 _MODULES: Final = ("dom.js", "format.js", "chart.js")  # files of the picker's page, in their order

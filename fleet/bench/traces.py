@@ -21,7 +21,7 @@ from picker.recording.lines import (
     read_recording,
 )
 
-MOONCAKE_BLOCK_TOKENS = 512
+MOONCAKE_BLOCK_TOKENS = 512  # fixed by the trace's format
 RECORDING_BLOCK_TOKENS = 64
 _TOKEN_BYTES = 4
 _AZURE = {"at": "TIMESTAMP", "prompt": "ContextTokens", "answer": "GeneratedTokens"}

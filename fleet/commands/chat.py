@@ -303,11 +303,12 @@ class _Talk:
                     piece = _content(event)
                     if piece:
                         facts.piece_came()
-                    facts.usage = event.get("usage") or facts.usage
+                    facts.usage = event.get("usage") or facts.usage  # null but in the last chunk
                     yield piece
                     if options.max_tokens is None and facts.num_pieces == _MAX_PIECES:
                         yield " …"
                         return
+        # Without `[DONE]` it is not the whole answer.
         raise FleetError("the answer broke off: the worker behind it is gone")
 
     def _look_up(self, facts: _Facts) -> None:
@@ -325,5 +326,5 @@ def _content(event: dict[str, Any]) -> str:
     """Raises `FleetError` for an error event."""
     if "error" in event:
         raise FleetError(f"the answer broke off: {event['error'].get('message', event['error'])}")
-    choices = event.get("choices") or [{}]
+    choices = event.get("choices") or [{}]  # the chunk with the usage has none
     return choices[0].get("delta", {}).get("content") or ""

@@ -118,6 +118,7 @@ def _up(argv: list[str]) -> int:
         given |= {"prefill": prefill, "workers": prefill + decode}
     options = FleetOptions(**given)
     gpus = check_options(options)
+    # Flags are refused before what runs a fleet is imported.
     from fleet.run.up import up
 
     with _progress() as progress:

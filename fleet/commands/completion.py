@@ -21,7 +21,7 @@ _pointsman() {{
 }}
 complete -o default -F _pointsman pointsman
 """
-_ZSH = "#compdef pointsman\nautoload -U +X bashcompinit && bashcompinit\n"
+_ZSH = "#compdef pointsman\nautoload -U +X bashcompinit && bashcompinit\n"  # zsh runs bash's script
 
 
 def script(shell: str, parsers: Mapping[str, argparse.ArgumentParser]) -> str:

@@ -86,6 +86,7 @@ def schema() -> dict[str, Any]:
     plugin["allOf"] = [
         {
             "if": {"properties": {"type": {"enum": list(group)}}},
+            # An empty `parameters:` is null in YAML.
             "then": {"properties": {"parameters": {"anyOf": [own, {"type": "null"}]}}},
         }
         for group, own in zip(names, parameters, strict=True)

@@ -185,7 +185,7 @@ def _broken(name: str) -> list[str]:
 
 
 def _score(score: ScoreView) -> str:
-    raw = "?" if score.raw is None else f"{score.raw:.3f}"
+    raw = "?" if score.raw is None else f"{score.raw:.3f}"  # not a number; it counts 0
     return f"{raw}×{score.weight:g}={score.weighted:.3f}"
 
 

@@ -44,7 +44,7 @@ _TROUBLED_FIRST = {"ejected": 0, "unknown": 0, "on-trial": 1, "suspect": 2}
 
 
 def _known(value: float | None) -> float:
-    return -1 if value is None else value
+    return -1 if value is None else value  # below every known value
 
 
 # Orders of endpoints by the name of the key; the highest first.
@@ -250,6 +250,7 @@ def _endpoints(seen: Seen, endpoints: list[EndpointView], rows: int, room: Room)
     )
     shown, more = _cut(endpoints, rows)
     series = {} if seen.pool.history is None else seen.pool.history.endpoints
+    # One scale for all, so that curves can be compared.
     highest = max((value or 0 for one in series.values() for value in one.running), default=0)
     lines = [styled([(cell(head, room.width, room.glyphs), _HEAD)])]
     for one in shown:
@@ -385,7 +386,7 @@ def _fitting(parts: list[tuple[str, str]], room: Room) -> Text:
 def _cut(rows: list[T], limit: int) -> tuple[list[T], int]:
     if len(rows) <= limit:
         return rows, 0
-    shown = rows[: max(0, limit - 1)]
+    shown = rows[: max(0, limit - 1)]  # the last line counts the rest
     return shown, len(rows) - len(shown)
 
 

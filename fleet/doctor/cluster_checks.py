@@ -158,6 +158,7 @@ def _service(cluster: ClusterFacts) -> Iterator[JudgeFinding]:
         return
     yield from _service_port(cluster.service, reference, where)
     endpoints = [one for it in cluster.slices or () for one in listed(it, "endpoints")]
+    # The API counts an endpoint without the condition as ready.
     ready = (one for one in endpoints if at(one, "conditions", "ready") is not False)
     if cluster.slices is not None and not any(texts(one, "addresses") for one in ready):
         labels = mapped(cluster.service, "spec", "selector")
@@ -234,7 +235,7 @@ def _port_behind(cluster: ClusterFacts, pod: Json, asked: int) -> int | None:
     if own is None:
         return None
     target = at(own, "targetPort")
-    if target is None:
+    if target is None:  # Kubernetes then takes the same port
         return asked
     if isinstance(target, int):
         return target
@@ -277,7 +278,7 @@ def _lease(cluster: ClusterFacts) -> Iterator[JudgeFinding]:
 
 def _may_be(pod: Json, holder: str) -> bool:
     """A holder has the name of its Pod, or of the host if it does not know its Pod."""
-    if at(pod, "spec", "hostNetwork") or at(pod, "spec", "hostname"):
+    if at(pod, "spec", "hostNetwork") or at(pod, "spec", "hostname"):  # its host has another name
         return True
     name = str(at(pod, "metadata", "name"))
     return holder.rpartition("_")[0] in (name, name[:_HOST_NAME_LETTERS])
@@ -330,7 +331,7 @@ def _declared(pod: Json) -> set[int]:
         number(at(port, "containerPort"))
         for container in listed(pod, "spec", "containers")
         for port in listed(container, "ports")
-        if at(port, "protocol") in (None, "TCP")
+        if at(port, "protocol") in (None, "TCP")  # TCP is the default
     )
     return {one for one in ports if one is not None}
 
@@ -373,6 +374,7 @@ def _drain(words: list[str]) -> tuple[str, float | None]:
         text = flag_in(words, flag)
         if text:
             try:
+                # A worker takes seconds, a picker a duration as Go writes it.
                 return flag, float(text) if text[-1].isdigit() else parse_duration(text)
             except ValueError:
                 continue

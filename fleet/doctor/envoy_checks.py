@@ -165,6 +165,7 @@ def _speaks_http2(cluster: Json) -> bool:
     for name, one in mapped(cluster, "typed_extension_protocol_options").items():
         if name.endswith(".HttpProtocolOptions"):
             explicit = at(one, "explicit_http_config", "http2_protocol_options")
+            # Over TLS, ALPN chooses the version.
             by_tls = at(one, "auto_config"), at(cluster, "transport_socket")
             return explicit is not None or all(given is not None for given in by_tls)
     return False

@@ -246,7 +246,7 @@ def _worker_metrics(worker: WorkerFacts) -> Iterator[JudgeFinding]:
 
 def _engine_of(names: frozenset[str]) -> str | None:
     for engine, series in ENGINES.items():
-        wanted = set(series.names) - {PROCESS_START}
+        wanted = set(series.names) - {PROCESS_START}  # which any program has
         if wanted & names:
             return engine
     return None

@@ -13,7 +13,7 @@ from fleet.envoy.probe import exchange
 from fleet.envoy.settings import Address, PipeAddress, SocketAddress
 
 TIMEOUT_SECONDS = 5.0
-MAX_BYTES = 128 * 2**20
+MAX_BYTES = 128 * 2**20  # a dump of thousands of clusters has tens of megabytes
 NO_JSON: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _PORTS = {"http": 80, "https": 443}
 

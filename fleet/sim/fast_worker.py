@@ -314,6 +314,7 @@ class FastWorker:
 
     def _begin(self) -> None:
         self._make_room()
+        # With overlap, this step was scheduled when the one before it began.
         is_scheduled = self._overlaps and (self._decoding or self._prefilling)
         until = self._seen if is_scheduled else self._number
         self._seen = self._number
@@ -465,6 +466,7 @@ class FastWorker:
         known = matched * self._size
         if part is not None and part.start <= known:
             known = max(known, min(part.end, num_tokens - 1))
+        # Another prompt computes its next block, which will be a hit then.
         elif matched < len(one.hashes) and one.hashes[matched] in self._computing:
             return False
         total = math.ceil(num_tokens / self._size)

@@ -55,6 +55,7 @@ _OWN_REFUSALS = ("draining", "memory")
 # They are asked for many times a second, and would hide other requests.
 EXCLUDED_HANDLERS = frozenset({"/metrics", "/health", "/load", "/ping", "/version", "/server_info"})
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
+# As prometheus-fastapi-instrumentator, which vLLM uses for these series.
 _MANY_BUCKETS = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0,
     7.5, 10.0, 30.0, 60.0,

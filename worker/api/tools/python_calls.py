@@ -11,7 +11,7 @@ from worker.api.tools.writer import AnswerWriter
 PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
 _NAME = re.compile(r"[\w.-]+")
 _KEY = re.compile(r"\w+")
-_PLAIN = re.compile(r"""[^\[\](){},'"<]+""")
+_PLAIN = re.compile(r"""[^\[\](){},'"<]+""")  # `<` may begin an end mark
 _IN_STRING = {quote: re.compile(rf"[^{quote}\\]+") for quote in "'\""}
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 _WORDS = {"true": True, "false": False, "null": None}

@@ -135,6 +135,7 @@ class Scanner:
 
     def until(self, literals: Sequence[str], write: Write) -> Parse[str | None]:
         """Read up to the first of the literals; None at the end. What may begin one is held."""
+        # Without literals it must match nowhere; an empty pattern would match at once.
         pattern = re.compile("|".join(map(re.escape, literals)) or r"(?!)")
         longest = max(map(len, literals), default=1) - 1
         while True:
@@ -210,6 +211,7 @@ class Scanner:
             if character == "\\":
                 write(character + (yield from self._escaped()))
             else:
+                # A control character, which models write and JSON forbids.
                 write(json.dumps(character)[1:-1])
 
     def _escaped(self) -> Parse[str]:
