@@ -52,28 +52,23 @@ class PickerParameters(Parameters, frozen=True):
 
 class MaxScorePicker(PickerParameters, frozen=True):
     def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
-        # One endpoint is the common case, and needs no order of the others.
-        if self.max_num_of_endpoints == 1:
-            return _best(scored, rng)
-        shuffled = rng.sample(scored, len(scored))
-        shuffled.sort(key=lambda endpoint: -endpoint.score)
-        return shuffled[: self.max_num_of_endpoints]
-
-
-def _best(scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
-    """Return one of the best, with the distribution of a complete sort but without its cost."""
-    if isinstance(scored, ScoredCandidates):
-        candidates, totals = scored.candidates, scored.totals
-    else:
-        candidates = [one.candidate for one in scored]
-        totals = [one.score for one in scored]
-    if not totals:
-        return ()
-    best = max(totals)
-    index = totals.index(best)
-    if totals.count(best) > 1:
-        index = rng.choice([i for i, total in enumerate(totals) if total == best])
-    return (ScoredEndpoint(candidates[index], best),)
+        if self.max_num_of_endpoints > 1:
+            shuffled = rng.sample(scored, len(scored))
+            shuffled.sort(key=lambda endpoint: -endpoint.score)
+            return shuffled[: self.max_num_of_endpoints]
+        # One endpoint, the common case: the distribution of a complete sort without its cost.
+        if isinstance(scored, ScoredCandidates):
+            candidates, totals = scored.candidates, scored.totals
+        else:
+            candidates = [one.candidate for one in scored]
+            totals = [one.score for one in scored]
+        if not totals:
+            return ()
+        best = max(totals)
+        index = totals.index(best)
+        if totals.count(best) > 1:
+            index = rng.choice([i for i, total in enumerate(totals) if total == best])
+        return (ScoredEndpoint(candidates[index], best),)
 
 
 class RandomPicker(PickerParameters, frozen=True):

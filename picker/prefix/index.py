@@ -57,7 +57,7 @@ class PrefixIndex:
 
     def match(self, hashes: BlockHashes) -> dict[str, int]:
         """Map every endpoint that holds block 0 to the length of its unbroken run from there."""
-        if not len(hashes) or not len(self._table):
+        if not len(hashes) or not self._holders:
             return {}
         if not self._is_listed:
             self._list_holders()
@@ -118,7 +118,7 @@ class PrefixIndex:
             found: list[int] = held.nonzero()[0].tolist()
             return found
         keys = [(block ^ salt) * _MIX & _MASK | 1 for salt in self._salt_numbers]
-        return [at for at, node in enumerate(self._table.find_each(keys)) if node]
+        return self._table.positions_held(keys)
 
     def _run(self, hashes: BlockHashes, salt: int, guess: int) -> int:
         """Find the run of an endpoint that holds block 0; fastest if `guess` is right."""
@@ -164,19 +164,14 @@ class PrefixIndex:
 
     def _record_few(self, holder: _Holder, path: BlockHashes) -> None:
         table, recency, salt = self._table, self._recency, holder.salt
-        # Of two blocks with one hash, the earlier counts: it is linked last.
-        blocks = reversed(dict.fromkeys(path.tolist()))
-        keys = [(block ^ salt) * _MIX & _MASK | 1 for block in blocks]
-        nodes = table.find_each(keys)
-        fresh, added = recency.take(nodes.count(0)), dict[int, int]()
-        for at, node in enumerate(nodes):
+        for block in reversed(path.tolist()):
+            key = (block ^ salt) * _MIX & _MASK | 1
+            node = table.find_one(key)
             if node:
-                recency.unlink_one(node)
+                recency.refresh(holder.anchor, node)
             else:
-                nodes[at] = added[keys[at]] = fresh.pop()
-        table.insert_each(added)
-        holder.size += len(added)
-        recency.append_each(holder.anchor, nodes)
+                table.insert_one(key, recency.append_new(holder.anchor))
+                holder.size += 1
 
     def _record_many(self, holder: _Holder, path: BlockHashes, capacity: int) -> None:
         keys = _distinct(_keys(path, np.uint64(holder.salt)))

@@ -12,7 +12,7 @@ spill.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -84,24 +84,20 @@ class PairTable:
             return int(self.find(np.array([key], np.uint64))[0])
         return self._value_view[at >> 3]
 
-    def find_each(self, keys: Sequence[int]) -> list[int]:
-        """Return the value of each key, 0 for one that is absent: `find_one` without its calls."""
-        values: list[int] = []
+    def positions_held(self, keys: Sequence[int]) -> list[int]:
+        """Return the positions of the keys that are present: `find_one` without its calls."""
+        held: list[int] = []
         num_buckets, frontier, find = self._num_buckets, self._frontier, self._bytes.find
-        for key in keys:
+        for position, key in enumerate(keys):
             high = key >> 32
             home = high * num_buckets >> 32
             if home >= frontier:
                 home = high * self._num_larger >> 32
             start = home * BUCKET_BYTES
             at = find(key.to_bytes(8, _ORDER), start, start + BUCKET_BYTES)
-            if at < 0:
-                values.append(self._spill.get(key, 0))
-            elif at & 7:  # bytes of two neighbours match the key
-                values.append(self.find_one(key))
-            else:
-                values.append(self._value_view[at >> 3])
-        return values
+            if key in self._spill if at < 0 else not at & 7 or self.find_one(key):
+                held.append(position)
+        return held
 
     def insert(self, keys: Keys, values: Values) -> None:
         """Add entries, at least one; the keys are distinct and absent."""
@@ -109,32 +105,31 @@ class PairTable:
         self._make_room(int(values.max()), len(keys))
         self._place(keys, values)
 
-    def insert_each(self, entries: Mapping[int, int]) -> None:
-        """Add a few entries, values by keys, which are absent: faster than `insert` for them."""
-        for key, value in entries.items():
-            self._entries += 1
-            if (
-                self._frontier < self._num_buckets
-                or value >= len(self._where)
-                or self._entries > MAX_ENTRIES_PER_BUCKET * self._num_larger
-            ):
-                self._make_room(value, 1)
-            high = key >> 32  # inlined `_home`
-            home = high * self._num_buckets >> 32
-            if home >= self._frontier:
-                home = high * self._num_larger >> 32
-            start = home * BUCKET_BYTES
-            at = self._bytes.find(_EMPTY, start, start + BUCKET_BYTES)
-            if at & 7:  # none, or the zero bytes of neighbours
-                row = self._key_view[home * LANES : (home + 1) * LANES].tolist()
-                at = start + 8 * row.index(0) if 0 in row else -1
-            if at < 0:
-                self._spill_one(key, value, home)
-                continue
-            at >>= 3
-            self._key_view[at] = key
-            self._value_view[at] = value
-            self._where_view[value] = at
+    def insert_one(self, key: int, value: int) -> None:
+        """Add one entry, whose key is absent."""
+        self._entries += 1
+        if (
+            self._frontier < self._num_buckets
+            or value >= len(self._where)
+            or self._entries > MAX_ENTRIES_PER_BUCKET * self._num_larger
+        ):
+            self._make_room(value, 1)
+        high = key >> 32  # inlined `_home`
+        home = high * self._num_buckets >> 32
+        if home >= self._frontier:
+            home = high * self._num_larger >> 32
+        start = home * BUCKET_BYTES
+        at = self._bytes.find(_EMPTY, start, start + BUCKET_BYTES)
+        if at & 7:  # none, or the zero bytes of neighbours
+            row = self._key_view[home * LANES : (home + 1) * LANES].tolist()
+            at = start + 8 * row.index(0) if 0 in row else -1
+        if at < 0:
+            self._spill_one(key, value, home)
+            return
+        at >>= 3
+        self._key_view[at] = key
+        self._value_view[at] = value
+        self._where_view[value] = at
 
     def delete(self, values: Values) -> None:
         """Remove the entries of these values, which are present."""

@@ -25,7 +25,7 @@ class RecencyLists:
         self._free = 0  # the first of the chain of free nodes
 
     def open(self) -> int:
-        anchor = self.take_one()
+        [anchor] = self.take(1)
         self._next_view[anchor] = self._prev_view[anchor] = anchor
         return anchor
 
@@ -45,17 +45,6 @@ class RecencyLists:
             taken.extend(range(self._unused, self._unused + left))
             self._unused += left
         return taken
-
-    def take_one(self) -> int:
-        node = self._free
-        if node:
-            self._free = self._next_view[node]
-            return node
-        node = self._unused
-        if node >= len(self._next):
-            self._fit(node + 1)
-        self._unused += 1
-        return node
 
     def give_back(self, nodes: Iterable[int]) -> None:
         """Free nodes for reuse; they are in no list."""
@@ -100,14 +89,30 @@ class RecencyLists:
         self._next_view[newest] = anchor
         self._prev_view[anchor] = newest
 
-    def append_each(self, anchor: int, nodes: Iterable[int]) -> None:
-        """Append a few nodes, of which the last becomes the newest."""
+    def append_new(self, anchor: int) -> int:
+        """Allocate a node and make it the newest of a list."""
+        node = self._free
+        if node:
+            self._free = self._next_view[node]
+        else:
+            node = self._unused
+            if node >= len(self._next):
+                self._fit(node + 1)
+            self._unused += 1
+        last = self._prev_view[anchor]
+        self._next_view[last] = self._prev_view[anchor] = node
+        self._prev_view[node] = last
+        self._next_view[node] = anchor
+        return node
+
+    def refresh(self, anchor: int, node: int) -> None:
+        """Make a node of a list its newest."""
         after, before = self._next_view, self._prev_view
+        older, newer = before[node], after[node]
+        after[older], before[newer] = newer, older
         last = before[anchor]
-        for node in nodes:
-            after[last], before[node] = node, last
-            last = node
-        after[last], before[anchor] = anchor, last
+        after[last] = before[anchor] = node
+        before[node], after[node] = last, anchor
 
     def cut_oldest(self, anchor: int, count: int) -> list[int]:
         """Unlink and return the `count` oldest nodes of a list, or all if it has fewer."""

@@ -20,7 +20,7 @@ from operator import attrgetter
 from picker.framework.attributes import EndpointLoad
 from picker.types import Candidate, Candidates, EndpointMetrics
 
-_inflight_of, _metrics_of = attrgetter("inflight_requests"), attrgetter("metrics")
+_inflight_of = attrgetter("inflight_requests")
 
 
 def waiting_requests(candidate: Candidate) -> int | None:
@@ -173,10 +173,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def unknown_among_known(candidates: Candidates) -> list[bool]:
     """Mark candidates whose load is unknown beside known ones: they must not look idle."""
-    reports = list(map(_metrics_of, candidates))
-    if None not in reports or not any(reports):
-        return [False] * len(reports)
-    return [one is None for one in reports]
+    unknown = [candidate.metrics is None for candidate in candidates]
+    return [False] * len(unknown) if all(unknown) else unknown
 
 
 def with_headroom(threshold: float, headroom: float) -> float:
