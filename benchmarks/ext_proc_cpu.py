@@ -67,8 +67,7 @@ class Subject:
         watchers = [self.requests, *([DecisionRing(records)] if records else [])]
         rng = random.Random(SEED)
         director = Director(
-            assembly.pipeline,
-            RequestContext(datastore, InflightLoad(), rng, Watchers(*watchers)),
+            assembly.pipeline, RequestContext(datastore, InflightLoad(), rng, Watchers(*watchers))
         )
         self._connection = build_server(director, options=ServerOptions()).accept()
         self._connection.connection_made(Sink())

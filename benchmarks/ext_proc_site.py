@@ -75,10 +75,7 @@ def answering_envoy(ports: Sequence[int], admin: int) -> dict[str, Any]:
     }
     chain = {
         "filters": [
-            {
-                "name": "envoy.filters.network.http_connection_manager",
-                "typed_config": manager,
-            }
+            {"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}
         ]
     }
     listeners = [

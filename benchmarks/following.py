@@ -300,10 +300,7 @@ def measured(load: Load, rounds: int, warm_up: int) -> dict[str, Any]:
     """CPU milliseconds of an event, by round, and of a second without events."""
     events: list[float] = []
     quiets: list[float] = []
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        child(serve, load, Path(folder)) as cluster,
-    ):
+    with tempfile.TemporaryDirectory() as folder, child(serve, load, Path(folder)) as cluster:
         assert cluster.recv() == "ready"
 
         def change(seconds: int) -> None:

@@ -302,11 +302,7 @@ class Subject:
 
 
 def side_by_side(
-    subjects: Sequence[Subject],
-    job: Sequence[Request],
-    tenant: str,
-    steps_a_turn: int,
-    rng: Random,
+    subjects: Sequence[Subject], job: Sequence[Request], tenant: str, steps_a_turn: int, rng: Random
 ) -> list[Outcome]:
     """Run one job on every engine, all decoding it in turns of some tokens a request: the same part
     of every answer at about the same time. The order is random in every turn, so that no engine

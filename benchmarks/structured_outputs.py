@@ -296,11 +296,7 @@ def measure_steps(options: argparse.Namespace) -> list[dict[str, Any]]:
                 params = SamplingParams(options.tokens, seed=1, logit_bias=bias, grammar=grammar)
                 found = _rate(core, count, params)
                 before = best.get((count, name), found)
-                best[count, name] = (
-                    max(found[0], before[0]),
-                    min(found[1], before[1]),
-                    found[2],
-                )
+                best[count, name] = (max(found[0], before[0]), min(found[1], before[1]), found[2])
     core.shutdown()
     figures = (
         "tokens_per_second .1f",

@@ -17,12 +17,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from fleet.envoy.bootstrap import build, to_yaml  # noqa: E402 (wherever we start)
-from fleet.envoy.settings import (  # noqa: E402
-    BootstrapConfig,
-    EndpointDiscovery,
-    Mechanism,
-    SocketAddress,
-)
+from fleet.envoy.settings import BootstrapConfig, EndpointDiscovery, Mechanism, SocketAddress  # noqa: E402
 
 DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "helm" / "pointsman"

@@ -35,11 +35,7 @@ from fleet.commands.top_text import Glyphs  # noqa: E402
 from fleet.picker_views import PickerViews  # noqa: E402
 from picker.admin.history import SAMPLES  # noqa: E402
 from tests.support.fleet.browser import browser  # noqa: E402
-from tests.support.fleet.running_fleet import (  # noqa: E402
-    Fleet,
-    free_base_port,
-    running_fleet,
-)
+from tests.support.fleet.running_fleet import Fleet, free_base_port, running_fleet  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
 COLUMNS, LINES = 110, 32

@@ -89,10 +89,7 @@ class EchoServer:
         return web.Response(body=reply.body, headers=dict(reply.headers))
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        headers: Mapping[str, str] = {
-            "content-type": "text/event-stream",
-            SERVED_BY: self.endpoint,
-        }
+        headers: Mapping[str, str] = {"content-type": "text/event-stream", SERVED_BY: self.endpoint}
         response = web.StreamResponse(headers=headers)
         await response.prepare(request)
         first, *others = events(STREAM_EVENTS, self.endpoint)

@@ -196,12 +196,7 @@ class Scene:
         return await self._fetch("GET", listener, path, None, headers or {})
 
     async def _fetch(
-        self,
-        method: str,
-        listener: str,
-        path: str,
-        body: bytes | None,
-        headers: Mapping[str, str],
+        self, method: str, listener: str, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> Reply:
         gateway = self.gateway()
         try:

@@ -131,11 +131,7 @@ async def _leave(picker: Picker) -> None:
 
 
 async def _gateway(
-    picker: Picker,
-    pool: EchoPool,
-    folder: Path,
-    stack: AsyncExitStack,
-    environment: dict[str, str],
+    picker: Picker, pool: EchoPool, folder: Path, stack: AsyncExitStack, environment: dict[str, str]
 ) -> Envoy | None:
     binary = find_envoy()
     if binary is None:

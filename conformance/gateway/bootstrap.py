@@ -239,10 +239,7 @@ def _picker(pool: PoolBehind) -> Fragment:
         "name": name,
         "type": "STATIC",
         "connect_timeout": "0.5s",
-        "common_lb_config": {
-            "healthy_panic_threshold": {"value": 0},
-            "update_merge_window": "0s",
-        },
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}, "update_merge_window": "0s"},
         "typed_extension_protocol_options": {
             _HTTP_OPTIONS: {**_typed("upstreams.http.v3.HttpProtocolOptions"), **http2}
         },

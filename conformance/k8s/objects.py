@@ -56,9 +56,7 @@ class PodState:
 
 
 def pool_document(
-    plan: PoolPlan,
-    ports: Sequence[int] | None = None,
-    labels: Mapping[str, str] | None = None,
+    plan: PoolPlan, ports: Sequence[int] | None = None, labels: Mapping[str, str] | None = None
 ) -> Document:
     """The InferencePool, with other ports or another selector where these are given."""
     return {

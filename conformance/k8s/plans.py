@@ -21,11 +21,7 @@ def plans() -> tuple[PoolPlan, ...]:
     first, second, *parallel = free_ports(5, [*_addresses(1, 5), *_addresses(3, 3)])
     return (
         PoolPlan(
-            PRIMARY,
-            _addresses(1, 3),
-            [first],
-            spare=_addresses(1, 5)[3:],
-            spare_ports=[second],
+            PRIMARY, _addresses(1, 3), [first], spare=_addresses(1, 5)[3:], spare_ports=[second]
         ),
         PoolPlan(SECONDARY, _addresses(2, 3), free_ports(1, _addresses(2, 3)), is_open=True),
         PoolPlan(PARALLEL, _addresses(3, 3), parallel),

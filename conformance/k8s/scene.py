@@ -143,10 +143,7 @@ class ClusterScene:
     # Objects
 
     async def put_pool(
-        self,
-        name: str,
-        ports: Sequence[int] | None = None,
-        labels: Mapping[str, str] | None = None,
+        self, name: str, ports: Sequence[int] | None = None, labels: Mapping[str, str] | None = None
     ) -> None:
         """Create or change a pool."""
         self._is_touched = True

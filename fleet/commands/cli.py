@@ -349,10 +349,7 @@ def _progress() -> Iterator[Progress]:
 
 _ABOUT = "An Envoy endpoint picker for LLM fleets, and the paged-KV worker behind it."
 # What an installation lacks if the command cannot be imported.
-_EXTRAS = {
-    **dict.fromkeys(("up", "simulate", "fit", "worker"), "sim"),
-    "train-draft": "worker",
-}
+_EXTRAS = {**dict.fromkeys(("up", "simulate", "fit", "worker"), "sim"), "train-draft": "worker"}
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "up": _up,
     "restart": _calls("restart", "fleet.run.control", "restart_command", environ, _print_now),

@@ -33,9 +33,7 @@ class ClusterAccess:
         if self._credentials is None:
             path = self._flags.kubeconfig
             self._credentials = find_credentials(
-                "" if path is None else str(path),
-                self._flags.context or None,
-                clock=time.monotonic,
+                "" if path is None else str(path), self._flags.context or None, clock=time.monotonic
             )
 
     def open(self) -> KubernetesClient:

@@ -133,8 +133,7 @@ class Listeners:
         # With ext_proc on a unix socket no other machine needs the health port.
         is_unix = ext_proc_options(options).unix_path is not None
         self._health_options = ServerOptions(
-            host="127.0.0.1" if is_unix else options.bind_address,
-            port=options.grpc_health_port,
+            host="127.0.0.1" if is_unix else options.bind_address, port=options.grpc_health_port
         )
         self._health = GrpcServer(self._health_options, health.methods())
         self._xds: DiscoveryPort | None = None

@@ -223,10 +223,7 @@ class ChosenLater:
         return replace(decision, set_headers=named)
 
     def finish(
-        self,
-        cause: FinishCause,
-        response_status: int | None = None,
-        served_by: str | None = None,
+        self, cause: FinishCause, response_status: int | None = None, served_by: str | None = None
     ) -> None:
         if self._exchange is not None:
             self._exchange.finish(cause, response_status, served_by)

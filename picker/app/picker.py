@@ -98,10 +98,7 @@ class Serving:
     """The readiness of the process and of each of its pools (a single pool has an empty key)."""
 
     def __init__(
-        self,
-        pools: Mapping[str, ServedPool],
-        leadership: Leadership,
-        clock: Callable[[], float],
+        self, pools: Mapping[str, ServedPool], leadership: Leadership, clock: Callable[[], float]
     ) -> None:
         self.pools, self.leadership = dict(pools), leadership
         self.is_draining = False

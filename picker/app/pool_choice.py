@@ -91,9 +91,6 @@ class _Refusing:
         raise RefusedError(Code.INTERNAL, self._message)
 
     def finish(
-        self,
-        cause: FinishCause,
-        response_status: int | None = None,
-        served_by: str | None = None,
+        self, cause: FinishCause, response_status: int | None = None, served_by: str | None = None
     ) -> None:
         pass

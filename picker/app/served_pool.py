@@ -57,11 +57,7 @@ class ServedPool:
     """Owns every collaborator that only one pool has. An `AdminSource`."""
 
     def __init__(
-        self,
-        options: Options,
-        outbound: Outbound,
-        metrics: PickerMetrics,
-        leadership: Leadership,
+        self, options: Options, outbound: Outbound, metrics: PickerMetrics, leadership: Leadership
     ) -> None:
         """Open no port. Raise `ConfigError`."""
         self._options, self._leadership = options, leadership

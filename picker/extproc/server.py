@@ -48,10 +48,7 @@ class RequestExchange(Protocol):
         """Decide. Raises `RefusedError`; may be cancelled."""
 
     def finish(
-        self,
-        cause: FinishCause,
-        response_status: int | None = None,
-        served_by: str | None = None,
+        self, cause: FinishCause, response_status: int | None = None, served_by: str | None = None
     ) -> None:
         """End the request. Called exactly once, whatever ends the stream."""
 

@@ -62,10 +62,7 @@ def stages(candidates: Sequence[Candidate]) -> dict[str, Sequence[Candidate]]:
 
 
 def pool_load(
-    detector: SaturationDetector,
-    candidates: Sequence[Candidate],
-    let_in: LetIn,
-    now_seconds: float,
+    detector: SaturationDetector, candidates: Sequence[Candidate], let_in: LetIn, now_seconds: float
 ) -> PoolLoad:
     if not candidates:
         return EMPTY_POOL

@@ -288,14 +288,10 @@ class KvSeries(Family):
         name="kv_cache_events_zmq_errors_total",
     )
     skipped_total = own_counter(
-        "Events that were skipped, by reason.",
-        (*POD, "reason"),
-        "kv_events_skipped_total",
+        "Events that were skipped, by reason.", (*POD, "reason"), "kv_events_skipped_total"
     )
     replays_total = own_counter(
-        "Replays requested from an engine, by result.",
-        (*POD, "result"),
-        "kv_event_replays_total",
+        "Replays requested from an engine, by result.", (*POD, "result"), "kv_event_replays_total"
     )
     gaps_total = own_counter("Gaps in the messages of an engine.", POD, "kv_event_gaps_total")
     restarts_total = own_counter(
@@ -312,8 +308,7 @@ class PeerSeries(Family):
     bytes_total = own_counter("Bytes of messages to and from replicas.", ("direction",))
     messages_total = own_counter("Messages to and from replicas.", ("direction",))
     entries_total = own_counter(
-        "Placements of prompts and sessions received from replicas, by result.",
-        ("result",),
+        "Placements of prompts and sessions received from replicas, by result.", ("result",)
     )
     batches_missed_total = own_counter("Batches of replicas that did not arrive in sequence.")
     entries_dropped_total = own_counter("Entries that were not sent: too many at once.")
@@ -369,9 +364,7 @@ class PluginSeries(Family):
         "Predicted time per token after the first.", PREDICTED_TPOT_SECONDS
     )
     request_latency_prediction_error_ratio = histogram(
-        "Relative error of a prediction.",
-        ERROR_RATIOS,
-        (*PREDICTION, "type"),
+        "Relative error of a prediction.", ERROR_RATIOS, (*PREDICTION, "type")
     )
     request_latency_p90_total = counter(
         "Predicted p90s, by whether the request stayed within them.", (*PREDICTION, "type", "held")
@@ -556,8 +549,7 @@ class PickerMetrics(Family):
         "Requests refused by a picker of several pools because none of them has the model."
     )
     admin_failures_total = own_counter(
-        "Requests at the HTTP port that failed with an unexpected error, by page.",
-        ("page",),
+        "Requests at the HTTP port that failed with an unexpected error, by page.", ("page",)
     )
     certificate_expiry_timestamp_seconds = own_gauge(
         "Expiry of the certificate that a flag names, in seconds since 1970.", ("flag",)

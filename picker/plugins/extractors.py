@@ -155,7 +155,4 @@ def _text(entry: dict[str, Any], key: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-PLUGINS = (
-    PluginType(TYPE, _extractor),
-    PluginType("models-data-extractor", ModelsDataExtractor),
-)
+PLUGINS = (PluginType(TYPE, _extractor), PluginType("models-data-extractor", ModelsDataExtractor))

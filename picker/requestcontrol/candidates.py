@@ -55,11 +55,7 @@ def candidates_for(
 
 def _with_load(candidate: Candidate, count: int) -> Candidate:
     return Candidate(
-        candidate.endpoint,
-        candidate.metrics,
-        count,
-        candidate.last_metrics,
-        candidate.attributes,
+        candidate.endpoint, candidate.metrics, count, candidate.last_metrics, candidate.attributes
     )
 
 

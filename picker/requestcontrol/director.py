@@ -36,11 +36,7 @@ from picker.requestcontrol import admission
 from picker.requestcontrol.bodies import held_bytes, outgoing_body
 from picker.requestcontrol.candidates import candidates_for
 from picker.requestcontrol.headers import MODEL_REWRITE, OBJECTIVE, REQUEST_ID, first_of, target_of
-from picker.requestcontrol.pipeline import (
-    RequestContext,
-    RequestPipeline,
-    Ticket,
-)
+from picker.requestcontrol.pipeline import RequestContext, RequestPipeline, Ticket
 from picker.requestcontrol.plugin_log import PLUGIN_FAILED, PluginLog
 from picker.requestcontrol.responses import NO_METADATA, BodylessResponse, Response, endpoint_scores
 from picker.telemetry.spans import Span
@@ -139,10 +135,7 @@ class Exchange(msgspec.Struct, eq=False):
                 decision.steps.clear()  # the watchers have read them, and scores are large
 
     def finish(
-        self,
-        cause: FinishCause,
-        response_status: int | None = None,
-        served_by: str | None = None,
+        self, cause: FinishCause, response_status: int | None = None, served_by: str | None = None
     ) -> None:
         """End the request and release its resources; a second call does nothing."""
         decision, context, response = self._decision, self._context, self._response
@@ -539,10 +532,7 @@ async def _look_up(
 
 
 def ask_hooks(
-    hooks: Sequence[BoundPlugin[PreRequest]],
-    flight: Flight,
-    steps: PluginSteps,
-    log: PluginLog,
+    hooks: Sequence[BoundPlugin[PreRequest]], flight: Flight, steps: PluginSteps, log: PluginLog
 ) -> dict[str, str]:
     """Collect the headers that the hooks set. All hooks run; a single refusal is raised as is."""
     headers: dict[str, str] = {}

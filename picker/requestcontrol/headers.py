@@ -16,11 +16,7 @@ OBJECTIVE = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 MODEL_REWRITE = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
 SLO_TTFT_MS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
 SLO_TPOT_MS = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
-VIDEO_HINTS = (
-    "x-llm-d-video-fps",
-    "x-llm-d-video-duration-seconds",
-    "x-llm-d-video-resolution",
-)
+VIDEO_HINTS = ("x-llm-d-video-fps", "x-llm-d-video-duration-seconds", "x-llm-d-video-resolution")
 # They direct an endpoint to fetch a part of its work from an address: only a picker may set them.
 DISAGGREGATION = (
     "x-prefiller-host-port",

@@ -23,10 +23,7 @@ from picker.framework.interfaces import (
 from picker.outliers.breaker import Answer
 from picker.outliers.detector import Attempt
 from picker.requestcontrol.headers import DESTINATION_NAMESPACE, DESTINATION_SCORES, REQUEST_ID
-from picker.requestcontrol.pipeline import (
-    BodylessResponseHook,
-    RequestContext,
-)
+from picker.requestcontrol.pipeline import BodylessResponseHook, RequestContext
 from picker.requestcontrol.plugin_log import PluginLog
 from picker.types import Metadata, ResponseHead, ResponseProgress, SchedulingResult, Usage
 

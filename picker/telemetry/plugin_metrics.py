@@ -162,9 +162,7 @@ def _gauge(name: str, text: str, labels: Labels, rows: Rows) -> Computed:
 
 
 def expose_sizes(
-    metrics: PickerMetrics,
-    now: Iterable[ConfiguredPlugin],
-    before: Iterable[ConfiguredPlugin] = (),
+    metrics: PickerMetrics, now: Iterable[ConfiguredPlugin], before: Iterable[ConfiguredPlugin] = ()
 ) -> None:
     """Report the sizes of the indexes in use, and remove those of dropped ones."""
     gauge = metrics.prefix_indexer_size

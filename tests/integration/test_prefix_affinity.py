@@ -51,10 +51,7 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def client(*flags: str) -> AsyncIterator[Client]:
-    async with (
-        ready_fleet("--workers", "2", *flags) as fleet,
-        aiohttp.ClientSession() as session,
-    ):
+    async with ready_fleet("--workers", "2", *flags) as fleet, aiohttp.ClientSession() as session:
         yield Client(fleet, session)
 
 

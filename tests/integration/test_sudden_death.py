@@ -66,11 +66,7 @@ def family(monkeypatch: pytest.MonkeyPatch) -> Family:
 @pytest.mark.envoy
 @pytest.mark.parametrize(("workers", "started"), [(2, 1), (2, 4), (10, 6)])
 async def test_nothing_survives_a_fleet_that_is_killed_while_it_starts(
-    family: Family,
-    workers: int,
-    started: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    family: Family, workers: int, started: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Right after its first process, in the midst of starting them, and when it has them all. Its
     folder goes too, unless the first process did not hear of it.

@@ -335,11 +335,7 @@ class _Usable:
     padded: bool
 
 
-def _judge(
-    logits: Tensor,
-    members: Sequence[DraftedRows],
-    verification: Verification,
-) -> list[Run]:
+def _judge(logits: Tensor, members: Sequence[DraftedRows], verification: Verification) -> list[Run]:
     proposals = verification.proposals
     parts = [_usable(logits, member, proposals[member.sequence.seq_id]) for member in members]
     usable = [part for part in parts if not isinstance(part, Undrawable)]

@@ -179,11 +179,7 @@ class DecodeGraphs:
     """
 
     def __init__(
-        self,
-        device: GraphDevice,
-        sizes: Sequence[int],
-        room: tuple[int, int],
-        most_drafts: int = 0,
+        self, device: GraphDevice, sizes: Sequence[int], room: tuple[int, int], most_drafts: int = 0
     ) -> None:
         self.room = room
         self._device = device
@@ -299,11 +295,7 @@ class _Buffers:
         return _Buffers(step, table, tokens, positions, slots, fields.numpy(), answers, received)
 
     def pack(
-        self,
-        sequences: Sequence[ScheduledSequence],
-        slots: Ints,
-        state: DeviceState,
-        scratch: int,
+        self, sequences: Sequence[ScheduledSequence], slots: Ints, state: DeviceState, scratch: int
     ) -> None:
         """Write all but draws; rows without a token use slot `scratch` of the cache."""
         count, width, size = len(sequences), self.tokens.shape[1], state.block_size

@@ -31,13 +31,7 @@ from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.interface import draft_requests
 from worker.executor.graphs import DecodeGraphs
 from worker.executor.interface import Finished, Ticket, with_history
-from worker.executor.kv_cache import (
-    BlockSaver,
-    copy_blocks,
-    host_memory,
-    read_tokens,
-    write_tokens,
-)
+from worker.executor.kv_cache import BlockSaver, copy_blocks, host_memory, read_tokens, write_tokens
 from worker.executor.memory import give_back
 from worker.executor.state import DeviceState
 from worker.executor.step_batch import StepBatch

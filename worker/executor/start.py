@@ -72,9 +72,7 @@ def build_executor(config: EngineConfig) -> tuple[Executor, int]:
 
 
 def build_shard(
-    config: EngineConfig,
-    shard: Shard = WHOLE,
-    meet: Callable[[torch.device], object] | None = None,
+    config: EngineConfig, shard: Shard = WHOLE, meet: Callable[[torch.device], object] | None = None
 ) -> tuple[ModelRunner, int]:
     """Build one rank's executor; `meet` joins the other ranks after all checks."""
     if config.model_path is None:

@@ -25,13 +25,7 @@ from torch import Tensor
 
 from worker.errors import ModelError
 from worker.models.config import ModelConfig
-from worker.models.llama import (
-    LayerWeights,
-    LlamaModel,
-    StepTensors,
-    native_layers,
-    run_layers,
-)
+from worker.models.llama import LayerWeights, LlamaModel, StepTensors, native_layers, run_layers
 from worker.ops.backends import Backend, rms_norm
 from worker.ops.cpu.native import NativeLayers
 from worker.ops.linear import Linear, make_linear, make_rounded_linear

@@ -190,11 +190,7 @@ def _projections(config: ModelConfig, index: int) -> dict[str, _Projection]:
     query_size = config.num_heads * config.head_dim
     kv_size = config.num_kv_heads * config.head_dim
     hidden = config.hidden_size
-    qkv = {
-        "self_attn.q_proj": query_size,
-        "self_attn.k_proj": kv_size,
-        "self_attn.v_proj": kv_size,
-    }
+    qkv = {"self_attn.q_proj": query_size, "self_attn.k_proj": kv_size, "self_attn.v_proj": kv_size}
     products = {
         "qkv": _Projection(qkv, hidden, config.qkv_bias),
         "output": _Projection(

@@ -109,11 +109,7 @@ class ChosenToken:
 
 class DrawKernel(Protocol):
     def __call__(
-        self,
-        logits: Tensor,
-        adjusted: Tensor | None,
-        draws: npt.NDArray[np.void],
-        stream: Stream,
+        self, logits: Tensor, adjusted: Tensor | None, draws: npt.NDArray[np.void], stream: Stream
     ) -> Tensor:
         """Return tokens and `DrawState`s [2, n] of `draws` [n] of `DRAWS`, from logits [R, V]
         float32 and the rows that `adjust` changed, [m, V], with the noise of `stream`.

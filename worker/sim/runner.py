@@ -17,13 +17,7 @@ import msgspec
 from worker.config import EngineConfig, SimConfig
 from worker.errors import CRASH_STATUS, ConfigError
 from worker.executor.interface import HostExecutor
-from worker.sim.latency import (
-    Capacity,
-    LatencyModel,
-    build_model,
-    is_decoding,
-    transfer_seconds,
-)
+from worker.sim.latency import Capacity, LatencyModel, build_model, is_decoding, transfer_seconds
 from worker.sim.tokens import TokenSource, pooled_states
 from worker.types import (
     Draw,

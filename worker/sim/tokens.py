@@ -119,12 +119,7 @@ class TokenSource:
         return self._distribution(token, _geometric(random_bits), random_bits, num_likeliest, ())
 
     def _distribution(
-        self,
-        token: int,
-        rank: int,
-        random_bits: int,
-        num_likeliest: int,
-        asked: Sequence[int],
+        self, token: int, rank: int, random_bits: int, num_likeliest: int, asked: Sequence[int]
     ) -> TokenLogprobs:
         """Log probabilities of a made-up distribution: the n-th likeliest token of the vocabulary
         has 0.5 ** n. `token` has place `rank` (from 0); the random bits order the other tokens,

@@ -123,9 +123,7 @@ def _with(request: InferenceRequest, prompts: Sequence[Prompt]) -> InferenceRequ
     if not prompts:
         return request
     return replace(
-        request,
-        prompts=tuple(map(_tokens_of, prompts)),
-        features=tuple(map(_features_of, prompts)),
+        request, prompts=tuple(map(_tokens_of, prompts)), features=tuple(map(_features_of, prompts))
     )
 
 

@@ -81,21 +81,10 @@ BUILT_IN = (
     Resource("", "v1", "services", "Service", has_generation=False),
     Resource("", "v1", "configmaps", "ConfigMap", has_status=False, has_generation=False),
     Resource("", "v1", "events", "Event", has_status=False, has_generation=False),
-    Resource(
-        "discovery.k8s.io",
-        "v1",
-        "endpointslices",
-        "EndpointSlice",
-        has_status=False,
-    ),
+    Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice", has_status=False),
     Resource("apps", "v1", "deployments", "Deployment", has_scale=True),
     Resource(
-        "coordination.k8s.io",
-        "v1",
-        "leases",
-        "Lease",
-        has_status=False,
-        has_generation=False,
+        "coordination.k8s.io", "v1", "leases", "Lease", has_status=False, has_generation=False
     ),
     Resource(
         "admissionregistration.k8s.io",

@@ -243,10 +243,7 @@ class Counting:
 
 @pytest.mark.parametrize(
     ("interval_seconds", "calls"),
-    [
-        (5.0, [(10.0, 1), (14.9, 1), (15.0, 2), (16.0, 2), (30.0, 3)]),
-        (0.0, [(1.0, 1), (1.0, 2)]),
-    ],
+    [(5.0, [(10.0, 1), (14.9, 1), (15.0, 2), (16.0, 2), (30.0, 3)]), (0.0, [(1.0, 1), (1.0, 2)])],
 )
 def test_gauges_are_cached_for_the_interval(
     interval_seconds: float, calls: list[tuple[float, int]]

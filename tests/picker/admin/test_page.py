@@ -383,11 +383,7 @@ def _lose(scene: Scene) -> None:
     ],
 )
 async def test_trouble_is_on_the_first_screen(
-    window: Browser,
-    width: int,
-    scheme: str,
-    trouble: Callable[[Scene], None] | None,
-    words: str,
+    window: Browser, width: int, scheme: str, trouble: Callable[[Scene], None] | None, words: str
 ) -> None:
     scene = await busy_scene()
     for _ in range(10):  # drop the traffic of the scene's construction
@@ -431,12 +427,7 @@ async def test_charts_have_axes_and_show_the_values_at_the_pointer(
 ) -> None:
     await _open(window, scene)
     titles = await window.read_all("#charts strong")
-    assert titles == [
-        "Requests",
-        "Time to first token",
-        "Running and waiting",
-        "Errors",
-    ]
+    assert titles == ["Requests", "Time to first token", "Running and waiting", "Errors"]
     await window.until("document.querySelectorAll('#charts .line').length === 9")
     queues = "document.querySelectorAll('#charts .chart')[2]"
     texts = f"[...{queues}.querySelectorAll('text')]"

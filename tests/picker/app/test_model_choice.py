@@ -207,7 +207,7 @@ def test_the_list_of_models_has_those_of_all_pools() -> None:
     assert (listing.status, dict(headers)) == (200, {"content-type": "application/json"})
     entries: Iterable[dict[str, Any]] = json.loads(body)["data"]
     assert [(one["id"], one["owned_by"], one.get("parent")) for one in entries] == [
-        *(("qwen", "b", None), ("sql", "a", "llama")),
+        *(("qwen", "b", None), ("sql", "a", "llama"))
     ]
     assert scene.refusal(None, "/version").status == 404
 

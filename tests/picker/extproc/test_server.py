@@ -669,8 +669,7 @@ async def raw_call(port: int, *fields: tuple[bytes, bytes]) -> None:
     ids=["case", "no text", "nul", "lines", "umlaut"],
 )
 async def test_malformed_fields_are_harmless(
-    caplog: pytest.LogCaptureFixture,
-    fields: tuple[tuple[bytes, bytes], ...],
+    caplog: pytest.LogCaptureFixture, fields: tuple[tuple[bytes, bytes], ...]
 ) -> None:
     async with serving() as scene:
         with caplog.at_level(logging.WARNING, "picker.app.pool_choice"):

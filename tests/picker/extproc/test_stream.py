@@ -121,11 +121,7 @@ ANSWERED = {
     "trailers carry the end, and no length is set": (
         (BEGUN, m.RequestBody(b"body"), TRAILERS),
         DECISION,
-        [
-            m.SendRequestHeaders(GOES),
-            m.SendRequestBody(b"body", False),
-            m.SendRequestTrailers(),
-        ],
+        [m.SendRequestHeaders(GOES), m.SendRequestBody(b"body", False), m.SendRequestTrailers()],
     ),
     "nothing arrived before the trailers": (
         (BEGUN, TRAILERS),

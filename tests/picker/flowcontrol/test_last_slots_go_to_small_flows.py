@@ -24,15 +24,7 @@ from picker.plugins.fairness_policies.deficit_round_robin_fairness_policy import
     DeficitRoundRobinFairnessPolicy,
     DeficitRoundRobinFairnessPolicyParameters,
 )
-from picker.types import (
-    Api,
-    Candidate,
-    Endpoint,
-    FinishCause,
-    InferenceRequest,
-    ParsedBody,
-    Usage,
-)
+from picker.types import Api, Candidate, Endpoint, FinishCause, InferenceRequest, ParsedBody, Usage
 from tests.support.picker.flow_scene import (
     Ceilings,
     Client,

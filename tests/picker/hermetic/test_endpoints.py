@@ -24,14 +24,7 @@ from tests.support.picker.ext_proc_stream import (
     directed,
     refused,
 )
-from tests.support.picker.metrics_pages import (
-    SGLANG,
-    START_SECONDS,
-    Pod,
-    page,
-    pods,
-    serving,
-)
+from tests.support.picker.metrics_pages import SGLANG, START_SECONDS, Pod, page, pods, serving
 from tests.support.picker.steady_requests import Traffic
 from tests.support.picker.whole_picker import (
     FOUR_SCORERS,
@@ -224,10 +217,7 @@ async def test_a_flag_sets_or_disables_ejection(tmp_path: Path, failures: int) -
 PREFIX = "  - {pluginRef: prefix-cache-scorer}\n"
 
 NO_ENDPOINT = refused(
-    503,
-    "Service Unavailable",
-    "No endpoint is available for this request",
-    "rejected-no-endpoints",
+    503, "Service Unavailable", "No endpoint is available for this request", "rejected-no-endpoints"
 )
 Hint = Callable[[Sequence[Pod]], Any]
 

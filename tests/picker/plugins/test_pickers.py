@@ -156,10 +156,7 @@ def test_power_of_two_takes_the_better_one_of_two(endpoints: list[ScoredEndpoint
 
 def test_power_of_two_compares_loads_only_for_equal_scores() -> None:
     busy, idle = loaded(9, 0)
-    assert names(PowerOfTwoPicker(2).pick([busy, idle], Random(1))) == [
-        "w1",
-        "w0",
-    ]
+    assert names(PowerOfTwoPicker(2).pick([busy, idle], Random(1))) == ["w1", "w0"]
     better = ScoredEndpoint(busy.candidate, 1.0)
     assert names(PowerOfTwoPicker().pick([better, idle], Random(1))) == ["w0"]
 

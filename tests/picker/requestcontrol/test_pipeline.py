@@ -507,9 +507,7 @@ def test_attributes_and_last_metrics_come_along() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.booleans()), max_size=30))
-def test_cached_candidates_equal_new_ones(
-    changes: list[tuple[int, int, bool]],
-) -> None:
+def test_cached_candidates_equal_new_ones(changes: list[tuple[int, int, bool]]) -> None:
     loaded, pool, counts = LoadedCandidates(), list(POOL), {}
     for index, count, is_scraped in changes:
         candidate = pool[index % len(pool)]

@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 
 from picker.rpc.budget import ByteBudget, ByteShare
 from picker.rpc.calls import RpcError, Status
-from picker.rpc.framing import (
-    MAX_STATUS_TEXT_BYTES,
-    MessageSplitter,
-    status_text,
-    timeout_seconds,
-)
+from picker.rpc.framing import MAX_STATUS_TEXT_BYTES, MessageSplitter, status_text, timeout_seconds
 from tests.depth import examples
 from tests.support.picker.http2_peer import prefix
 

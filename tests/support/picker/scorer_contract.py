@@ -29,7 +29,7 @@ PARAMETERS: Mapping[str, dict[str, Any]] = {
         "attributeKey": "Util",
         "producer": "mine",
         "algorithm": {"type": "linear_higher_is_better"},
-    },
+    }
 }
 PREFIX_PRODUCERS = [one.name for one in builtin_plugins() if MATCH_INFO in one.default_for]
 NAMES = "abcdef"

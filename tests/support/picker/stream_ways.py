@@ -54,11 +54,7 @@ def ways(begun: State, headers: RequestHeaders) -> dict[State, tuple[object, ...
         State.RESPONDING: (*body_done, DECISION, ResponseHeaders(200)),
         State.DONE: (*body_done, DECISION, ResponseHeaders(204, end_of_stream=True)),
         State.REFUSED: (*body_done, REFUSAL),
-        State.SKIPPED: (
-            replace(headers, response_body=BodyMode.ABSENT),
-            *body_done[1:],
-            SKIPPING,
-        ),
+        State.SKIPPED: (replace(headers, response_body=BodyMode.ABSENT), *body_done[1:], SKIPPING),
         State.OBSERVING: (replace(headers, only_observes=True),),
         State.CLOSED: (Closed(Ending.CANCELLED),),
     }

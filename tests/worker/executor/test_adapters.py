@@ -198,11 +198,7 @@ def test_adapters_of_experts_are_refused(tiny_checkpoint: Path, tmp_path: Path) 
     ],
 )
 def test_a_tensor_that_does_not_fit_is_named(
-    name: str,
-    shape: tuple[int, ...] | None,
-    message: str,
-    tiny_checkpoint: Path,
-    tmp_path: Path,
+    name: str, shape: tuple[int, ...] | None, message: str, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     path = write_adapter(tmp_path / "a", weight_shapes(tiny_checkpoint), seed=0)
     tensors = load_file(path / "adapter_model.safetensors")

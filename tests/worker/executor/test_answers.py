@@ -32,9 +32,7 @@ class Head:
 
 
 def run(
-    *sequences: ScheduledSequence,
-    spoil: dict[int, float] | None = None,
-    tile_rows: int = 256,
+    *sequences: ScheduledSequence, spoil: dict[int, float] | None = None, tile_rows: int = 256
 ) -> tuple[ModelOutput, list[int], torch.Tensor]:
     batch: Any = AnsweredRows(sequences)
     hidden = torch.randn(len(batch), VOCAB, generator=torch.Generator().manual_seed(2))
@@ -299,11 +297,7 @@ def test_a_bad_row_ends_a_verified_run_before_it(method: str) -> None:
 
 def test_proposals_of_other_drafts_are_refused() -> None:
     with pytest.raises(ValueError, match="1 proposals"):
-        verified(
-            logits(3),
-            drafted(1, [1, 2]),
-            proposals={1: torch.full((1, SMALL), 1 / SMALL)},
-        )
+        verified(logits(3), drafted(1, [1, 2]), proposals={1: torch.full((1, SMALL), 1 / SMALL)})
 
 
 def test_verification_uses_the_sums_it_is_given() -> None:

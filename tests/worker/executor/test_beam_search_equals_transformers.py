@@ -215,10 +215,7 @@ HOUSES = {
 
 @pytest.mark.parametrize("name", HOUSES)
 def test_every_search_finds_the_answers_of_transformers(
-    tiny: Tiny,
-    searches: dict[str, Search],
-    expected: dict[str, list[list[int]]],
-    name: str,
+    tiny: Tiny, searches: dict[str, Search], expected: dict[str, list[list[int]]], name: str
 ) -> None:
     house = HOUSES[name]
     greedy = SamplingParams(max_tokens=12, temperature=0.0)

@@ -47,10 +47,7 @@ ADJUSTED: list[dict[str, Any]] = [
     {"temperature": 0.0, "logprobs": 2},
     {"temperature": 0.0, "logit_bias": ((5, 3.0),)},
 ]
-BANS = [
-    *WISHES,
-    {"temperature": 1.0, "min_tokens": 3, "stop_token_ids": tuple(range(60))},
-]
+BANS = [*WISHES, {"temperature": 1.0, "min_tokens": 3, "stop_token_ids": tuple(range(60))}]
 MOST = 3
 DRAFTED = {
     "plain": WISHES,
@@ -219,9 +216,7 @@ def drafted(counts: Sequence[int], at: int = 3) -> SchedulerOutput:
     return SchedulerOutput(0, tuple(shares))
 
 
-def test_a_step_with_drafts_is_one_copy_there_and_one_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_with_drafts_is_one_copy_there_and_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
     device = PoisonedGraphs()
     runner = make_runner(device, most_drafts=MOST)
     for counts in ([2], [0, 1, MOST], [0, 2, 1, 0, MOST, 1]):

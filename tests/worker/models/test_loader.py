@@ -188,9 +188,7 @@ def test_both_layouts_of_rotary_settings_give_the_frequencies_of_transformers(
     ],
 )
 def test_a_wrong_tensor_is_named(
-    change: Callable[[dict[str, torch.Tensor]], object],
-    reason: str,
-    save_tiny: Callable[..., Any],
+    change: Callable[[dict[str, torch.Tensor]], object], reason: str, save_tiny: Callable[..., Any]
 ) -> None:
     saved = save_tiny()
     edit(saved.path, change)
@@ -279,9 +277,7 @@ def test_a_sliding_window_does_not_limit_the_context(save_tiny: Callable[..., An
     assert [layer.window for layer in model.layers] == [128, 128]
 
 
-def test_longrope_uses_short_factors_for_short_sequences(
-    save_tiny: Callable[..., Any],
-) -> None:
+def test_longrope_uses_short_factors_for_short_sequences(save_tiny: Callable[..., Any]) -> None:
     """The maximum length of sequences decides, so that all positions have the same factors."""
     import transformers
 

@@ -105,9 +105,7 @@ def test_blocks_for_native_kernels_are_the_same_numbers(
     assert torch.equal(linear.rows(torch.arange(64)), wanted[name])
 
 
-def test_float8_with_power_of_two_scales_is_bfloat16(
-    save_tiny: Callable[..., Any],
-) -> None:
+def test_float8_with_power_of_two_scales_is_bfloat16(save_tiny: Callable[..., Any]) -> None:
     """DeepSeek's scales are powers of two."""
     path = save_tiny("Llama").path
     quantize(path, "compressed, channel")

@@ -9,12 +9,7 @@ import pytest
 import torch
 
 from tests.support.model.measured_sums import assert_alike
-from worker.ops.linear import (
-    DenseLinear,
-    make_linear,
-    make_rounded_linear,
-    supported_dtype,
-)
+from worker.ops.linear import DenseLinear, make_linear, make_rounded_linear, supported_dtype
 
 CPU = torch.device("cpu")
 FLOATS = [torch.float32, torch.bfloat16]

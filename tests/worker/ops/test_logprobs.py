@@ -19,11 +19,7 @@ def ask(
     return token_logprobs(logits[None], [LogprobQuery(0, token_id, num_top, fixed)])[0]
 
 
-@given(
-    st.lists(st.integers(-6, 6), min_size=1, max_size=40),
-    st.data(),
-    st.integers(-1, 45),
-)
+@given(st.lists(st.integers(-6, 6), min_size=1, max_size=40), st.data(), st.integers(-1, 45))
 @examples(200)
 def test_answers_are_the_twins(values: list[int], data: st.DataObject, num_top: int) -> None:
     logits = torch.tensor(values) / 2

@@ -80,11 +80,7 @@ def test_a_batch_verifies_each_sequence_as_alone(
     together = verify_batch(batch, seeds, positions, method)
     limits = thresholds(batch, method)
     for b, count in enumerate(batch.num_drafts.tolist()):
-        own = (
-            batch.drafts[b, :count],
-            batch.scores[b, : count + 1],
-            batch.proposals[b, :count],
-        )
+        own = (batch.drafts[b, :count], batch.scores[b, : count + 1], batch.proposals[b, :count])
         alone = verify(own[0].tolist(), own[1], own[2], seeds[b], positions[b], method)
         assert together[b] == alone
         single = thresholds(

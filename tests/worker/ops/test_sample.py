@@ -12,15 +12,7 @@ from hypothesis import strategies as st
 from tests.depth import examples, worlds
 from tests.support.model import reference_ops as reference
 from tests.support.model.single_draws import sample
-from worker.ops.sample import (
-    ALL_MASKED,
-    NOT_NUMBERS,
-    Undrawable,
-    adjust,
-    adjusts,
-    largest,
-    scores,
-)
+from worker.ops.sample import ALL_MASKED, NOT_NUMBERS, Undrawable, adjust, adjusts, largest, scores
 from worker.types import Draw, SampleSpec, SamplingParams
 
 Logits = Callable[..., torch.Tensor]

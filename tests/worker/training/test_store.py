@@ -96,10 +96,7 @@ def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
 )
 def test_a_full_disk_is_named_with_the_remedy(tmp_path: Path, error: Exception) -> None:
     """Every library that writes has an error of its own."""
-    with (
-        pytest.raises(ConfigError, match=r"--out .*No space left.*make room"),
-        locked(tmp_path),
-    ):
+    with pytest.raises(ConfigError, match=r"--out .*No space left.*make room"), locked(tmp_path):
         raise error
 
 

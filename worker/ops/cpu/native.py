@@ -385,11 +385,7 @@ class NativeDraws:
         self._kernels = kernels
 
     def __call__(
-        self,
-        logits: Tensor,
-        adjusted: Tensor | None,
-        draws: npt.NDArray[np.void],
-        stream: Stream,
+        self, logits: Tensor, adjusted: Tensor | None, draws: npt.NDArray[np.void], stream: Stream
     ) -> Tensor:
         """Draw by a table of `DRAWS`; tensors are contiguous and on the CPU."""
         ids = stream.token_ids

@@ -78,11 +78,7 @@ def num_programs(splits: int, num_tiles: int, num_sms: int) -> int:
     return max(1, -(-splits // each))
 
 
-def plan(
-    step: StepTensors,
-    shape: AttentionShape,
-    num_sms: int,
-) -> AttentionPlan:
+def plan(step: StepTensors, shape: AttentionShape, num_sms: int) -> AttentionPlan:
     size, width = step.block_tables.shape
     rows = min(step.max_rows, SHORT_ROWS)
     slots = max(1, num_splits(min(step.max_context, width * shape.block_size)))

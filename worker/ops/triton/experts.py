@@ -45,10 +45,7 @@ class Tiles:
 
 
 def mix_experts(
-    x: Tensor,
-    experts: Experts,
-    stacks: tuple[Tensor, Tensor],
-    gate: Callable[[Tensor], Tensor],
+    x: Tensor, experts: Experts, stacks: tuple[Tensor, Tensor], gate: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """Compute the weighted sum of the chosen experts' results for each row of x [T, hidden].
 

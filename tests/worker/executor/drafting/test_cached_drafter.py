@@ -145,10 +145,7 @@ def test_the_longest_runs_are_cut_first() -> None:
 
 def test_greedy_requests_keep_their_drafts() -> None:
     greedy = asks(50, 60, params=GREEDY)
-    assert bound_drawn([*greedy, *asks(4)], 1000, 3 * 4 * 1000) == [
-        *greedy,
-        *asks(3),
-    ]
+    assert bound_drawn([*greedy, *asks(4)], 1000, 3 * 4 * 1000) == [*greedy, *asks(3)]
 
 
 @given(st.lists(st.integers(1, 40), max_size=30), st.integers(0, 200))

@@ -70,9 +70,7 @@ def blocks(name: str, rows: int, cols: int) -> tuple[Stored, Tensor]:
     )
 
 
-async def test_kernels_that_are_dropped_leave_no_threads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_kernels_that_are_dropped_leave_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     held = opened("portable", monkeypatch, threads=4)
     before = num_threads()
     del held

@@ -159,8 +159,7 @@ def test_any_mixture_of_work(sharing: int, head_dim: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "block_size"),
-    [(torch.bfloat16, 16), (torch.float16, 128), (torch.bfloat16, 8)],
+    ("dtype", "block_size"), [(torch.bfloat16, 16), (torch.float16, 128), (torch.bfloat16, 8)]
 )
 def test_half_precision_and_other_blocks(dtype: torch.dtype, block_size: int) -> None:
     step, num_blocks = make_step([*MIXED, (300, 3)], block_size)

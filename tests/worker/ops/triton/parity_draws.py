@@ -33,19 +33,11 @@ PHILOX, GUMBEL = draws._philox, draws._gumbel
 
 @triton.jit
 def noise_kernel(
-    seeds: tl.tensor,
-    words: tl.tensor,
-    variates: tl.tensor,
-    counts: tl.constexpr,
+    seeds: tl.tensor, words: tl.tensor, variates: tl.tensor, counts: tl.constexpr
 ) -> None:
     """`seeds` has the stream: seed, position, purpose, offset."""
     found = PHILOX(
-        tl.load(seeds),
-        tl.load(seeds + 1),
-        tl.load(seeds + 2),
-        tl.load(seeds + 3),
-        0,
-        counts,
+        tl.load(seeds), tl.load(seeds + 1), tl.load(seeds + 2), tl.load(seeds + 3), 0, counts
     )
     index = tl.arange(0, 8 * counts)
     tl.store(words + index, found.to(tl.int32, bitcast=True))

@@ -257,10 +257,7 @@ def test_adapters(capability: int, dtype: torch.dtype, monkeypatch: pytest.Monke
     with torch.device("cuda"):
         x, y = torch.empty(40, 4096, dtype=dtype), torch.empty(40, 6144, dtype=dtype)
         small = torch.empty(40, 48, dtype=dtype)
-        stacks = (
-            torch.empty(4, 48, 4096, dtype=dtype),
-            torch.empty(4, 6144, 16, dtype=dtype),
-        )
+        stacks = (torch.empty(4, 48, 4096, dtype=dtype), torch.empty(4, 6144, 16, dtype=dtype))
         tiles = experts.Tiles(ints(40), ints(3), ints(3), ints(3))
     experts.multiply(x, stacks[0], tiles, 1, small)
     lora.add_up(small, stacks[1], tiles, (4096, 1024, 1024), y)
