@@ -5,14 +5,7 @@ fit that directly. Models of single requests (constant, llm-d) make one duration
 
     step = max(longest of the prompts' times, mean of the decoding sequences' times)
 
-The mean has the model's own expectation for any batch.
-
-The token times of a prompt add up over its chunks; its one-time costs (the constant time to first
-token, the overhead) fall due with the last one. Cached tokens are free. A sequence that runs one
-known token past its first decodes; everything else is a prompt, also tokens that a preempted
-sequence runs again. Drafts under verification cost as much as a prompt's tokens, without the one-
-time costs.
-
+The token times of a prompt add up over its chunks; its one-time costs fall due with the last one.
 Noise is a function of (simulator seed, request seed, position): the same in any batch.
 """
 
@@ -78,17 +71,9 @@ class LinearModel:
 
 
 class RequestModel:
-    """The models of single requests; the module's docstring says how they make a step.
+    """The models of single requests, constant and llm-d; the formulas are in docs/simulator.md.
 
-    constant: a prompt takes `time_to_first_token`, a step that decodes `inter_token_latency`.
-
-    llm-d (the llm-d inference simulator's): the same when `time_to_first_token` or its std is set;
-    else a prompt takes prefill_overhead + uncached tokens · prefill_per_token, and drafts add
-    prefill_per_token each. Every mean is multiplied by
-    1 + (time_factor_under_load − 1) · (n − 1) / (max_num_seqs − 1) for n sequences in the step.
-
-    Each time is drawn from N(mean, std), clamped to [0.3, 1.7] · mean, which keeps the mean. The
-    std is 30 % of the mean at most.
+    Each time is drawn from N(mean, std), clamped to [0.3, 1.7] · mean, which keeps the mean.
     """
 
     def __init__(self, config: SimConfig, capacity: Capacity) -> None:
@@ -142,17 +127,7 @@ class RequestModel:
 
 
 class DynamoModel:
-    """The polynomials of Dynamo's mocker, in milliseconds: for T prompt tokens and drafts in the
-    step
-
-        4.209989e-7 T² + 1.518344e-2 T + 16.50142   (the last only if a prompt is among them)
-
-    and, when anything decodes, with u = context tokens of the decoding sequences / capacity
-
-        max(1, −25.74 u² + 54.01 u + 5.74) / decode_speedup_ratio
-
-    The step takes their sum / speedup_ratio.
-    """
+    """The polynomials of Dynamo's mocker, in milliseconds; see docs/simulator.md."""
 
     def __init__(self, config: SimConfig, capacity: Capacity) -> None:
         self._config = config
