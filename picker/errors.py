@@ -51,7 +51,7 @@ HTTP_STATUS: dict[Code, int] = {
 
 
 class DropReason(Enum):
-    """The `x-llm-d-request-dropped-reason` of requests that never left, or that were under way."""
+    """The `x-llm-d-request-dropped-reason` of requests that were rejected, or stopped under way."""
 
     SATURATED = "rejected-saturated"
     NO_ENDPOINTS = "rejected-no-endpoints"
@@ -113,7 +113,7 @@ class RefusedError(PickerError):
 
 
 class EvictedError(RefusedError):
-    """429: the request was under way and has to make room."""
+    """429: the request was under way, but had to make room for others."""
 
     def __init__(self, reason: DropReason) -> None:
         super().__init__(
@@ -145,7 +145,7 @@ def form_of(path: str, content_type: str) -> ErrorForm:
 
 
 def no_endpoints(message: str = "") -> RefusedError:
-    """503: the pool, or the part of it that this request may use, has no endpoint."""
+    """Return a 503: the pool, or the part that this request may use, has no endpoint."""
     if message:
         return RefusedError(Code.SERVICE_UNAVAILABLE, message, DropReason.NO_ENDPOINTS)
     return RefusedError(
@@ -157,7 +157,7 @@ def no_endpoints(message: str = "") -> RefusedError:
 
 
 def bad_request(message: str, *, reference: str | None = None) -> RefusedError:
-    """400: the client's request cannot be understood."""
+    """Return a 400: the client's request cannot be understood."""
     return RefusedError(Code.BAD_REQUEST, message, reference=reference)
 
 

@@ -1,4 +1,4 @@
-"""When to look at a file again: when its folder changes, and now and then anyway."""
+"""Decides when to look at a file again: when its folder changes, and now and then anyway."""
 
 import asyncio
 import logging
@@ -22,11 +22,11 @@ async def moments_to_look(
 ) -> AsyncGenerator[None, None]:
     """Yield when one of the files `names` may have changed, at least every second, until closed.
     The folder is watched, not the files: editors and Kubernetes replace files by renaming. Changes
-    within `debounce_ms` are one. `watch` is for tests.
+    within `debounce_ms` count as one. `watch` is for tests.
     """
 
     def concerns(_change: Change, changed: str) -> bool:
-        """Check for a file itself, or the `..data` link that Kubernetes turns."""
+        """Return whether it is one of the files, or the `..data` link that Kubernetes replaces."""
         name = Path(changed).name
         return name in names or name.startswith("..")
 

@@ -1,4 +1,4 @@
-"""Values that all rooms of the picker share: frozen, without I/O and without a clock."""
+"""Values that all parts of the picker share: frozen, without I/O and without a clock."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     key: str = ""  # overwritten: structs have no field that `__init__` leaves out
 
     def is_same_server(self, other: Endpoint) -> bool:
-        """Check whether metrics and cache contents of one hold for the other."""
+        """Return whether the metrics and cache contents of one hold for the other."""
         return self.host_port == other.host_port and self.incarnation == other.incarnation
 
     def __post_init__(self) -> None:
@@ -53,8 +53,8 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 class ServedTotals(msgspec.Struct, frozen=True, gc=False):
     """The totals that an endpoint has served since its start, as of `read_at_seconds`.
-    `ttft_counts` are requests by the upper one of `ttft_edges` (in seconds) of their time to the
-    first token, and those beyond all. Both are empty where the engine has no such histogram.
+    `ttft_counts` counts requests by the time to the first token: up to each of `ttft_edges` (in
+    seconds), and beyond the last. Both are empty where the engine has no such histogram.
     """
 
     read_at_seconds: float
@@ -64,7 +64,7 @@ class ServedTotals(msgspec.Struct, frozen=True, gc=False):
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Percentiles in seconds, linear between edges of a histogram, the highest edge beyond it."""
+    """Percentiles in seconds, interpolated between edges of a histogram, at most its highest."""
 
     p50: float
     p95: float
@@ -148,9 +148,9 @@ class ParsedBody(msgspec.Struct, frozen=True):
     """`payload` is the decoded JSON object, or None when the parser leaves the body raw; of a
     request with text that names no model it is `{"prompt": text}`. `model` is "" when the body
     names none, which leaves the choice to the endpoint. `can_rewrite`: the model is
-    `payload["model"]` and may be replaced there. `prompts` holds real token ids, packed as
-    little-endian uint32, where the request carries them. `skip_response` asks for a response that
-    the picker does not look at.
+    `payload["model"]` and may be replaced there. `prompts` holds real token ids, packed as little-
+    endian uint32, where the request carries them. With `skip_response` the picker does not look at
+    the response.
     """
 
     api: Api
@@ -241,14 +241,14 @@ class ScoredCandidates(Sequence[ScoredEndpoint]):
 
 
 class ProfileResult(msgspec.Struct, frozen=True):
-    """Outcome of one scheduling profile: the picked endpoints, best first, and all totals."""
+    """The outcome of one scheduling profile: the picked endpoints, best first, and all totals."""
 
     picked: tuple[ScoredEndpoint, ...]
     scored: Sequence[ScoredEndpoint] = ()
 
 
 class SchedulingResult(msgspec.Struct, frozen=True):
-    """The `endpoints` of the primary profile, never empty, may have other ports than picked."""
+    """`endpoints` are the primary profile's, at least one; ports may differ from those picked."""
 
     endpoints: tuple[Endpoint, ...]
     primary_profile: str
@@ -265,7 +265,7 @@ class RawRequest(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """The token counts that a response reports; `cached_tokens` None: it reports none."""
+    """The token counts that a response reports; `cached_tokens` is None if it is not reported."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -274,10 +274,10 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class ResponseHead(msgspec.Struct, frozen=True):
-    """The beginning of an endpoint's response; header names lower case, pseudo-headers included.
-    `served_by` is the `ip:port` that served, by the proxy's report. With `reached_no_endpoint` the
-    response is the proxy's own. `came_at_seconds` is on the clock of the hooks, which receive it.
-    With `shows_body` the proxy shows the body as it passes.
+    """The beginning of an endpoint's response; header names are lower case, with pseudo-headers.
+    `served_by` is the `ip:port` that served it, as the proxy reports. With `reached_no_endpoint`
+    the response is the proxy's own. `came_at_seconds` is on the clock of the hooks, which receive
+    it. With `shows_body` the proxy shows the body as it passes.
     """
 
     status: int | None
@@ -290,8 +290,8 @@ class ResponseHead(msgspec.Struct, frozen=True):
 
 
 class ResponseProgress(msgspec.Struct, frozen=True):
-    """`num_bytes` and `usage` (None: not reported) count from the beginning; `is_first` is true of
-    the first piece with content, `is_last` of the end of the response.
+    """`num_bytes` and `usage` (None: not reported) count from the beginning; `is_first` is true for
+    the first piece with content, `is_last` at the end of the response.
     """
 
     now_seconds: float
@@ -306,21 +306,21 @@ Metadata: TypeAlias = Mapping[str, Mapping[str, "str | float | Mapping[str, floa
 
 
 class ResponseTap(Protocol):
-    """Watches and changes the response of one request. Called in the order of the protocol. After
-    an exception only `end()` is called, and the rest of the response passes unchanged; so a call
-    that raises must not have consumed its piece.
+    """Watches and changes the response of one request. Methods are called in the order of the
+    protocol. After an exception only `end()` is called, and the rest of the response passes
+    unchanged; so a call that raises must not have consumed its piece.
     """
 
     def head(self, head: ResponseHead) -> tuple[tuple[str, str], ...]:
         """Return the headers to set on the response."""
 
     def body(self, data: bytes, is_last: bool) -> tuple[bytes, Metadata]:
-        """Return the bytes of a piece of the body for the client, and metadata. Bytes that it holds
-        back follow with a later piece, at the latest with the last one.
+        """Return the bytes that the client gets for a piece of the body, and metadata. Bytes that
+        are held back follow with a later piece, at the latest with the last one.
         """
 
     def end(self) -> bytes:
-        """Return the held bytes of a response that ends without a last piece (trailers)."""
+        """Return the bytes held back from a response that ends without a last piece (trailers)."""
 
 
 class RouteDecision(msgspec.Struct, frozen=True):
@@ -341,7 +341,7 @@ class RouteDecision(msgspec.Struct, frozen=True):
 
 class FinishCause(Enum):
     """The reason for a stream's end; each stream reports exactly one. SKIPPED: the response was not
-    watched, as requested; or the proxy asked for no decision, since it answered the client itself
+    watched, as requested, or the proxy asked for no decision because it answered the client itself
     or only observes. EVICTED: the request was stopped in favour of others.
     """
 

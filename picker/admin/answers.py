@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Turns:
-    """Yields to the event loop while pages are made, one page after the other."""
+    """Yields to the event loop between the pieces of a page; makes one page at a time."""
 
     def __init__(self) -> None:
         self._one_at_a_time = asyncio.Lock()

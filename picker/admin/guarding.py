@@ -2,9 +2,9 @@
 pages.
 
 A foreign page in a browser on this machine cannot read the responses, since no header allows
-another origin. But it can let a name of its own resolve to 127.0.0.1 (DNS rebinding), so that the
-browser takes port and page for one origin. On a loopback address requests must therefore name the
-loopback, or the name that was bound. Scrapers and probes use names of their own and are exempt.
+another origin. But it can make a name of its own resolve to 127.0.0.1 (DNS rebinding), so that the
+browser takes page and port for one origin. On a loopback address requests must therefore name the
+loopback or the name that was bound. Scrapers and probes use names of their own and are exempt.
 """
 
 import logging
@@ -55,7 +55,7 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::\d{0,5})?", re.IGNORECASE)
 
 
 class PageNames:
-    """Names of pages; `aliases` give one of several pools the names of a picker of one pool."""
+    """Names pages; `aliases` name the pages of one of several pools as for a single pool."""
 
     def __init__(self, aliases: Mapping[str, str] = _NOTHING) -> None:
         self._aliases = aliases
@@ -76,7 +76,7 @@ class HostCheck:
         self._names: frozenset[str] | None = None
 
     def bound(self, wanted: str, addresses: Iterable[str]) -> None:
-        """Restrict the headers: the port listens at `addresses`, the flag said `wanted`."""
+        """Allow only `wanted` and loopback names if all `addresses` are loopback addresses."""
         # Other machines reach any other address by names that the picker cannot know.
         if all(map(is_loopback, addresses)):
             self._names = frozenset({wanted.lower()})
@@ -92,7 +92,7 @@ class HostCheck:
 
 
 def guarding(check: HostCheck, failures: Counter, names: PageNames) -> Middleware:
-    """Refuse hosts that `check` does not allow, and turn all errors into JSON."""
+    """Return a middleware that refuses hosts by `check` and turns all errors into JSON."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -125,7 +125,7 @@ async def add_security_headers(_request: web.Request, response: web.StreamRespon
 
 
 def authorizing(authorize: Authorize, names: PageNames) -> Middleware:
-    """Serve only requests that `authorize` allows; refuse others with 401, 403 or 503."""
+    """Return a middleware that refuses (401, 403, 503) what `authorize` does not allow."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -35,7 +35,7 @@ class EndpointValues(msgspec.Struct, Generic[V], frozen=True):
 
 
 class PoolValues(msgspec.Struct, Generic[V], frozen=True):
-    """`waiting` requests are at endpoints, `queued` ones and their waits in the picker."""
+    """Values of the pool. Requests are `waiting` at endpoints, but `queued` in the picker."""
 
     requests_per_second: V = _NONE
     refusals_per_second: V = _NONE
@@ -65,7 +65,7 @@ _NO_POOL_SERIES = PoolSeries(*[()] * len(_POOL_FIELDS))
 
 
 class HistoryView(msgspec.Struct, frozen=True):
-    """Samples of the pool and the endpoints by key; all end with number `last` (0: none)."""
+    """Samples of the pool, and of endpoints by key; the newest has the number `last` (0: none)."""
 
     last: int = 0
     interval_seconds: float = INTERVAL_SECONDS
@@ -134,8 +134,8 @@ class History:
         self._latest = dict(samples)
 
     def cut(self, count: int) -> tuple[int, list[str], Iterator[EndpointSeries]]:
-        """Return the number of the last sample, the endpoints, and copies of their last `count`
-        samples, which are made in turns: there are fewer of young endpoints and of thousands.
+        """Return the number of the last sample, the endpoints, and an iterator over copies of the
+        last `count` samples of each: fewer of young endpoints, and of thousands.
         """
         # Copies of rings are made in turns, so remember which sample was the last.
         rings, last = list(self._rings.items()), self._last
@@ -147,7 +147,7 @@ class History:
         return PoolValues(*map(_known, self._pool.last(count, self._last)))
 
     def latest(self, key: str) -> EndpointSample:
-        """Return the last sample of an endpoint; without one, all values are unknown."""
+        """Return the last sample of an endpoint; if there is none, all its values are unknown."""
         return self._latest.get(key, _NEVER_SAMPLED)
 
 

@@ -4,7 +4,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Check a numeric address or a name, such as a `Host` header without its port."""
+    """Return whether a numeric address, or a name without a port, is the loopback."""
     if host == "localhost":
         return True
     try:

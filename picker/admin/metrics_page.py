@@ -46,7 +46,7 @@ def of_pool(metrics: PickerMetrics) -> Iterable[AnySeries]:
 
 
 def _added(families: _Families, pieces: Iterable[list[str]], label: str) -> Iterator[bytes]:
-    """Add lines to their families, each with `label`; yield an empty piece after each piece."""
+    """Add lines, each with `label`, to their families; yield an empty piece for each piece."""
     family: list[str] = []
     for lines in pieces:
         for line in lines:
@@ -61,7 +61,7 @@ def _added(families: _Families, pieces: Iterable[list[str]], label: str) -> Iter
 
 
 def _labelled(line: str, label: str) -> str:
-    """Add `label` to a sample, unless it has a label of that name."""
+    """Return a sample with `label` added, unless it already has a label of that name."""
     # The text alone may also be part of a name that a client chose.
     if _OWN in line and LABEL in _ONE_LABEL.findall(line):
         return line

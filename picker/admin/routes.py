@@ -65,18 +65,18 @@ class AdminSource(Protocol):
     def decisions(self, limit: int) -> Iterable[RecordSummary]: ...
 
     def decision(self, request_id: str | None) -> RecordView | None:
-        """Find a request by its id, or for None the last one."""
+        """Return the request with this id, or for None the last request."""
 
     def health(self) -> Mapping[str, HealthView]:
-        """Show the health of endpoints by key; an absent one is healthy."""
+        """Return the health of endpoints by key; an endpoint that is absent is healthy."""
 
     def traffic(self) -> Traffic:
-        """Sample the traffic by endpoint; called once a second."""
+        """Return a sample of the traffic by endpoint; called once a second."""
 
     def configuration(self) -> ConfigView: ...
 
     def problem(self) -> str | None:
-        """Describe what is wrong with the pool or its discovery; None: nothing."""
+        """Return what is wrong with the pool or its discovery; None if nothing is."""
 
 
 class PoolPages:
@@ -98,7 +98,7 @@ class PoolPages:
         self._clock = clock
 
     def routes(self, is_ready: Callable[[], bool], key: str = "") -> list[web.RouteDef]:
-        """Return all routes; as one of several pools, `key` is its name."""
+        """Return all routes; `key` is the pool's name if it is one of several."""
         source = self.source
 
         async def page() -> bytes:
@@ -160,7 +160,7 @@ class PoolPages:
         self.history.record(samples, pool)
 
     async def _show_endpoints(self, request: web.Request) -> web.Response:
-        """Show all endpoints; `?history=N` adds samples, the last of which sets all numbers."""
+        """Return all endpoints; with `?history=N` also samples, and all numbers of the last."""
         samples = whole_number(request, "history", default=0, least=0, most=SAMPLES)
         health = self.source.health()
         candidates = self.source.datastore.snapshot().candidates
@@ -270,7 +270,7 @@ def monitoring_routes(
     is_ready: Callable[[], bool],
     problem: Callable[[], str | None],
 ) -> list[web.RouteDef]:
-    """Return the routes that any host name may use; `problem` says why the pool may be old."""
+    """Return the routes that any host name may use; `problem` says why the pool may be outdated."""
 
     async def show_metrics(_request: web.Request) -> web.Response:
         return web.Response(body=await page(), headers={"Content-Type": CONTENT_TYPE})
@@ -301,7 +301,7 @@ def page_files() -> dict[str, bytes]:
 
 
 def _pool_page(key: str) -> bytes:
-    """Make the page of pool `key` of several, with links relative to its depth."""
+    """Return the page of pool `key`, one of several, with links relative to its depth."""
     which = _WHICH.format(up="../" * (key.count("/") + 2), key=escape(key))
     title = f"<title>{escape(key)} · Pointsman</title>"
     text = page_files()[_INDEX].decode()

@@ -58,7 +58,7 @@ class AdminServer:
         self._authorize = authorize
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """Listen, without `tls` in plain text; return the bound port. Raises `OSError`."""
+        """Listen, in plain text if `tls` is None; return the bound port. Raises `OSError`."""
         guard = guarding(self._check, self._failures, self._names)
         application = web.Application(middlewares=[guard])
         if self._authorize is not None:
@@ -96,7 +96,7 @@ class SeveralPools:
         self._turns = Turns() if turns is None else turns
 
     def server(self) -> AdminServer:
-        """Create the server; a client that may see a page of one pool may see it of all."""
+        """Create the server; clients that may see a page of one pool may see it of every pool."""
         routes, names = self._top(), {PREFIX + "{rest}": LIST}
         for key, (pages, is_ready) in self._pools.items():
             for one in pages.routes(is_ready, key):

@@ -13,7 +13,7 @@ PREFIX: Final = "/pools/"
 
 
 class HealthView(msgspec.Struct, frozen=True):
-    """`state` is healthy, suspect, ejected, on-trial, or unknown: it answered nothing lately."""
+    """An endpoint's `state`: healthy, suspect, ejected, on-trial, or unknown (no recent answer)."""
 
     state: str
     consecutive_failures: int = 0
@@ -39,7 +39,7 @@ NOT_USABLE: Final = frozenset({"ejected", "unknown"})  # states
 
 
 class EndpointView(msgspec.Struct, frozen=True):
-    """Rates are those of `traffic.Recent`, `ttft` that of `traffic.Served`; None: unknown."""
+    """An endpoint, with rates of `traffic.Recent`, `ttft` of `traffic.Served`; None: unknown."""
 
     key: str
     name: str
@@ -59,7 +59,7 @@ class EndpointView(msgspec.Struct, frozen=True):
 
 
 class PoolRates(msgspec.Struct, frozen=True):
-    """Rates as in `PoolValues`, and times to the first token that clients see."""
+    """The rates of `PoolValues`, and the times to the first token that clients see."""
 
     requests_per_second: float | None = None
     refusals_per_second: float | None = None
@@ -75,7 +75,7 @@ class AboutView(msgspec.Struct, frozen=True):
 
 
 class EndpointsView(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The endpoints in the order of discovery; with `history`, numbers are of its last sample."""
+    """The endpoints in the order of discovery; with `history`, numbers are from its last sample."""
 
     endpoints: tuple[EndpointView, ...]  # no default, so that an empty pool is encoded too
     pool: PoolRates = PoolRates()

@@ -1,4 +1,4 @@
-"""The connection to a cluster: access control by it, and the election of a leader in it."""
+"""The connection to a cluster, which controls access and holds the election of a leader."""
 
 import asyncio
 import logging
@@ -96,12 +96,12 @@ class Leadership:
         return self._keeper is None or self._keeper.is_leader()
 
     async def may_follow(self, config: EndpointPickerConfig) -> None:
-        """Return at once, or, without the gate `haPopulateNonLeaderDatastore`, as the leader."""
+        """Wait until this replica leads, unless the gate `haPopulateNonLeaderDatastore` is on."""
         if self._keeper is not None and not gate_settings(config)[STANDBY_GATE]:
             await self._keeper.led()
 
     def problem(self) -> str | None:
-        """Explain why this replica does not lead, or may soon lose the lead; None: it leads."""
+        """Return why this replica does not lead or may soon lose the lead; None if it leads."""
         keeper = self._keeper
         if keeper is None:
             return None
@@ -115,12 +115,12 @@ class Leadership:
             self._keeper.resign()
 
     def start(self, group: asyncio.TaskGroup) -> None:
-        """Take part until `resign`; the task ends once the lease is released."""
+        """Take part in the election until `resign`; the task ends once the lease is released."""
         if self._keeper is not None:
             group.create_task(self._keeper.run(), name="leader election")
 
 
 def steady_seconds() -> float:
-    """Read a clock that also counts while the machine sleeps, if there is one."""
+    """Return the time of a clock that also runs while the machine sleeps, if there is one."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)

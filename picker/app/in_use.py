@@ -29,7 +29,7 @@ MIN_SECRET_BYTES = 16
 
 
 class ConfigInUse:
-    """Owns the assembly in use. Listeners must not fail: every check precedes them."""
+    """Owns the assembly in use. Listeners must not fail: all checks are made before they run."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ConfigInUse:
         self._listeners.append(listener)
 
     def apply(self, loaded: LoadedConfig) -> tuple[Finding, ...]:
-        """Put a configuration to use; return its warnings. After `ConfigError` nothing changed."""
+        """Apply a configuration; return its warnings. A `ConfigError` leaves all as it was."""
         before = self._assembly
         # A copy, since the build must not change what requests use meanwhile.
         known = MappingProxyType(dict(before.instances))
@@ -112,7 +112,7 @@ def config_in_use(
 
 
 def read_config(options: Options) -> tuple[LoadedConfig, bytes | None]:
-    """Load the configuration of the options, or the built-in one, and its file's content."""
+    """Return the configuration of the options, or the built-in one, and the content of its file."""
     if options.config_file is not None and options.config_text is not None:
         raise ConfigError("--config-file and --config-text exclude each other")
     if options.config_text is not None:

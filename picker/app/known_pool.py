@@ -41,7 +41,7 @@ class KnownPool:
         inflight: InflightLoad,
         observers: Iterable[EndpointObserver] = (),
     ) -> None:
-        """Raise `ConfigError` unless there is exactly one source of endpoints."""
+        """Prepare the pool. Raise `ConfigError` unless there is exactly one source of endpoints."""
         self._observers = tuple(observers)
         self.datastore, self.rules = Datastore(), RequestRules()
         self.use(assembly)
@@ -74,14 +74,14 @@ class KnownPool:
         self._source.load()
 
     def problem(self) -> str | None:
-        """Explain why the endpoints may be out of date; None: they are current."""
+        """Return why the endpoints may be out of date; None if they are current."""
         return self._source.problem()
 
     def is_absent(self) -> bool:
         return self._source.is_absent()
 
     def works(self, may_follow: Callable[[], Awaitable[None]]) -> dict[str, Work]:
-        """Return the tasks that follow the pool; discovery starts once `may_follow` allows it."""
+        """Return the tasks that follow the pool; discovery starts once `may_follow` returns."""
 
         async def follow() -> None:
             await may_follow()
@@ -133,7 +133,7 @@ def _endpoints_file(options: Options, assembly: Assembly) -> tuple[Path, bool, b
 
 
 def addresses_of(name: str) -> tuple[str, ...]:
-    """Resolve a host name to its sorted IPv4 addresses, or IPv6 without any. Blocks."""
+    """Return the sorted IPv4 addresses of a host name, or the IPv6 ones if it has none. Blocks."""
     found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     either = [
         sorted({str(address[0]) for family, *_, address in found if family == wanted})

@@ -51,9 +51,9 @@ class ExtProcPort:
         flag: str = "--grpc-port",
         expiry: Gauge | None = None,
     ) -> None:
-        """Open no port. Raise `ConfigError` for unusable certificates. `health` answers health
-        checks at this port too, `streams` counts its streams, each if the options say so. `flag`
-        names the port in messages; `certificate` replaces a self-signed one.
+        """Prepare the port without opening it. Raise `ConfigError` for unusable certificates. If
+        the options say so, `health` answers health checks at this port too, and `streams` counts
+        its streams. `flag` names the port in messages; `certificate` replaces a self-signed one.
         """
         self._certificates: CertificateFolder | None = None
         if options.tls is not None and options.tls.cert_path is not None:
@@ -87,7 +87,7 @@ class ExtProcPort:
             await self._certificates.watch(self._server.use_certificate)
 
     async def close(self, grace_seconds: float) -> None:
-        """Take no new requests, and let those under way end for `grace_seconds`."""
+        """Take no new requests, and give those under way `grace_seconds` to end."""
         await self._server.stop(grace_seconds)
 
 
@@ -112,7 +112,7 @@ class Listeners:
         metrics: PickerMetrics,
         own: Iterable[OwnPort] = (),
     ) -> None:
-        """Open no port. Raise `ConfigError` for unusable certificates."""
+        """Prepare the ports without opening them. Raise `ConfigError` for unusable certificates."""
         self._options, self._admin = options, admin
         streams = StreamMetrics(metrics, time.monotonic)
         made = _self_signed() if options.tls is not None and not options.tls.cert_path else None
@@ -248,7 +248,7 @@ def _metrics_tls(
 
 
 async def bound(start: Coroutine[None, None, int], flag: str, address: str) -> int:
-    """Await `start`; return the bound port. Raises `StartError` with `flag` and `address`."""
+    """Await `start`; return the bound port. Raises `StartError` naming `flag` and `address`."""
     try:
         return await start
     except OSError as error:

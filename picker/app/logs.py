@@ -1,4 +1,4 @@
-"""Logging: a line of text, or one JSON object a line."""
+"""Logging, as lines of text or with one JSON object per line."""
 
 import json
 import logging
@@ -10,7 +10,7 @@ QUIET_LEVEL = 1  # below it only errors are logged
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats one object a line, with the keys of the reference picker's logs."""
+    """Formats each record as one line of JSON, with the keys of the reference picker's logs."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, str] = {
@@ -25,7 +25,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logging(verbosity: int, *, as_json: bool) -> None:
-    """Log to standard error: 2 is normal, 4 and above is debug, 0 errors only."""
+    """Log to standard error; a `verbosity` of 0 means errors only, 2 is normal, 4 adds details."""
     target = logging.StreamHandler(sys.stderr)
     text = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     target.setFormatter(JsonFormatter() if as_json else logging.Formatter(text))

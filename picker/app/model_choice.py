@@ -163,7 +163,7 @@ class ModelChoice:
         raise self._refusal(Code.NOT_FOUND, f"the model '{shown(model)}' does not exist")
 
     def _of_path(self, raw: RawRequest) -> str:
-        """Read the model of a request without a body: `/v1/models/NAME`, or `?model=NAME`."""
+        """Return the model that a body-less request names: `/v1/models/NAME` or `?model=NAME`."""
         path, _, query = target_of(raw.headers).partition("?")
         if path.rstrip("/") == LIST_PATH:
             raise ModelListing(self._models.listing())
@@ -244,6 +244,6 @@ class ModelListing(RefusedError):  # noqa: N818
 
 
 def shown(text: str) -> str:
-    """Make a name that a client chose fit for one line of a message."""
+    """Return a name that a client chose, made fit for one line of a message."""
     cut = text if len(text) <= _SHOWN_LENGTH else f"{text[:_SHOWN_LENGTH]}…"
     return "".join(letter if letter.isprintable() else " " for letter in cut)

@@ -28,7 +28,7 @@ INTERVAL_SECONDS = 0.05  # between two messages to a peer, at least
 
 
 class Peering:
-    """Owns the exchange of one pool with other replicas, and the connections to them."""
+    """Owns the exchange of one pool's state with other replicas, and the connections to them."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Peering:
         inflight: InflightLoad,
         metrics: PickerMetrics,
     ) -> None:
-        """Raise `ConfigError` for unreadable certificates, or slices without a cluster."""
+        """Raise `ConfigError` for unreadable certificates, or for slices without a cluster."""
         self._access: ClusterAccess | None = None
         credentials = None if flags.cert_path is None else PeerCredentials(flags.cert_path)
         is_configured = options.hash_seed_file is not None

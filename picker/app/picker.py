@@ -44,7 +44,7 @@ __all__ = ["Options", "Picker", "Ports", "StartError", "compose", "serve"]
 
 
 def compose(options: Options) -> Picker:
-    """Build a picker; opens no port. Raises `ConfigError`."""
+    """Build a picker without opening a port. Raises `ConfigError`."""
     room, turns = PageRoom(options.metrics_client_label_bytes), Turns()
     metrics = PickerMetrics(room)
     metrics.info.labels("", version("pointsman")).set(1)
@@ -115,7 +115,7 @@ class Serving:
         return lambda: self._serves() and pool.is_known()
 
     def is_known(self) -> bool:
-        """True once the endpoints of all pools are known; after the grace, of any pool."""
+        """True once the endpoints of all pools are known; after the grace period, of any pool."""
         if not any(pool.is_known() for pool in self.pools.values()):
             return False
         if all(pool.is_known() or pool.known.is_absent() for pool in self.pools.values()):
@@ -186,7 +186,7 @@ class Picker:
                 await asyncio.gather(*(pool.close() for pool in self.pools.values()))
 
     async def _drain(self) -> None:
-        """Report "not serving", but serve on until proxies have stopped sending or time is up."""
+        """Report "not serving", but keep serving until proxies stop sending or time is up."""
         self.serving.is_draining = True
         # At once, so that a standby becomes ready while requests end here.
         self.serving.leadership.resign()
@@ -200,9 +200,9 @@ class Picker:
         await self._listeners.close_ext_proc(grace)
 
     async def _until_quiet(self) -> float:
-        """Return the seconds left when nothing was under way or decided for a while. A proxy needs
-        a moment to notice that a picker is not ready any more, and a request refused in that moment
-        is an error to its client.
+        """Wait until nothing has been under way or decided for a while; return the seconds left. A
+        proxy needs a moment to notice that a picker is no longer ready, and a request refused in
+        that moment is an error to its client.
         """
         pools, loop = self.pools.values(), asyncio.get_running_loop()
         deadline = loop.time() + self._options.drain_timeout_seconds

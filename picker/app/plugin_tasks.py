@@ -1,4 +1,4 @@
-"""Background tasks of plugins, for as long as a configuration has the plugin."""
+"""Background tasks of plugins; each runs as long as a configuration has its plugin."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ Work: TypeAlias = Callable[[str, P, asyncio.Event], Coroutine[Any, Any, None]]
 
 
 class PluginTasks(Generic[P]):
-    """Owns a task for each plugin; new ones begin when old ones have freed their addresses."""
+    """Owns a task for each plugin; new tasks begin once old ones have freed their addresses."""
 
     def __init__(self, work: Work[P]) -> None:
         self._work = work

@@ -25,8 +25,8 @@ _MAX_WARNINGS: Final = 100
 
 
 class PoolChoice:
-    """Chooses the director of a call. `pools` are by all names that proxies may use. `unnamed`
-    serves calls that name no pool; None: these are refused, unless there is only one pool.
+    """Chooses the director of a call. `pools` maps all names that proxies may use. `unnamed` serves
+    calls that name no pool; if it is None, these are refused unless there is only one pool.
     """
 
     def __init__(

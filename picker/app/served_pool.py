@@ -1,4 +1,4 @@
-"""One pool: the parts that know its endpoints, decide its requests, and report on both."""
+"""One pool: the parts that know its endpoints, decide on its requests, and report on both."""
 
 import asyncio
 import logging
@@ -54,12 +54,12 @@ MAX_NAMED = 5  # endpoints in a sentence
 
 
 class ServedPool:
-    """Owns every collaborator that only one pool has. An `AdminSource`."""
+    """Owns the parts that each pool has for itself. It is an `AdminSource`."""
 
     def __init__(
         self, options: Options, outbound: Outbound, metrics: PickerMetrics, leadership: Leadership
     ) -> None:
-        """Open no port. Raise `ConfigError`."""
+        """Prepare the pool without opening a port. Raise `ConfigError`."""
         self._options, self._leadership = options, leadership
         name = options.pool_key or options.pool_name
         self._about = AboutView(name, version("pointsman"), time.time())
@@ -156,7 +156,7 @@ class ServedPool:
         )
 
     def _flow_control(self, context: RequestContext) -> FlowController:
-        """Create flow control for all configurations; it admits everything unless one uses it."""
+        """Create flow control for all configurations; it admits everything while none uses it."""
 
         def pool() -> Sequence[Candidate]:
             known = context.datastore.snapshot().candidates
@@ -174,7 +174,7 @@ class ServedPool:
         return flow
 
     def _use(self, assembly: Assembly) -> None:
-        """Serve new requests with `assembly`; waiting ones then wait by its flow control."""
+        """Serve new requests with `assembly`; waiting requests then follow its flow control."""
         self.known.use(assembly)
         plugins = ((name, one.plugin) for name, one in assembly.instances.items())
         consumers = {name: one for name, one in plugins if isinstance(one, KvEventConsumer)}

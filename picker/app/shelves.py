@@ -1,7 +1,7 @@
 """The optional parts of a picker: a flag asks for one, and its module is then loaded by name.
 
 The core imports no shelf, so a shelf is removed by deleting its folder and its row here; a picker
-without it refuses the flag. What the core calls of a shelf is the protocol beside the table.
+without it refuses the flag. The protocol beside the table declares what the core calls in a shelf.
 """
 
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -24,7 +24,7 @@ _SHELVES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PoolSight:
-    """The view of one pool for a shelf."""
+    """One pool, as a shelf sees it."""
 
     name: str
     namespace: str
@@ -76,7 +76,7 @@ def autoscaler(
 def discovery_port(
     flags: XdsFlags, pools: Iterable[PublishedPool], series: XdsSeries
 ) -> DiscoveryPort:
-    """Build the port of endpoint discovery; `series` are of the process. Raises `ConfigError`."""
+    """Build the port of endpoint discovery; `series` are the process's. Raises `ConfigError`."""
     return cast("DiscoveryPort", _builder("--xds-port")(flags, pools, series))
 
 

@@ -1,4 +1,4 @@
-"""The command line of the picker. Its flags have the names of the reference picker's.
+"""The command line of the picker. Its flags are named like those of the reference picker.
 
 A flag of the reference that this picker cannot honour is refused with the reason, never ignored.
 """
@@ -81,7 +81,7 @@ def build_parser() -> Parser:
 
 
 def options_of(arguments: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Options:
-    """Make the options of parsed flags and environment variables. Raises `ConfigError`."""
+    """Return the options for parsed flags and environment variables. Raises `ConfigError`."""
     environ = os.environ if environ is None else environ
     check(arguments)
     kubernetes, given = _kubernetes_of(arguments, environ), arguments
@@ -143,7 +143,7 @@ def _kubernetes_of(
 
 
 def _selected_name(arguments: argparse.Namespace, environ: Mapping[str, str]) -> str:
-    """Name a pool of selected Pods after the picker's own Deployment."""
+    """Return the name for a pool of selected Pods: that of the picker's own Deployment."""
     ports = frozenset(arguments.endpoint_target_ports)
     if len(ports) > MAX_TARGET_PORTS:
         raise ConfigError(

@@ -67,7 +67,7 @@ class XdsFlags:
 class KubernetesFlags:
     """A pool of a cluster: the InferencePool `pool_name` of `pool_group`, or selected Pods.
     `endpoint_selector` selects Pods that serve at `endpoint_target_ports`; then `pool_name` is only
-    a label. `kubeconfig` None: that of `KUBECONFIG`, or the Pod's service account.
+    a label. If `kubeconfig` is None, `KUBECONFIG` or the Pod's service account is used.
     """
 
     pool_name: str
@@ -88,9 +88,9 @@ class ElectionFlags:
 
 @dataclass(frozen=True, slots=True)
 class PeerFlags:
-    """Either `names` are resolved, or the EndpointSlices of the Service `slices` are followed.
-    `server_name` is the name in peers' certificates, "": the one they were found by. `namespace` is
-    that of the Service, "": the pool's. `pool` is the pool's name among replicas, "": its own.
+    """Either `names` are resolved, or the EndpointSlices of the Service `slices` are followed. If
+    empty, `server_name` (in peers' certificates) is the name they were found by, `namespace` (of
+    the Service) is the pool's, and `pool` (the name among replicas) is the pool's own.
     """
 
     names: tuple[PeerName, ...]
@@ -117,9 +117,9 @@ class PoolFlags:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Ports: 0 takes a free one. `tls` None: plain text. `pools` are those of a picker of several,
-    each of which has options of its own made of these (`pools.split`), with a `pool_key`; a picker
-    of one pool has neither.
+    """A port of 0 takes a free one; without `tls` it uses plain text. A picker of several pools has
+    `pools`, for each of which `pools.split` derives options with a `pool_key`; a picker of one pool
+    has neither.
     """
 
     config_file: Path | None = None
@@ -167,7 +167,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The ports of a started picker; `grpc` 0: a unix socket, other ports None: not served."""
+    """The ports of a started picker; `grpc` 0 is a unix socket, other ports None are not served."""
 
     grpc: int
     health: int

@@ -40,7 +40,7 @@ class OnePool:
 def pools_of(
     arguments: argparse.Namespace, cluster: KubernetesFlags | None
 ) -> tuple[PoolFlags, ...]:
-    """Return the pools of the flags, none for a picker of one pool. Raises `ConfigError`."""
+    """Return the pools that the flags name; none for a picker of one pool. Raises `ConfigError`."""
     asked: Sequence[PoolFlags] = arguments.pool
     if not asked:
         return ()
@@ -62,7 +62,7 @@ def pools_of(
 
 
 def split(options: Options) -> tuple[OnePool, ...]:
-    """Split the options by pool; without `options.pools` there is one, with an empty key."""
+    """Return the options of each pool; without `options.pools` there is one, with an empty key."""
     if not options.pools:
         return (OnePool("", (options.pool_name,), options),)
     same = Counter(one.name for one in options.pools)
@@ -99,7 +99,7 @@ def _one_of(options: Options, pool: PoolFlags, is_alone: bool) -> OnePool:
 
 
 def _peers_of(options: Options, pool: str) -> PeerFlags | None:
-    """Return the same replicas for all pools, so that no name depends on other pools."""
+    """Return the replicas, the same for all pools; `pool` does not depend on other pools."""
     peers, cluster = options.peers, options.kubernetes
     if peers is None:
         return None

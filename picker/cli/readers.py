@@ -24,7 +24,7 @@ def namespace(text: str) -> str:
 
 
 def _path(text: str) -> Path | None:
-    """Read a path; "" is None: the reference's default, and what templates render for it."""
+    """Read a path; None for "", which is the reference's default and what templates render."""
     return Path(text) if text else None
 
 
@@ -41,7 +41,7 @@ def _ports(text: str) -> list[int]:
 
 
 def _size(least: int, why: str, absent: int | None = None) -> Reader:
-    """Make a reader of sizes; `absent` is the value of "", and may be below `least`."""
+    """Return a reader of sizes; `absent` is the value of "", and may be below `least`."""
 
     def read(text: str) -> int:
         found = absent if absent is not None and not text else quantity_bytes(text)

@@ -1,4 +1,4 @@
-"""A decoded configuration → the objects that carry it out. All or nothing; no I/O.
+"""Builds the objects of a decoded configuration, all or none; no I/O.
 
 All errors are collected before they are reported together.
 """
@@ -281,7 +281,7 @@ class _Builder:
     def _bound(
         self, point: str, instance: Instance, *, profile: str = "", weight: float = 1.0
     ) -> BoundPlugin[Any]:
-        """Bind a plugin with its metrics and its scope: what it and its plugins declare."""
+        """Return a plugin with its meter and its scope: the data it and its plugins declare."""
         name, type_name, metrics = instance.name, instance.type_name, self.metrics
         plugin = instance.plugin
         labels = (point, type_name, name)
@@ -303,7 +303,7 @@ class _Builder:
 def check_config(
     content: bytes, name: str, registry: Registry, options: BuildOptions
 ) -> tuple[Finding, ...]:
-    """Return all findings, in the order of the file; with errors no picker would start."""
+    """Return all findings, in the order of the file; if any is an error, no picker would start."""
     try:
         _, assembly = assemble(content, name, registry, options)
     except InvalidConfigError as error:

@@ -53,7 +53,7 @@ def create_missing_producers(plugins: PluginInstances) -> None:
 
 
 def producers_in_order(plugins: PluginInstances) -> list[Instance]:
-    """Sort data producers: each follows those whose findings it needs or uses."""
+    """Return the data producers sorted: each follows those whose findings it needs or uses."""
     producers = [one for one in plugins if is_producer(one.plugin)]
     makers = {key: one.name for one in producers for key in produced_by(one)}
     needs = {one.name: {makers[k] for k in needed_by(one) if k in makers} for one in producers}
@@ -90,8 +90,8 @@ def check_layers(plugins: PluginInstances) -> None:
 
 
 def warn_of_unread(plugins: PluginInstances, in_profiles: Collection[str]) -> None:
-    """Report producers whose findings no used plugin reads, and the plugins that read others of the
-    same type. A producer that also does something else counts as used.
+    """Warn of producers whose findings no used plugin reads; name the plugins that read findings of
+    the same type from other producers. A producer that also does something else counts as used.
     """
     read: dict[DataKey[Any], str] = {}
     for one in plugins:
@@ -113,7 +113,7 @@ def warn_of_unread(plugins: PluginInstances, in_profiles: Collection[str]) -> No
 
 
 def is_producer(plugin: object) -> bool:
-    """Check whether it makes findings between the arrival of a request and its scheduling."""
+    """Return whether a plugin makes findings between a request's arrival and its scheduling."""
     return isinstance(plugin, DataProducer | AsyncDataProducer)
 
 

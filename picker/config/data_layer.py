@@ -43,8 +43,8 @@ class BoundSource:
 
 @dataclass(frozen=True, slots=True)
 class DataLayerPlan:
-    """`discovery` None: the configuration names none. Only `replica_interval_seconds`, between two
-    messages to other replicas (None: not configured), can change while the picker runs.
+    """`discovery` is None if the configuration names none. Only `replica_interval_seconds`, between
+    two messages to other replicas (None: not configured), can change while the picker runs.
     """
 
     sources: tuple[BoundSource, ...] = ()
@@ -53,7 +53,7 @@ class DataLayerPlan:
     replica_interval_seconds: float | None = None
 
     def differences(self, other: DataLayerPlan) -> list[str]:
-        """List the parts of `dataLayer` that differ from `other`."""
+        """Return the parts of `dataLayer` that differ from `other`."""
         changed = []
         if list(map(_written, self.sources)) != list(map(_written, other.sources)):
             changed.append("dataLayer.sources")
@@ -83,7 +83,7 @@ def plan_data_layer(
 
 
 def written_discovery(config: EndpointPickerConfig) -> Iterator[tuple[Path, str]]:
-    """Yield the name of the discovery plugin with its path; the later place precedes the older."""
+    """Yield the names of discovery plugins with their paths; the later place precedes the older."""
     layer = config.data_layer
     section = layer.discovery if layer else None
     if section is None:

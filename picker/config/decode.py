@@ -47,9 +47,9 @@ _ABSENT = _Absent.ABSENT
 def decode(
     value: Any, shape: type[S], at: Path, findings: Findings, *, allow_unknown: bool = False
 ) -> S | None:
-    """Decode `value` at `at` as a `shape`; None after errors, which go into `findings`. A known key
-    without a value is the same as no key. With `allow_unknown` an unknown key is dropped with a
-    warning: it may be one of a newer schema.
+    """Decode `value` at path `at` as a `shape`; return None after errors, which go into `findings`.
+    A known key without a value counts as absent. With `allow_unknown` an unknown key is dropped
+    with a warning: it may be one of a newer schema.
     """
     unknown: dict[Path, str] = {}
     written = _written(value, shape, at, unknown if allow_unknown else None)
@@ -60,7 +60,7 @@ def decode(
 
 
 def decode_most(value: Any, shape: type[S], at: Path, findings: Findings) -> S:
-    """Like `decode`, but omit or empty only the invalid parts."""
+    """Decode as `decode` does, but omit or empty only the invalid parts."""
     before, value = len(findings), _written(value, shape, at, None)
     decoded = _converted(value, shape, at, findings)
     if decoded is not None:
@@ -71,7 +71,7 @@ def decode_most(value: Any, shape: type[S], at: Path, findings: Findings) -> S:
 
 
 def _written(value: Any, annotation: Any, at: Path, unknown: dict[Path, str] | None) -> Any:
-    """Drop keys of structs that have no value, and move those that no struct has to `unknown`."""
+    """Return `value` without keys that have no value; move the keys no struct has to `unknown`."""
     shape, _ = _required(annotation)
     if get_origin(shape) is Annotated:
         shape = get_args(shape)[0]
@@ -171,19 +171,19 @@ def _walk_list(value: Any, element: Any, at: Path, findings: Findings) -> Any:
 
 
 def _hole(shape: type[msgspec.Struct]) -> Any:
-    """Make a struct of defaults, with "" for required fields."""
+    """Return a struct of defaults, with "" for required fields."""
     required = {field.name: "" for field in _fields(shape) if field.required}
     return shape(**required)
 
 
 @cache
 def _fields(shape: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
-    """Cache the fields: msgspec derives them from the annotations each time."""
+    """Return the fields from a cache: msgspec derives them from the annotations each time."""
     return msgspec.structs.fields(shape)
 
 
 def _required(annotation: Any) -> tuple[Any, bool]:
-    """Split `| None` off the annotation; return the rest, and whether there was one."""
+    """Return the annotation without `| None`, and whether it had one."""
     if get_origin(annotation) not in (Union, UnionType):
         return annotation, False
     parts = [part for part in get_args(annotation) if part is not NoneType]
@@ -207,7 +207,7 @@ def _report(message: str, shape: Any, at: Path, findings: Findings) -> None:
 
 
 def _limits_missed(value: Any, annotation: Any) -> str:
-    """Describe the limits that a number violates; "" for other errors."""
+    """Return the limits that a number violates, described in words; "" for other errors."""
     if get_origin(annotation) is not Annotated or isinstance(value, bool):
         return ""
     kind, *limits = get_args(annotation)

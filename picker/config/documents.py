@@ -38,8 +38,8 @@ def loader_class() -> type[yaml.SafeLoader]:
 
 
 def as_json(value: Any, at: Path, findings: Findings) -> Any:
-    """Convert as a round trip through JSON does; values that JSON cannot represent become findings.
-    Raises `RecursionError` for deeply nested values.
+    """Convert `value` as a round trip through JSON does; what JSON cannot represent becomes a
+    finding. Raises `RecursionError` for deeply nested values.
     """
     if isinstance(value, dict):
         named = ((_key(key), one) for key, one in value.items())
@@ -116,9 +116,9 @@ def constructed(loader: yaml.SafeLoader, root: yaml.Node) -> Any:
 
 
 def duplicate_keys(root: yaml.Node) -> Iterator[tuple[str, yaml.Mark, int]]:
-    """Find duplicate keys, of which YAML parsers silently use the last, with their marks and the
-    lines, from one, where they are first. Called before the construction, which writes merged keys
-    into the nodes.
+    """Yield duplicate keys, of which YAML parsers silently use the last, with their marks and the
+    lines (from one) where they occur first. Call this before the construction, which writes merged
+    keys into the nodes.
     """
     for node in _mappings(root):
         seen: dict[str, int] = {}

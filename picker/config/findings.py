@@ -49,7 +49,7 @@ class Source:
 
 
 def dotted(path: Path) -> str:
-    """Format as in `plugins[2].parameters.blockSize`."""
+    """Format a path as in `plugins[2].parameters.blockSize`."""
     steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
     return "".join(steps).lstrip(".")
 
@@ -67,8 +67,8 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`line` and `column` count from one; None: nothing is written there. `key` is the dotted path.
-    `allowed` are the valid values, if they can be listed; `nearest` was probably meant.
+    """`line` and `column` count from one, None if nothing is written there. `key` is the dotted
+    path. `allowed` are the valid values, if they can be listed; `nearest` was probably meant.
     """
 
     severity: Severity
@@ -166,7 +166,7 @@ class Findings:
             self.error(path, text, names, nearest_name(given, names))
 
     def take_as(self, written: Path, meant: Path) -> None:
-        """Report findings at `meant` at the misspelt key `written` instead."""
+        """Report findings about the key `meant` at `written`, its misspelt form in the file."""
         self._written[meant] = written
 
     def _as_written(self, path: Path) -> Path:
@@ -186,7 +186,7 @@ class Findings:
             raise InvalidConfigError(self)
 
     def _is_left_out(self, severity: Severity) -> bool:
-        """Count a finding beyond the limit; false below the limit."""
+        """Return whether there is no room for another finding; if so, count it as left out."""
         if len(self._found) < self._limit:
             return False
         self._left_out += 1
@@ -213,6 +213,6 @@ class Findings:
 
 
 def nearest_name(given: object, known: Sequence[str]) -> str | None:
-    """Return the name of `known` with the spelling closest to `given`, if any is close."""
+    """Return the name in `known` with the spelling closest to `given`; None if none is close."""
     near = difflib.get_close_matches(str(given), known, n=1)
     return near[0] if near else None

@@ -1,8 +1,8 @@
 """The section `flowControl` → settings with their policies, and the saturation detector.
 
-Defaults are those of the reference: a band's limit of 0, or a missing one, is 1e9 bytes or 5000
-requests; a limit for all bands is none; a time of 0 never ends. `maxMemory`, an addition to the
-reference, is 1Gi if missing, and unlimited if 0.
+Defaults are those of the reference: a limit of a band that is 0 or missing is 1e9 bytes or 5000
+requests; there is no limit for all bands together, and a time of 0 never ends. `maxMemory`, an
+addition to the reference, is 1Gi if missing, and unlimited if 0.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ T = TypeVar("T")
 def plan_flow_control(
     config: EndpointPickerConfig, plugins: PluginInstances, detector: Instance | None
 ) -> FlowControlSettings | None:
-    """Plan flow control; None if its gate is off, or after errors."""
+    """Plan flow control; return None if its gate is off, or after errors."""
     # Without the gate the section is not checked either: `schema` warns that it has no effect.
     if not gate_settings(config)[FLOW_CONTROL_GATE]:
         return None
@@ -225,7 +225,7 @@ class _Kind(Generic[T]):
 
 
 def _seconds(text: str | None, at: Path, findings: Findings, default: float) -> float:
-    """Parse a duration; 0 if it never ends, and if invalid, which is reported."""
+    """Return a duration in seconds; 0 if it never ends, or if it is invalid, which is reported."""
     if text is None:
         return default
     try:

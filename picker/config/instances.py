@@ -41,7 +41,7 @@ class Instance:
     origin: Origin = Origin.CONFIGURED
 
     def is_entry_of(self, other: Instance) -> bool:
-        """Check for equal entries: the plugin of one can serve the other."""
+        """Return whether the entries are equal, so that the plugin of one can serve the other."""
         return self.type_name == other.type_name and self.parameters == other.parameters
 
 
@@ -73,15 +73,15 @@ class PluginInstances:
 
     @property
     def is_complete(self) -> bool:
-        """False if an entry failed, so that a plugin that seems to be missing may be that one."""
+        """False if an entry failed: a plugin that seems to be missing may be of that entry."""
         return not self._broken
 
     def use(self, instance: Instance) -> None:
-        """Note that a section uses it without its name, by its kind."""
+        """Note that a section uses the plugin by its kind, without its name."""
         self._named.add(instance.name)
 
     def is_named(self, instance: Instance) -> bool:
-        """True if a section of the configuration, another plugin or a default refers to it."""
+        """Return whether a section, another plugin or a default refers to `instance`."""
         return instance.name in self._named or any(
             instance.name in self.names_in(other) for other in self
         )
@@ -107,7 +107,7 @@ class PluginInstances:
         return self._by_name.get(type_name)
 
     def referenced(self, name: str, path: Path, types: Sequence[str] = ()) -> Instance | None:
-        """Find the plugin that the text at `path` names; `types` are further valid names."""
+        """Return the plugin that the text at `path` names; `types` are further valid names."""
         self._named.add(name)
         instance = self._by_name.get(name)
         if instance is None and name and name not in self._broken:
@@ -124,8 +124,8 @@ class PluginInstances:
         return self.referenced(name, path, types)
 
     def connect(self) -> None:
-        """Give plugins those they name; called once, when all configured ones exist. A reused
-        plugin is connected already, unless one that it names was not reused: it is created anew.
+        """Give each plugin the plugins that it names; called once, when all configured ones exist.
+        A reused plugin is connected already; if one that it names was not, it is created anew.
         """
         if not self._is_free_of_loops():
             return
@@ -143,7 +143,7 @@ class PluginInstances:
                 self._connect(instance, instance.plugin)
 
     def used_by(self, instance: Instance) -> tuple[str, ...]:
-        """List the plugins that `instance` names, directly or through others."""
+        """Return the names of the plugins that `instance` names, directly or through others."""
         found: dict[str, None] = {}
         pending = list(self.names_in(instance))
         while pending:
@@ -154,7 +154,7 @@ class PluginInstances:
         return tuple(found)
 
     def names_in(self, instance: Instance) -> Mapping[str, Path]:
-        """Return the plugins that `instance` names, each with the path."""
+        """Return the names of the plugins that `instance` names, each with its path."""
         if not isinstance(instance.plugin, UsesPlugins):
             return {}
         base = (*instance.path, "parameters")
@@ -221,7 +221,7 @@ class PluginInstances:
         return replace(instance, plugin=plugin)
 
     def _at_fault(self, instance: Instance, text: str) -> Path:
-        """Return the path of the first parameter in the error message, or of all parameters."""
+        """Return the path of the first parameter that `text` names, or else of all parameters."""
         # Plugins only raise `ValueError` with a text, and name parameters as in the file.
         words = re.findall(r"\w+", text)
         named = (word for word in words if word in instance.parameters.__struct_encode_fields__)

@@ -13,8 +13,8 @@ MAX_CONFIG_BYTES = 1024 * 1024  # as the endpoints file of the reference
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """With errors among the `findings` it holds the valid parts, so that the rest can be checked
-    too; `build` then refuses it. `content` is the original text.
+    """A decoded configuration. With errors among the `findings` it holds the valid parts, so that
+    these can be checked too; `build` then refuses it. `content` is the original text.
     """
 
     config: EndpointPickerConfig
@@ -25,7 +25,7 @@ class LoadedConfig:
 
 def load_config(content: bytes, name: str) -> LoadedConfig:
     """Decode a configuration; `name` (a file, a flag) is for messages. Raises `InvalidConfigError`
-    unless `content` is a YAML document; all else are findings.
+    unless `content` is a YAML document; all other errors become findings.
     """
     with yaml_loader(content, name, "the configuration", MAX_CONFIG_BYTES) as loader:
         root = loader.get_single_node()

@@ -61,7 +61,7 @@ class PoolFile:
 
 def read_pool_file(content: bytes, name: str, pool: str) -> PoolFile:
     """Decode an endpoints file for the pool named `pool`; `name` is for messages. Raises
-    `ConfigError` for an unusable file: no YAML, too large, or without exactly one list of
+    `ConfigError` for a file that is not YAML, is too large, or does not have exactly one list of
     endpoints.
     """
     reading = _Reading(name, pool)
@@ -75,7 +75,7 @@ def read_pool_file(content: bytes, name: str, pool: str) -> PoolFile:
 
 
 def read_policies(content: bytes, name: str, pool: str) -> PoolFile:
-    """Decode a file of objectives and rewrites only. Raises `ConfigError` as `read_pool_file`."""
+    """Decode a file of objectives and rewrites only. Raises `ConfigError` like `read_pool_file`."""
     reading = _Reading(name, pool, lists_endpoints=False)
     reading.read(content)
     return reading.result(EndpointList(()))
@@ -160,7 +160,7 @@ class _Reading:
         self._report(findings)
 
     def _doubled_keys(self, root: yaml.Node) -> dict[int, str]:
-        """Describe entries with duplicate keys, by index. Raises `ConfigError` for two lists."""
+        """Describe the duplicate keys of entries, by index. Raises `ConfigError` for two lists."""
         doubled: dict[int, str] = {}
         lists = [pair for pair in _pairs(root) if pair[0].value == _ENDPOINTS]
         if len(lists) > 1:

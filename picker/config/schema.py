@@ -93,7 +93,7 @@ class PriorityBand(PriorityBandTemplate, frozen=True, kw_only=True):
 
 
 class FlowControl(Section, frozen=True):
-    """Queueing in front of the pool. `max_memory` is not of the reference."""
+    """Queueing in front of the pool. The reference has no `max_memory`."""
 
     max_bytes: int | str | None = None
     max_requests: int | str | None = None

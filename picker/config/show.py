@@ -68,7 +68,7 @@ def effective_lines(loaded: LoadedConfig, assembly: Assembly) -> list[ConfigLine
 
 
 def aligned(lines: list[ConfigLine], *, with_origin: bool) -> str:
-    """Join the lines; origins are comments in a column."""
+    """Join the lines; with origins, these are comments in a column."""
     if not with_origin:
         return "".join(f"{line.text}\n" for line in lines)
     width = min(72, max((len(line.text) for line in lines if line.origin), default=0))
@@ -92,7 +92,7 @@ class _Shown:
         self._document: dict[str | int, Any] = {}  # lists are mappings of their indexes
 
     def put(self, path: Path, value: Any, written: Path, otherwise: str = DEFAULT) -> None:
-        """Put `value` at `path`; `written` is its path in the source, if it is there, or ()."""
+        """Put `value` at `path`; `written` is its path in the source, () if it is not there."""
         if isinstance(value, dict) and value:
             for key, one in value.items():
                 self.put((*path, key), one, (*written, key) if written else (), otherwise)
@@ -260,5 +260,5 @@ def _put_flow_control(
 
 
 def _duration(seconds: float | None) -> str:
-    """Format as Go does, in seconds: `60s`, `0.5s`; 0s never ends."""
+    """Format a duration as Go does, in seconds: `60s`, `0.5s`; `0s` means that it never ends."""
     return "0s" if seconds is None else f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"

@@ -1,4 +1,4 @@
-"""The configuration file is followed: a change is applied as a whole, or changes nothing."""
+"""Follows the configuration file: a change is applied as a whole, or changes nothing."""
 
 import logging
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Apply = Callable[[LoadedConfig], tuple[Finding, ...]]
 
 
 def read_config_file(path: Path, flag: str) -> bytes:
-    """Read the file, or one byte more than allowed. Raises `ConfigError`."""
+    """Read the file, at most one byte more than allowed. Raises `ConfigError`."""
     try:
         with path.open("rb") as file:
             # One byte more, so that the loader refuses a file that is too large.
@@ -27,7 +27,7 @@ def read_config_file(path: Path, flag: str) -> bytes:
 
 
 class ConfigWatch:
-    """`apply` uses a configuration and returns its warnings; `ConfigError` leaves all as it was."""
+    """Follows the file; `apply` returns warnings, or raises `ConfigError` without any effect."""
 
     def __init__(
         self,
