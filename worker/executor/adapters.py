@@ -1,4 +1,4 @@
-"""A model runner's LoRA adapters: a thread reads them, slots hold them, steps have plans."""
+"""LoRA adapters of a model runner: read by a thread, held in slots, and planned for each step."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,7 +23,7 @@ class DeviceAdapters:
         self._reader = ThreadPoolExecutor(1, "adapters")
 
     def read(self, adapter: Adapter) -> Future[Any]:
-        """Start reading; see `Executor.read_adapter`."""
+        """Start reading an adapter; see `Executor.read_adapter`."""
 
         def read() -> Any:
             return self._store.prepared(read_adapter(adapter.path, self._config, self._max_rank))

@@ -1,7 +1,7 @@
 """The answers of a step: hidden states become draws and log probabilities.
 
-A row from which nothing can be drawn ends a run of drafts before it: plain decoding would reach
-that row one token later, and so the next step starts at it and fails.
+A row from which nothing can be drawn ends the run of drafts before it: plain decoding would reach
+that row one token later, so the next step starts there and fails.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TILE_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Drafts with `proposals[seq_id]`, q [k, V] float32, are verified by `method`."""
+    """The `method` of verifying drafts that have `proposals[seq_id]`: q [k, V] float32."""
 
     proposals: Mapping[int, Tensor] = field(default_factory=dict)
     method: str = STANDARD
@@ -48,9 +48,9 @@ class Verification:
 
 
 class PendingAnswers:
-    """The answers of a step from hidden [R, hidden_size], the `sample_rows` of `batch`;
-    construction launches all device work. `normed` computes the states that embeddings are pooled
-    from.
+    """The answers of a step, from the hidden states [R, hidden_size] of the `sample_rows` of
+    `batch`; construction launches all device work. `normed` computes the states that are pooled
+    into embeddings.
 
     Log probabilities of draws, and drafts that are verified by rejection, need the logits until
     `collect`; up to `tile_rows` rows stay in memory. Steps that need more wait for the device
@@ -100,7 +100,7 @@ class PendingAnswers:
 
     def store(self, state: DeviceState) -> None:
         """Store the last token of each sequence for the next step, unless rejection decides it.
-        With several answers, this is the first one's token.
+        With several answers, store the token of the first one.
         """
         for slots, tokens in self._drawn:
             state.remember(slots, tokens)
@@ -146,8 +146,8 @@ def _tiles(
 
 
 class _Tile:
-    """Sequences that draw, with 1 + `num_drafts` rows of logits each. All rows are drawn from, also
-    those behind a rejected draft, so that only the draws leave the device.
+    """Sequences that draw, with 1 + `num_drafts` rows of logits each. All rows are drawn from, even
+    those after a rejected draft, so that only the draws leave the device.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class _Tile:
             sampled[member.sequence.seq_id] = tuple(islice(drawn, len(tokens)))
 
     def _run(self, member: DraftedRows, outcomes: list[list[int]]) -> Run:
-        """Draws from one row fail together."""
+        """Return the run of a member. Draws from one row fail together."""
         tokens: list[int] = []
         for outcome in outcomes:
             own, state = run_of(outcome, self._width, member.sequence.num_drafts)
@@ -226,7 +226,7 @@ class _Tile:
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """The runs of a tile's coupled sequences: `answers` of `run_answers`, and the last draws."""
+    """The runs of a tile's coupled sequences: `answers` from `run_answers`, and the last draws."""
 
     width: int
     answers: Tensor
@@ -257,13 +257,13 @@ class _Runs:
 def run_answers(
     tokens: Tensor, states: Tensor, drafts: Tensor, num_drafts: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the runs of n sequences for `run_of`, and the last draw of each on the device."""
+    """Return the runs of n sequences, for `run_of` to read, and their last draws on the device."""
     runs = verify_coupled(tokens, states, drafts, num_drafts)
     return torch.cat((tokens, runs.states[:, None], runs.ends[:, None]), 1), runs.lasts
 
 
 def run_of(answer: Sequence[int], width: int, num_drafts: int) -> tuple[list[int], int]:
-    """Return a run's tokens and the `DrawState` at its end; one draw is its token and state."""
+    """Return a run's tokens, and the `DrawState` of the draw that ends it."""
     first, end = width - 1 - num_drafts, answer[-1] if width > 1 else 0
     state = answer[width]
     return list(answer[first : end + (state == DrawState.DRAWN)]), state
@@ -288,7 +288,7 @@ def _score(
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Tokens that a sequence draws in order; without any, `fault` has the reason."""
+    """The tokens that a sequence draws, in order; if there are none, `fault` has the reason."""
 
     token_ids: list[int]
     fault: Undrawable | None
@@ -301,7 +301,7 @@ class DraftedRows:
 
     @property
     def num_runs(self) -> int:
-        """One run with drafts; without them one for each spec, of one draw."""
+        """The number of runs: one with drafts; without drafts, one of a single draw per spec."""
         return 1 if self.sequence.num_drafts else len(self.sequence.samples)
 
     def draws(self) -> Iterator[tuple[int, SampleSpec]]:
@@ -324,7 +324,7 @@ class DraftedRows:
 
 @dataclass(frozen=True, slots=True)
 class _Usable:
-    """The drafts up to the first row that nothing can be drawn from.
+    """The drafts before the first row from which nothing can be drawn.
 
     If it is `padded`, the last row is not real, and its token does not count.
     """
@@ -366,7 +366,7 @@ def _judge(logits: Tensor, members: Sequence[DraftedRows], verification: Verific
 
 
 def _usable(logits: Tensor, member: DraftedRows, proposals: Tensor) -> _Usable | Undrawable:
-    """Return the rows before the first undrawable one, or the reason if that is the first."""
+    """Return the rows before the first undrawable one; if that is the first row, the reason."""
     [spec] = member.sequence.samples
     drafts = list(member.sequence.drafts)
     if len(proposals) != len(drafts):

@@ -1,4 +1,4 @@
-"""Rank 1 to N-1: `python -m worker.executor.follower PARENT RANK`; rank 0 starts it (`ranks`)."""
+"""A rank from 1 to N-1: `python -m worker.executor.follower PARENT RANK`, which `ranks` starts."""
 
 import logging
 import os
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def run(messages: SimpleQueue[bytes]) -> None:
-    """Build the shard of the first message, then carry out the others for ever.
+    """Build the shard of the first message, then carry out all later messages.
 
     Every failure raises: rank 0 fails for the same reason, or notices that this process ended.
     """

@@ -60,24 +60,24 @@ _ANY_THREAD = "thread_local"
 
 
 class GraphDevice(Protocol):
-    """The device operations that graphs need. Only the results of `fetch` wait."""
+    """The device operations that graphs need. Only the functions returned by `fetch` wait."""
 
     def host_buffer(self, size: int) -> Tensor:
         """Return zeros [size] int32 on the host, for copies in both directions at any time."""
 
     def renew(self) -> None:
-        """Share no memory between future captures and past ones."""
+        """Prevent future captures from sharing memory with past ones."""
 
     def capture(self, launch: Callable[[], None], writes: Tensor) -> Callable[[], None]:
-        """Return a function that repeats `launch`, with its tensors and constants. It writes all of
-        `writes`, and its working memory may be shared with other captures.
+        """Return a function that repeats `launch`, with its tensors and constants. `launch` writes
+        all of `writes`, and its working memory may be shared with other captures.
         """
 
     def send(self, source: Tensor, target: Tensor) -> None:
         """Copy a host buffer to the device, after all launched work."""
 
     def fetch(self, source: Tensor, target: Tensor) -> Callable[[], None]:
-        """Copy to a host buffer, concurrently with later launches; the result waits for it."""
+        """Copy to a host buffer, concurrently with later launches; return a function that waits."""
 
     def spare_fetched(self) -> None:
         """Make later launches wait for all fetches, whose tensors they may overwrite."""
@@ -95,7 +95,7 @@ class CudaGraphs:
         return torch.zeros(size, dtype=torch.int32, pin_memory=True)
 
     def renew(self) -> None:
-        """A pool in which every graph was dropped cannot be used again."""
+        """Replace the pool: it cannot be used again after all its graphs were dropped."""
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, launch: Callable[[], None], writes: Tensor) -> Callable[[], None]:
@@ -155,7 +155,7 @@ class _Key:
 
     @property
     def num_answers(self) -> int:
-        """The fetched numbers of each sequence: see `run_of`."""
+        """The number of fetched values per sequence; see `run_of`."""
         return self.width + 1 + (self.width > 1)
 
 
@@ -195,8 +195,8 @@ class DecodeGraphs:
         self._draws = _SlotDraws()
 
     def capture(self, model: LlamaModel, cache: Tensor, state: DeviceState) -> None:
-        """Capture all steps, the largest first: the others fit in its memory. The last block of the
-        cache belongs to no sequence. Waits for the device.
+        """Capture all steps, the largest first, so that the others fit into its memory. The last
+        block of the cache must belong to no sequence. Waits for the device.
         """
         self._captured = None
         self._captured = _Captured(self._device, model, cache, state, self._keys)
@@ -297,7 +297,7 @@ class _Buffers:
     def pack(
         self, sequences: Sequence[ScheduledSequence], slots: Ints, state: DeviceState, scratch: int
     ) -> None:
-        """Write all but draws; rows without a token use slot `scratch` of the cache."""
+        """Write all fields but the draws; rows without a token use slot `scratch` of the cache."""
         count, width, size = len(sequences), self.tokens.shape[1], state.block_size
         starts = np.array([sequence.start for sequence in sequences], np.int32)
         self.fields[:] = 0
@@ -325,7 +325,7 @@ class _Buffers:
 
 
 def _parts(key: _Key, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split into draws [rows, DRAW_WORDS], fields [3, rows], and fields of sequences [6, size]."""
+    """Split into draws [rows, DRAW_WORDS], row fields [3, rows] and sequence fields [6, size]."""
     rows = key.num_rows
     sizes = [rows * DRAW_WORDS, rows * _ROW_FIELDS, key.size * _FIELDS]
     draws, fields, own = torch.split(step, sizes)

@@ -12,7 +12,7 @@ class Ticket(Protocol):
     """A step that was submitted."""
 
     def collect(self) -> ModelOutput:
-        """Wait for the step and return its result; called once, from any thread, also during
+        """Wait for the step and return its result; called once, from any thread, even during
         `submit`. Every sequence with `samples` has its draws in the result, or is in `failed`.
 
         Raises `DeviceMemoryError`; later steps may have run on the draws of this step.
@@ -28,19 +28,19 @@ class Executor(Protocol):
         """Hand a step to the device, from one thread at a time; it need not have run on return. At
         most one submitted step may be uncollected, and none if that step has or makes drafts.
 
-        If a sequence `takes_pending`, its token is the one that the previous step drew for it;
-        without one its result is ignored.
+        If a sequence `takes_pending`, its token is the one that the previous step drew for it; if
+        there is none, its result is ignored.
 
         Raises `DeviceMemoryError`: block copies, loads and saves of the step are complete then, the
         slots that it was to write are undefined, and other steps may be submitted.
         """
 
     def read_adapter(self, adapter: Adapter) -> Future[Any]:
-        """Begin to read an adapter for `SchedulerOutput.adapters`. Fails with `ModelError`."""
+        """Begin to read an adapter for `SchedulerOutput.adapters`. May fail with `ModelError`."""
 
     def sleep(self, level: int) -> None:
         """Free memory: at level 1 the KV cache (and the device's copy of the weights), at level 2
-        the weights too. Only between steps; `submit` must not be called until `wake`.
+        the weights too. Called only between steps; `submit` must not be called until `wake`.
         """
 
     def wake(self, tags: frozenset[str]) -> None:
@@ -89,7 +89,7 @@ class Finished:
 
 
 class HostExecutor(Executor):
-    """An executor whose tokens are plain ints as soon as a step ran: `execute` sees all of them."""
+    """An executor whose tokens are plain ints once a step has run: `execute` sees all of them."""
 
     _previous = ModelOutput({})
 
@@ -142,7 +142,7 @@ def with_token(sequence: ScheduledSequence, token_id: int) -> ScheduledSequence:
 
 
 def with_history(sequence: ScheduledSequence, token_id: int) -> ScheduledSequence:
-    """Return the share with the pending token in the history of draws that depend on it."""
+    """Return the sequence with its pending token in the history of draws that depend on it."""
     samples = (
         replace(s, history=[*s.history, token_id]) if s.params.needs_history else s
         for s in sequence.samples

@@ -1,4 +1,4 @@
-"""The paged KV cache: its size, and its data on their way from and to the host."""
+"""The paged KV cache: its size, and the transfer of its data from and to the host."""
 
 import mmap
 import re
@@ -47,7 +47,7 @@ def room_bytes(
 
 
 def gpu_room_bytes(free: int, total: int, taken: int, utilization: float) -> int:
-    """Return the rest of this worker's part of a GPU, of which it has or needs `taken` bytes. A
+    """Return the bytes left in this worker's part of a GPU, of which it has or needs `taken`. A
     small reserve stays free for memory that torch does not count.
     """
     spare = min(_GPU_SPARE, 1 - utilization) * total
@@ -199,7 +199,7 @@ def gathered(cache: Tensor, blocks: Sequence[int]) -> Tensor:
 
 
 def write_tokens(cache: Tensor, load: KvLoad, keys_across: bool) -> None:
-    """Write the result of `read_tokens`; a GPU retries in halves, down to what fits its memory."""
+    """Write the result of `read_tokens`; a GPU retries with halves until they fit its memory."""
     half = len(load.blocks) // 2
     if not half or cache.device.type != "cuda" or half * cache[:, 0].nbytes < _PIECE_BYTES:
         try:
@@ -252,7 +252,7 @@ class BlockSaver:
         self._saved: torch.cuda.Event | None = None
 
     def save(self, cache: Tensor, saves: Sequence[KvSave], keys_across: bool) -> None:
-        """Start the saves of a step. Called first in each step, also without `saves`."""
+        """Start the saves of a step. Called first in each step, even without `saves`."""
         if self._saved is not None:
             torch.cuda.current_stream(cache.device).wait_event(self._saved)
             self._saved = None
@@ -309,7 +309,7 @@ def host_memory(num_bytes: int, device: torch.device) -> memoryview:
 
 
 def _pin(memory: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-    """Pin memory by the driver; torch's allocator would round its size up to a power of two."""
+    """Pin memory through the driver; torch's allocator would round its size to a power of two."""
     cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address = memory.ctypes.data
     failure = cuda.cudaHostRegister(address, memory.nbytes, 0)

@@ -9,7 +9,7 @@ _PR_SET_PDEATHSIG = 1  # prctl.h
 
 def die_with_parent() -> None:
     """Have the system kill this process when its parent (on Linux, the thread that started it)
-    ends: code that never returns cannot do so itself. Outside Linux nothing happens.
+    ends: code that never returns cannot end the process itself. Outside Linux nothing happens.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

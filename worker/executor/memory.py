@@ -22,11 +22,11 @@ class DeviceMemory(Protocol):
         """Return the memory that this process holds."""
 
     def peak_of(self, run: Callable[[], object]) -> int:
-        """Return the peak that is held while `run` runs, above the present level."""
+        """Return the peak of held memory while `run` runs, above the present level."""
 
 
 class CudaMemory:
-    """Implements `DeviceMemory` by the statistics of torch's allocator, fragments included."""
+    """Implements `DeviceMemory` with the statistics of torch's allocator, fragments included."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

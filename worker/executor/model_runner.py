@@ -48,7 +48,7 @@ class ModelRunner:
 
     `load` loads the model again after it was dropped; `allocate_cache` returns a cache of zeros.
     Drawn drafts are verified by `rejection_method` with `sums` (None: those of the device).
-    `graphs` needs one more block in the cache; it excludes a `drafter`, and `adapters`.
+    `graphs` need one more block in the cache, and exclude a `drafter` and `adapters`.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def sleep(self, level: int) -> None:
-        """Level 0 frees nothing, 1 the KV cache, 2 weights too; at 1 a GPU's move to the host."""
+        """Free the KV cache at level 1, weights too at 2; at 1 a GPU's weights move to the host."""
         if level < 1:
             return
         self._cache = None
@@ -238,8 +238,8 @@ class _ModelTicket:
 
     @torch.inference_mode()
     def collect(self) -> ModelOutput:
-        """Return the step's result, with the requested drafts. The draws were waited for, and so
-        are the drafts: the device is idle before and after, so the clock measures all of drafting.
+        """Return the step's result, with the requested drafts. Both the draws and the drafts are
+        waited for: the device is idle before and after drafting, so the clock measures all of it.
         """
         output = self._answered()
         requests = draft_requests(self.step.sequences, output) if self.drafter is not None else []

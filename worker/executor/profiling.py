@@ -22,9 +22,9 @@ Points = Sequence[tuple[int, float]]
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """Seconds measured at start: of a step by its tokens, and of the first and of each further
-    draft of the device's drafter by its sequences (empty if none could be measured). Each table has
-    at least two points, in ascending order of size.
+    """Seconds measured at start: of a step, by its tokens; and of the first and each further draft
+    of the device's drafter, by its sequences (empty if none could be measured). Each table has at
+    least two points, in ascending order of size.
     """
 
     steps: Points
@@ -39,7 +39,7 @@ class ProfiledCache:
     max_model_len: int
 
     def start(self, num_to_draft: int) -> int:
-        """Return the middle of the second block, or less for room for drafts; below 1: none."""
+        """Return the start: mid second block, or less to leave room for drafts; below 1: none."""
         middle = self.block_size + self.block_size // 2
         return min(middle, self.max_model_len - 2 - num_to_draft)
 
@@ -59,9 +59,9 @@ def profile(
     clock: Callable[[], float],
     drafts_on_device: bool,
 ) -> StepProfile | None:
-    """Time steps of ascending sizes; `most` are the sequences of a step, and the drafts of each.
+    """Time steps of ascending sizes; `most` limits the sequences of a step and the drafts of each.
 
-    Returns None if the cache has no room for two sequences.
+    Return None if the cache has no room for two sequences.
     """
     num_sequences, num_drafts = most
     largest = min(cache.most(0), _MAX_SIZE, num_sequences * (1 + num_drafts))
@@ -122,7 +122,7 @@ def _time(executor: Executor, cache: ProfiledCache, size: int, clock: Callable[[
 def _time_drafts(
     executor: Executor, cache: ProfiledCache, size: int, num_drafts: int
 ) -> float | None:
-    """Return None if the drafter made no drafts. It reads the sequences before the clock starts."""
+    """Return the median time, or None without drafts; each reading precedes the drafter's clock."""
     outputs: list[ModelOutput] = [
         execute(executor, _step(cache, size, num_drafts)) for _ in range(1 + _MIN_TURNS)
     ]

@@ -65,7 +65,7 @@ class WakeRanks(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReadRanks(msgspec.Struct, frozen=True, tag=True):
-    """Run `KvMemory.read_kv` on every rank; each sends its part to rank 0."""
+    """Asks every rank to run `KvMemory.read_kv` and to send its part to rank 0."""
 
     blocks: tuple[int, ...]
     num_tokens: int
@@ -112,7 +112,7 @@ class Ranks:
                 _write(process, own)
 
     def why_lost(self, timeout_seconds: float) -> str | None:
-        """Return which rank has ended; None if none does in time, or all were asked to."""
+        """Return which rank has ended; None if none ends in time, or all were asked to end."""
         if self._closing.is_set() or not self._lost.wait(timeout_seconds):
             return None
         return self._why_lost
@@ -174,7 +174,7 @@ def _write(process: subprocess.Popen[bytes], encoded: bytes) -> None:
 
 
 def read_messages(stream: IO[bytes], take: Callable[[bytes], None]) -> None:
-    """Hand over every message of a rank's input, still encoded, until the input ends."""
+    """Pass every message of a rank's input to `take`, still encoded, until the input ends."""
     while head := stream.read(_LENGTH_BYTES):
         take(stream.read(int.from_bytes(head, "little")))
 
@@ -203,7 +203,7 @@ def join(shard: Shard, store: Any, device: torch.device) -> None:
 def agree_on_blocks(
     room: int | None, choose: Callable[[int | None], int], shard: Shard, device: torch.device
 ) -> int:
-    """Return `choose` of the least room of all ranks, in bytes, as rank 0 computes it."""
+    """Return `choose` of the least room of all ranks, in bytes, computed by rank 0 for all."""
     least = torch.tensor(_UNBOUNDED if room is None else room, device=device)
     distributed.all_reduce(least, distributed.ReduceOp.MIN)
     blocks = torch.zeros_like(least)
@@ -247,7 +247,7 @@ def _host_group() -> Any:
 
 
 class TensorParallelExecutor(Executor):
-    """Rank 0: runs the same steps as the other ranks, and answers; implements `Executor` and
+    """Runs, on rank 0, the same steps as the other ranks, and answers; implements `Executor` and
     `KvMemory`, for all the model's `num_kv_heads`. Raises `WorkerError` when a rank has ended.
     """
 
@@ -314,7 +314,7 @@ class TensorParallelExecutor(Executor):
         return torch.cat(heads, 1).reshape(-1).numpy().data
 
     def read_adapter(self, adapter: Adapter) -> Future[Any]:
-        """Raises RuntimeError: ranks are built without adapters."""
+        """Raise `RuntimeError`: ranks are built without adapters."""
         return self._runner.read_adapter(adapter)
 
     def sleep(self, level: int) -> None:

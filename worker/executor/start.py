@@ -134,7 +134,7 @@ def build_shard(
 
 @contextmanager
 def fitting(what: str, advice: str) -> Iterator[None]:
-    """Raise `ConfigError` if the device has too little memory for `what`."""
+    """Raise `ConfigError` if the block finds too little device memory for `what`."""
     try:
         yield
     except (torch.OutOfMemoryError, DeviceMemoryError) as error:
@@ -211,7 +211,7 @@ def _check_parallel(config: EngineConfig) -> None:
 
 
 def choose_device(name: str, shard: Shard = WHOLE) -> torch.device:
-    """ "auto" is the first GPU that CUDA sees, else the CPU; each rank has its own GPU."""
+    """Choose a device: "auto" is CUDA's first GPU, else the CPU; each rank has a GPU of its own."""
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             "--device cuda: torch finds no GPU (a driver, a torch built for CUDA, and"
@@ -231,7 +231,7 @@ def choose_device(name: str, shard: Shard = WHOLE) -> torch.device:
 
 
 def choose_backend(name: str, device: torch.device, dtype: torch.dtype, block_size: int) -> Backend:
-    """ "auto" is Triton on a GPU, if it is installed, else flash-attn where it works, else torch.
+    """Choose a backend: "auto" is Triton on a GPU with it, else flash-attn if it works, else torch.
 
     Raises `ConfigError` for a backend that cannot work.
     """
@@ -290,7 +290,7 @@ def _no_flash(device: torch.device, dtype: torch.dtype, block_size: int) -> str 
 def choose_graphs(
     config: EngineConfig, backend: Backend, device: torch.device
 ) -> DecodeGraphs | None:
-    """Return graphs for a GPU and a backend that waits for no value. Raises `ConfigError`."""
+    """Return graphs if a GPU's backend waits for no value, else None. Raises `ConfigError`."""
     limits = config.scheduler
     if config.cuda_graph_sizes and max(config.cuda_graph_sizes) > limits.max_num_seqs:
         raise ConfigError(

@@ -51,8 +51,8 @@ class DeviceState:
     def enter_quietly(
         self, sequences: Sequence[ScheduledSequence]
     ) -> tuple[list[int], list[tuple[int, int, int]]]:
-        """Do the same, but leave the changes of the tables (slot, index, block) to the caller.
-        `device_tables` that had to grow contain them already.
+        """Begin a step as `enter` does, but leave the changes of the tables (slot, index, block) to
+        the caller. `device_tables` that had to grow contain the changes already.
         """
         self._step += 1
         slots = [self._slot(sequence.seq_id) for sequence in sequences]
@@ -78,7 +78,7 @@ class DeviceState:
 
     def tables(self, slots: Tensor, width: int) -> Tensor:
         """Return the first `width` blocks [S, width] of the tables of `slots` [S], on the device.
-        Entries behind the end of a table are undefined.
+        Entries after the end of a table are undefined.
         """
         return self.device_tables[:, :width].index_select(0, slots)
 
@@ -149,6 +149,6 @@ class DeviceState:
         self._last_tokens, self.device_tables, self._tables = last_tokens, there, tables
 
     def _sent(self, tables: Ints) -> Tensor:
-        """Return tables on the device; on a CPU they share the memory, except for graphs."""
+        """Return tables on the device; a CPU's share the given memory, unless graphs use them."""
         there = torch.from_numpy(tables)
         return there if self._is_shared else there.to(self.device, copy=True)

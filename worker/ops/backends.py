@@ -1,6 +1,6 @@
-"""The parts of a layer beside products: norms, activation, rotation, attention over the KV cache.
+"""The parts of a layer except products: norms, activation, rotation, attention over the KV cache.
 
-A backend plans the work that all layers share once a step. Native layers need no backend.
+A backend plans the work that all layers share once per step. Native layers need no backend.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """Weights [head_dim] of the norms of each query and each key, before their rotation."""
+    """Weights [head_dim] of the norms of each query and each key, applied before their rotation."""
 
     query: Tensor
     key: Tensor
@@ -40,9 +40,9 @@ class HeadNorms:
 
 
 class Attention(Protocol):
-    """Attention of one step, planned; the layers' caches are [num_blocks, 2, kv_heads, block_size,
-    head_dim]. A cache of eight bits stores keys and values divided by `scales` [2, kv_heads]
-    float32, if the layer has scales.
+    """The planned attention of one step; the layers' caches are [num_blocks, 2, kv_heads,
+    block_size, head_dim]. A cache of eight bits stores keys and values divided by `scales` [2,
+    kv_heads] float32, if the layer has scales.
     """
 
     def write(
@@ -53,9 +53,9 @@ class Attention(Protocol):
         rotates: bool,
         scales: Tensor | None = None,
     ) -> None:
-        """Normalise (with `norms`) and rotate (if the layer `rotates`) the queries of qkv [T,
-        (heads + 2 · kv_heads) · head_dim] in place, and write its keys, likewise, and its values
-        into the cache. The keys in qkv are undefined afterwards.
+        """Normalise (with `norms`) and rotate (if the layer `rotates`) the queries and keys of qkv
+        [T, (heads + 2 · kv_heads) · head_dim], the queries in place, and write the keys and the
+        values into the cache. The keys in qkv are undefined afterwards.
         """
 
     def run(
@@ -66,8 +66,8 @@ class Attention(Protocol):
         scales: Tensor | None = None,
     ) -> Tensor:
         """Compute attention of queries [T, heads, head_dim] over a cache that holds the step's own
-        keys and values: [T, heads · head_dim]. A row sees at most `window` positions, its own
-        included.
+        keys and values; return [T, heads · head_dim]. A row sees at most `window` positions, its
+        own included.
         """
 
 

@@ -36,7 +36,7 @@ class FlashBackend:
         self.mix_experts, self.draw, self.mask = base.mix_experts, base.draw, base.mask
 
     def plan(self, step: StepTensors, shape: AttentionShape, rope: RopeTable) -> Attention:
-        """Compute where contexts begin when they are concatenated. Steps that do not see the first
+        """Compute where each context begins in their concatenation. Steps that do not see the first
         positions (those of draft heads) use torch.
         """
         if step.first_position:

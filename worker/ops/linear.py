@@ -34,7 +34,7 @@ class Linear(Protocol):
 def make_linear(
     weight: Tensor, bias: Tensor | None = None, kernels: CpuKernels | None = None
 ) -> Linear:
-    """Prepare weight [out, in] and bias [out] for the fastest product; `kernels` take float32."""
+    """Prepare weight [out, in] and bias [out] for the fastest product; `kernels` need float32."""
     if kernels is not None:
         linear = kernels.linear([stored(weight)], None if bias is None else bias.float())
         if linear is not None:
@@ -88,7 +88,7 @@ def fast_dtype(device: torch.device) -> torch.dtype:
 
 
 class DenseLinear:
-    """The product of the device's own library."""
+    """A product by the device's own library."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight

@@ -24,7 +24,7 @@ Owners = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product of a layer: `inputs` features in, `sizes` out of each of the parts it fuses."""
+    """A product of a layer: the number of its `inputs`, and the `sizes` of the parts it fuses."""
 
     sizes: tuple[int, ...]
     inputs: int
@@ -65,7 +65,7 @@ class AdapterStore(Protocol):
         """Replace the adapter of a slot; None empties it. Called between steps."""
 
     def plan(self, owners: Owners) -> StepAdapters:
-        """Plan a step with rows of these owners, at least one of which has an adapter."""
+        """Plan a step whose rows belong to these owners, at least one of which has an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class _Pair:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """`native` are an adapter's layers for native kernels, if all of its products are native."""
+    """A loaded adapter; `native` are its layers for native kernels, if its products are native."""
 
     layers: Sequence[Mapping[str, _Pair]]
     native: AdapterLayers | None

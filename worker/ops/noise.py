@@ -99,7 +99,7 @@ def gumbel_rows(seeds: Tensor, positions: Tensor, size: int, stream: Stream) -> 
 
 
 def gumbel_at(seeds: Tensor, positions: Tensor, ids: Tensor, stream: Stream) -> Tensor:
-    """Return entries ids [n, m] int64 of `gumbel_rows`, with logarithms in float64."""
+    """Return the entries `ids` [n, m] int64 of `gumbel_rows`, with logarithms in float64."""
     tokens = ids if stream.token_ids is None else stream.token_ids[ids]
     words = philox(seeds, positions, tokens // 8 + 1, stream)
     return _exact_gumbel(words.gather(2, (tokens % 8)[..., None])[..., 0].float())
@@ -119,8 +119,8 @@ def _exact_gumbel(words: Tensor) -> Tensor:
 
 
 def philox(seeds: Tensor, positions: Tensor, counts: Tensor, stream: Stream) -> Tensor:
-    """Return the words of `_words` by torch, in halves of 32 bits: [n, m, 8] int64, the eight
-    halves of each of counts [n or 1, m] int64, from 1 on.
+    """Return the same words as `_words`, by torch and in halves of 32 bits: [n, m, 8] int64, the
+    eight halves for each of counts [n or 1, m] int64, which begin at 1.
     """
     key, other = seeds[:, None], torch.zeros_like(seeds[:, None])
     a = counts.expand(len(seeds), -1)

@@ -53,8 +53,8 @@ def padded_rows(count: int, kv_heads: int = 0) -> int:
 
 
 def padded_context(length: int, block_size: int) -> int:
-    """Return the keys to read for a context of `length`: whole blocks, of a count at which every
-    product sums a row in the same order as at any other such count.
+    """Return how many keys to read for a context of `length`: a whole number of blocks, such that
+    every product sums a row in the same order as at any other number returned.
     """
     granule = math.lcm(block_size, _KEY_VECTOR)
     padded = -(-length // granule) * granule
@@ -101,7 +101,7 @@ def paged_attention(
 
 
 def _planes(cache: Tensor, block_tables: Tensor) -> Tensor:
-    """Return the planes [S, 2 · kv_heads, padded W] of the head rows of block tables [S, W]."""
+    """Return which planes [S, 2 · kv_heads, padded W] of a cache block tables [S, W] refer to."""
     num_planes, block_size = 2 * cache.shape[2], cache.shape[3]
     width = block_tables.shape[1]
     padded = padded_context(width * block_size, block_size) // block_size
@@ -114,7 +114,7 @@ def _gather(cache: Tensor, planes: Tensor, context: int) -> tuple[Tensor, Tensor
     """Gather keys and values [kv_heads, S, head_dim] of a sequence with `context` tokens, then
     zeros.
 
-    Keys of a head side by side halve the time of attention at 512 keys.
+    With the keys of a head side by side, attention at 512 keys takes half the time.
     """
     _, _, kv_heads, block_size, head_dim = cache.shape
     num_blocks = padded_context(context, block_size) // block_size

@@ -26,7 +26,7 @@ WHOLE = Shard()
 
 class RowParallelLinear:
     """A product spread by its inputs: x [T, in / size] → the whole [T, out] on every rank, by one
-    all-reduce. `inner` has the rank's columns of the weight, and on one rank only the bias.
+    all-reduce. `inner` has the rank's columns of the weight, and the bias on one rank only.
     """
 
     def __init__(self, inner: Linear) -> None:

@@ -115,8 +115,8 @@ class PackedWeight:
 
 
 def pack(parts: Sequence[GroupedWeight], device: torch.device) -> PackedWeight | None:
-    """Pack fused weights for products. None: encodings or groups differ, or there is NaN, or
-    several groups whose size is not a multiple of `_MULTIPLE`.
+    """Pack fused weights for products. None: encodings or groups differ, a weight is NaN, or there
+    are several groups whose size is not a multiple of `_MULTIPLE`.
     """
     first = parts[0]
     inputs = first.codes.shape[1]
@@ -167,7 +167,7 @@ def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
 
 
 def choose_product(device: torch.device) -> Product | None:
-    """Choose a kernel or its torch twin; None on a CPU, where weights are decoded at load."""
+    """Choose a kernel or its torch twin; None on a CPU, where loading decodes the weights."""
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return None
     if find_spec("triton") is None:

@@ -49,7 +49,7 @@ METHODS = (STANDARD, BLOCK)
 
 @dataclass(frozen=True, slots=True)
 class DraftVerdict:
-    """The first `num_accepted` drafts, and one more token, recovered or bonus."""
+    """The first `num_accepted` drafts and one more token, a recovered or a bonus one."""
 
     token_ids: tuple[int, ...]
 
@@ -146,7 +146,7 @@ def certain(drafts: Tensor, vocab_size: int) -> Tensor:
 def accept(
     batch: DraftBatch, draws: Tensor, method: str, sums: Sums | None = None
 ) -> AcceptedPrefixes:
-    """Count the accepted drafts of each sequence by draws [B, K] float64, uniform in [0, 1)."""
+    """Count each sequence's accepted drafts, given uniform draws [B, K] float64 in [0, 1)."""
     limits = thresholds(batch, method, sums)
     counts = torch.arange(1, draws.shape[1] + 1, device=batch.drafts.device)
     passed = (draws.to(counts.device) < limits.values) & (counts <= batch.num_drafts[:, None])
@@ -197,7 +197,7 @@ def _block_thresholds(
 def last_tokens(
     batch: DraftBatch, acceptance: AcceptedPrefixes, noise: Tensor, sums: Sums | None = None
 ) -> Tensor:
-    """The token [B] int64 after the accepted drafts; noise [B, V] float32 is standard Gumbel."""
+    """Return the tokens [B] int64 after the drafts; noise [B, V] float32 is standard Gumbel."""
     return (sums or _sums(batch.scores)).last_tokens(batch, acceptance, noise)
 
 
@@ -238,7 +238,7 @@ def _kernels() -> Sums:
 
 
 def _try_out(sums: Sums, device: torch.device) -> None:
-    """Verify two drafts by block, which uses all of the sums, and wait for the result."""
+    """Verify two drafts by "block", which uses all of the sums, and wait for the result."""
     drafts = torch.tensor([[1, 2]], device=device)
     scores = torch.zeros(1, 3, 4, device=device)
     batch = DraftBatch(drafts, scores, certain(drafts, 4), torch.tensor([2], device=device))

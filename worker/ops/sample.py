@@ -279,7 +279,7 @@ def cut_of(draws: npt.NDArray[np.void]) -> Cut:
 def draw_columns(
     logits: Tensor, columns: DrawColumns, cut: Cut, stream: Stream = SAMPLING
 ) -> Tensor:
-    """Implements `DeviceDraw` in torch, by a number of calls that does not depend on n."""
+    """Implement `DeviceDraw` in torch, by a number of calls that does not depend on n."""
     raw_peaks, tokens = largest(logits)
     states = torch.where(raw_peaks.isfinite(), DrawState.DRAWN, DrawState.NOT_NUMBERS)
     if cut is Cut.GREEDY:
@@ -306,7 +306,7 @@ def draw_columns(
 
 
 def _closeness(first: Tensor) -> Tensor:
-    """Return the distance from the largest sums beyond which a sum is surely smaller."""
+    """Return how far below its row's largest sum another sum must be to be surely smaller."""
     return NOISE_ERROR + SUM_ERROR * first.abs()
 
 
@@ -317,7 +317,7 @@ def draw_rows(
     stream: Stream,
     draw: DeviceDraw = draw_columns,
 ) -> Tensor:
-    """Implements `DrawKernel` by `draw`; one copy brings everything to the device."""
+    """Implement `DrawKernel` by `draw`; one copy brings everything to the device."""
     device, count = logits.device, len(draws)
     [changed] = np.nonzero(draws["adjusted"] >= 0)
     numbers = (draws.view(np.int32), changed.astype(np.int32))
@@ -341,7 +341,7 @@ def draw_rows(
 
 
 def largest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row's largest value and its lowest id; nan and any id for a row with nan."""
+    """Return each row's largest value and the lowest id that has it; for a nan, nan and any id."""
     num_rows, vocab_size = logits.shape
     size = next((size for size in _PART_SIZES if vocab_size % size == 0), None)
     if size is None or not logits.is_contiguous():
@@ -375,7 +375,7 @@ def drawable_scores(logits: Tensor, spec: SampleSpec) -> Tensor | Undrawable:
 
 
 def choose(logits: Tensor, spec: SampleSpec, stream: Stream = SAMPLING) -> int | Undrawable:
-    """Return the index in logits [V] that `spec` draws: the definition of a draw."""
+    """Return the index in logits [V] that `spec` draws. This function defines a draw."""
     params = spec.params
     if not math.isfinite(float(logits.amax())):
         return Undrawable(NOT_NUMBERS)
@@ -521,7 +521,9 @@ def _completing(bad_words: Sequence[tuple[int, ...]], output: Sequence[int]) -> 
 def _penalize(
     logits: Tensor, specs: Sequence[SampleSpec], outputs: Sequence[Sequence[int]]
 ) -> None:
-    """Apply repetition (Keskar et al., arXiv:1909.05858), then OpenAI's frequency and presence."""
+    """Apply the penalties: repetition (Keskar et al., arXiv:1909.05858), then OpenAI's frequency
+    and presence.
+    """
     flat, size = logits.view(-1), logits.shape[1]
     seen, penalties, drawn, times, frequencies, presences = [], [], [], [], [], []
     for i, (spec, output) in enumerate(zip(specs, outputs, strict=True)):

@@ -28,7 +28,7 @@ class StepTensors:
     `token_ids`, `positions` and `slots` [T] belong to the rows; the keys and values of a row go to
     slot block · block_size + offset. Rows `query_starts[s]` to `query_starts[s + 1]` - 1 ([S + 1])
     belong to sequence s, which has keys and values at `context_lens[s]` ([S]) positions after this
-    step, in the blocks `block_tables[s]` ([S, W]; entries behind its last block are undefined).
+    step, in the blocks `block_tables[s]` ([S, W]; entries after its last block are undefined).
     `sample_rows` [R] are the rows whose hidden states are returned. No row sees positions below
     `first_position`.
 

@@ -57,8 +57,8 @@ class CachedDrafter:
     """Drafts the next tokens; sole owner of the network and of a cache in the target's blocks.
 
     The calls of a step come in the order `copy_blocks`, `proposals`, `record`, `propose`; none of
-    them changes the target's answers. `load` returns the network for a target; `blocks` is the
-    number of cache blocks and the tokens of one; `kv_dtype` None: the dtype of activations.
+    them changes the target's answers. `load` returns the network for a target; `blocks` are the
+    number of cache blocks and the size of one; `kv_dtype` None: the dtype of activations.
     """
 
     def __init__(
@@ -111,8 +111,7 @@ class CachedDrafter:
 
     def proposals(self, sequences: Sequence[ScheduledSequence]) -> dict[int, Tensor]:
         """Return, by sequence id, q [k, V] float32 of the last drawn drafts, which this step
-        verifies. Distributions of other drafts are dropped: coupling verifies these, which is as
-        exact.
+        verifies. Drop the distributions of other drafts: coupling verifies those just as exactly.
         """
         held, self._proposals = self._proposals, {}
         found: dict[int, Tensor] = {}
@@ -127,8 +126,8 @@ class CachedDrafter:
         return found
 
     def record(self, batch: StepBatch, states: Tensor) -> None:
-        """Note that the target ran the rows of `batch`; states [T, hidden_size] are before its
-        final norm. Rows that were run ahead stay synced.
+        """Note that the target ran the rows of `batch`; its `states` [T, hidden_size] are from
+        before the final norm. Rows that were run ahead stay synced.
         """
         _, cache = self._awake()
         cache.record(batch.tensors, states)
@@ -185,7 +184,7 @@ class CachedDrafter:
         return rounds, plan
 
     def _catch_up(self, rounds: DraftRounds, plan: CatchUp) -> tuple[float, list[RowSpan]]:
-        """Read the rows of catch-up in a pass of its own, so that its time is not a round's."""
+        """Run the rows of catch-up alone; return the seconds it took, and the spans to draft."""
         if not plan.behind:
             return 0.0, plan.ready
         started = time.perf_counter()
@@ -208,7 +207,7 @@ class CachedDrafter:
                 lines.append(line)
 
     def _fit(self, request: DraftRequest, network: DraftNetwork) -> DraftRequest:
-        """Limit the drafts to the blocks. The last draft is never run, so it may have none."""
+        """Limit the drafts to the blocks. The last draft is never run, so it needs no block."""
         positions = len(request.block_table) * self._block_size
         room = min(positions, network.max_positions) - (request.position - 1)
         return dataclasses.replace(request, num_drafts=min(request.num_drafts, room))
@@ -268,9 +267,9 @@ _ROW_ITEM_BYTES = 4  # float32
 def bound_drawn(
     requests: Sequence[DraftRequest], vocab_size: int, max_bytes: int = MAX_PROPOSAL_BYTES
 ) -> list[DraftRequest]:
-    """Return the requests with fewer drafts for those that sample, if their rows would take more
-    than `max_bytes`: the longest runs are cut first, to a common length, then the last requests.
-    Greedy requests need no rows.
+    """Return the requests, with fewer drafts for those that sample if their rows would take more
+    than `max_bytes`: the longest runs are cut to a common length, and the first of them get one
+    draft more while there is room. Greedy requests need no rows.
     """
     counts = [r.num_drafts if r.params.temperature > 0 else 0 for r in requests]
     room = max_bytes // (vocab_size * _ROW_ITEM_BYTES)
@@ -290,7 +289,7 @@ def bound_drawn(
 
 
 def _common_length(counts: Sequence[int], room: int) -> int:
-    """The largest length to which all counts can be cut so that their sum is at most `room`."""
+    """Return the largest length to which the counts can be cut so that `room` holds their sum."""
     length, left = 0, room
     while True:
         longer = sum(count > length for count in counts)

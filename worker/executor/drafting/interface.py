@@ -51,7 +51,7 @@ def draft_requests(
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """Drafts by sequence id, and the seconds of catch-up beyond the reading of every round."""
+    """Drafts by sequence id, and the seconds that catch-up took besides the rounds."""
 
     drafts: dict[int, Drafts]
     catch_up_seconds: float = 0.0
@@ -70,8 +70,8 @@ class DraftNetwork(Protocol):
     draft_vocab: Tensor | None  # the target's ids [Vd] of the columns of `logits`; None: all
 
     def run(self, features: Tensor | None, step: StepTensors, kv_cache: Tensor) -> Tensor:
-        """Return hidden states [T, hidden] of all rows. `features` [T, hidden_size]: the target's
-        states of the positions before, or this method's results for them.
+        """Return hidden states [T, hidden] of all rows. `features` [T, hidden_size] are the
+        target's states of the previous positions, or this method's results for these.
         """
 
     def logits(self, hidden: Tensor) -> Tensor:

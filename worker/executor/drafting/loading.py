@@ -36,7 +36,7 @@ class HeadNetwork:
     """A trained head; implements `DraftNetwork`.
 
     A head's own row p pairs the target's state of position p with token p + 1. Here that row has
-    position p + 1, its slot and its token, so the cached data of a block depends on no token behind
+    position p + 1, its slot and its token, so the cached data of a block depends on no token after
     the block; rotary embedding sees only differences of positions.
     """
 

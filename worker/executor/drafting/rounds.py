@@ -55,7 +55,7 @@ class CatchUp:
 
 
 def most_rows(num_step_tokens: int) -> int:
-    """Return the maximal rows of catch-up beside a step of `num_step_tokens` tokens."""
+    """Return the maximum number of rows of catch-up beside a step of `num_step_tokens` tokens."""
     return min(MAX_ROWS, max(MIN_ROWS, _ROWS_OF_A_STEP * num_step_tokens))
 
 
@@ -91,7 +91,7 @@ def plan_catch_up(
 class DraftedRun:
     """The drafts of one request; `is_sound` while its logits are numbers.
 
-    `num_rows` rows from its last token on were run; `proposals` are distributions of drafts.
+    `num_rows` rows, from its last token on, were run; `proposals` are the drafts' distributions.
     """
 
     request: DraftRequest
@@ -122,11 +122,11 @@ class DraftRounds:
 
     @property
     def lines(self) -> list[DraftedRun]:
-        """The drafts so far, also after `run` raised."""
+        """The drafts so far, even after an error in `run`."""
         return list(self._lines.values())
 
     def read(self, spans: Sequence[RowSpan]) -> set[int]:
-        """Read incomplete `spans`; return the sequences whose states are not numbers. Waits."""
+        """Read incomplete `spans` and wait; return the sequences whose states are not numbers."""
         batch, known = self._begin(spans)
         states = self._network.run(self._recorded(batch), batch.tensors, self._cache.kv)
         # Every later row attends to a row that is not a number.
@@ -138,7 +138,7 @@ class DraftRounds:
         return failed
 
     def run(self, spans: Sequence[RowSpan], vocab_size: int) -> None:
-        """Run complete `spans` and draft behind them; rows of sound spans then count as synced."""
+        """Run complete `spans` and draft after them; rows of sound spans then count as synced."""
         lines = self._lines = {span.request.seq_id: DraftedRun(span.request) for span in spans}
         batch, known = self._begin(spans)
         hidden = self._round(batch, self._recorded(batch), vocab_size)
@@ -168,7 +168,7 @@ class DraftRounds:
         return StepBatch(sequences, self._state, self._first_position)
 
     def _recorded(self, batch: StepBatch) -> Tensor | None:
-        """Return the target's states of the positions before, if the network reads them."""
+        """Return the target's state before each row's position, if the network reads states."""
         if not self._network.reads_states:
             return None
         before = [
@@ -210,7 +210,7 @@ class DraftRounds:
 
 
 def _drawn(lines: Sequence[DraftedRun], proposals: Tensor | None) -> dict[int, Tensor]:
-    """Return q [V] of drawn drafts by index in `lines`; greedy drafts need no memory for it."""
+    """Return q [V] of drawn drafts, by index in `lines`; greedy drafts need no memory for q."""
     if proposals is None:
         return {}
     places = [i for i, line in enumerate(lines) if line.request.params.temperature > 0]

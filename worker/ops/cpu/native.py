@@ -115,8 +115,8 @@ def stored(weight: Tensor) -> Stored:
 
 
 def open_kernels(num_threads: int, int8_activations: bool = False) -> CpuKernels | None:
-    """Open the kernels for this CPU; without any, log a line and return None. Raises `ConfigError`
-    for a requested instruction set that the CPU has and the build has not.
+    """Open the kernels for this CPU; if there are none, log a line and return None. Raises
+    `ConfigError` for a requested instruction set that the CPU has and the build has not.
     """
     library, isa = _library(FOLDER), os.environ.get(ISA_VARIABLE, "")
     if library is None:
@@ -326,7 +326,7 @@ class NativeLayers:
         windows: Sequence[int | None],
     ) -> None:
         """Each layer has `linears` (qkv, output, gate_up, down), `norms` in float32 (of the input,
-        the MLP's input, queries, keys), and in `windows` the positions that a row sees.
+        the MLP's input, queries, keys), and in `windows` the number of positions that a row sees.
         """
         self._kernels = linears[0][0].kernels
         self._held = (linears, norms)

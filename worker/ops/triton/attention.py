@@ -71,8 +71,8 @@ def num_splits(num_tokens: int) -> int:
 
 
 def num_programs(splits: int, num_tiles: int, num_sms: int) -> int:
-    """Return the programs that share the `splits` of each of `num_tiles` tiles of rows, so that a
-    device with `num_sms` multiprocessors is busy: at least 1, at most one for each split.
+    """Return the number of programs that share the `splits` of each of `num_tiles` tiles of rows,
+    to keep `num_sms` multiprocessors busy: at least 1, at most one for each split.
     """
     each = max(1, splits * num_tiles // (_WAVES * num_sms))
     return max(1, -(-splits // each))
@@ -174,8 +174,8 @@ def _run_short(common: tuple[Any, ...], constants: dict[str, Any], plan: Attenti
 
 
 def _short_launch(queries: Tensor) -> dict[str, int]:
-    """Return the launch options of the short path; the same for every batch, so that sums are too.
-    Found by `benchmarks/gpu.py --tiles` on an H100.
+    """Return the launch options of the short path, the same for every batch, as sums have to be.
+    They were found by `benchmarks/gpu.py --tiles` on an H100.
     """
     if queries.dtype is torch.float32:
         return {"tile_keys": _float32_tile(queries)}

@@ -29,7 +29,7 @@ class TritonBackend:
             self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
 
     def plan(self, step: StepTensors, shape: AttentionShape, rope: RopeTable) -> Attention:
-        """Allocate memory for partial results, by the step's shape alone."""
+        """Allocate memory for partial results; its size depends on the step's shape alone."""
         planned = attention.plan(step, shape, self._num_sms)
         return _TritonAttention(planned, rope)
 

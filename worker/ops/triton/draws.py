@@ -35,7 +35,7 @@ _VECTORS = ("seeds", "positions", "temperatures", "log_min_p", "top_p", "top_k",
 
 
 def draw(logits: Tensor, columns: DrawColumns, cut: Cut, stream: Stream = SAMPLING) -> Tensor:
-    """Implements `DeviceDraw`, for a stream of all tokens."""
+    """Implement `DeviceDraw`, for a stream of all tokens."""
     count, vocab_size = logits.shape
     answers = torch.empty(2, count, dtype=torch.int32, device=logits.device)
     if not count:
@@ -68,7 +68,7 @@ def draw(logits: Tensor, columns: DrawColumns, cut: Cut, stream: Stream = SAMPLI
 
 
 def mask_rows(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-    """Implements `DeviceMask`. Twin: `worker.ops.sample.mask_rows`."""
+    """Implement `DeviceMask`. Twin: `worker.ops.sample.mask_rows`."""
     count, width = bits.shape
     size = (count, triton.cdiv(logits.shape[1], _MASKED_TOKENS))
     _mask_kernel[size](logits, rows, bits, logits.shape[1], width, tokens=_MASKED_TOKENS)

@@ -34,8 +34,8 @@ _MIX_TILE = 1024
 @dataclass(frozen=True, slots=True)
 class Tiles:
     """Pairs in the order of their experts [P] int32, and for each tile [tiles] int32 its expert,
-    its first pair in that order, and the end of its expert's pairs. A tile without pairs begins
-    there.
+    its first pair in that order, and the end of its expert's pairs. A tile without pairs begins at
+    that end.
     """
 
     order: Tensor

@@ -1,5 +1,5 @@
-"""The parts of a layer beside products and attention, each in one pass over its rows: norms, gated
-activation, and rotation of queries and keys with the write to the KV cache.
+"""The parts of a layer other than products and attention, each in one pass over its rows: norms,
+gated activation, and rotation of queries and keys with the write to the KV cache.
 
 The kernels compute in float32, and round when they write.
 """
@@ -36,8 +36,8 @@ def silu_mul(gate_up: Tensor, out: Tensor) -> None:
 
 
 def gelu_mul(gate_up: Tensor, out: Tensor) -> None:
-    """Do the same with the GELU by tanh: gate / (1 + exp(-2u)), u = sqrt(2 / pi) (g +
-    0.044715 g³).
+    """Write gelu(gate) · up as `silu_mul` does, by tanh: gate / (1 + exp(-2u)), u = sqrt(2 / pi) (g
+    + 0.044715 g³).
     """
     _gated_mul(gate_up, out, is_gelu=True)
 

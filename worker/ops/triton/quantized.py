@@ -28,7 +28,7 @@ _FLOAT32 = (32, 32)
 def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
     """Multiply x [T, in], in the order of the codes, by a weight: [T, out] in x's type.
 
-    Twin: `worker.ops.quantized.multiply`, which rounds the weight to x's type; this does not.
+    Twin: `worker.ops.quantized.multiply`, which, unlike this, rounds the weight to x's type.
     """
     width, inner = weight.shape
     out = x.new_empty(len(x), width)
