@@ -62,7 +62,7 @@ _BACKLOG = 2048
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn without signal handlers: a signal starts our drain, not its shutdown."""
+    """Uvicorn without signal handlers: a signal starts our drain instead of its shutdown."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -227,7 +227,7 @@ class _Text:
 async def _started(
     client: EngineClient, config: ServeConfig, checkpoint: Checkpoint | None, stop: _Stop
 ) -> tuple[EngineReady, _Text] | None:
-    """Return None if a stop signal comes first."""
+    """Return the started engine and the text's parts; None if a stop signal comes first."""
     try:
         async with asyncio.TaskGroup() as group:
             interrupter = group.create_task(stop.interrupt(), name="stop")
@@ -397,7 +397,7 @@ class _Worker:
             self._client.abort_all("The request was aborted because the server stops")
 
     async def _finish(self, timeout_seconds: float) -> None:
-        """Wait for all requests, and for KV of moved streams until its lease expires."""
+        """Wait for all requests, and for the KV of moved streams until its lease expires."""
         with contextlib.suppress(TimeoutError, EngineDeadError):
             async with asyncio.timeout(timeout_seconds):
                 await self._admission.wait_idle(timeout_seconds)
@@ -443,7 +443,7 @@ def system_fingerprint(config: EngineConfig) -> str:
 
 
 def cache_info(engine: EngineConfig, ready: EngineReady) -> dict[str, str]:
-    """Return vLLM's cache configuration as labels; absent features count as unused."""
+    """Return vLLM's cache configuration as labels; features that are absent count as unused."""
     num_tokens = ready.num_blocks * ready.block_size
     values = {
         "block_size": ready.block_size,

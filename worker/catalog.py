@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class CatalogModel:
-    """One GGUF file, in parts in wheels of the Python package index.
+    """One GGUF file, in parts that wheels of the Python package index contain.
 
     Each of `packages` (pinned requirements) has one part; every part but the last has `part_bytes`.
     `sha256` is the digest of the joined parts. `memory_bytes` is the worker's memory without the KV

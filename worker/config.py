@@ -62,7 +62,7 @@ class LoraConfig:
 
 @dataclass(frozen=True, slots=True)
 class SimConfig:
-    """`--engine sim`: the durations of steps and the answers, in seconds and tokens.
+    """The settings of `--engine sim`: the durations of steps in seconds, and answers in tokens.
 
     `latency_model` is one of `sim.latency.MODELS`; each reads only its own fields. `time_scale`
     multiplies every step; with 0 no step waits.
@@ -294,7 +294,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class PoolerConfig:
-    """The hidden states that make an embedding, and whether its length is 1 by default."""
+    """The hidden states that make an embedding, and whether it has length 1 by default."""
 
     pooling_type: Literal["LAST", "MEAN"] = "LAST"
     use_activation: bool = True

@@ -22,15 +22,15 @@ _NAMELESS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL
 
 
 class LogitsProcessor(Protocol):
-    """One processor with its arguments. Requests with the same arguments share an instance, and a
-    preemption or a rejected draft repeats a position: the result of `process` may depend on the
-    arguments of the constructor and of the call, on nothing else.
+    """A processor with its arguments. Requests with the same arguments share an instance, and a
+    preemption or a rejected draft repeats a position: the result of `process` may depend only on
+    the arguments of the constructor and of the call.
     """
 
     def process(self, output_token_ids: Sequence[int], row: Any) -> Any:
-        """Return the logits of the next token, given the model's, `row`: a float32 tensor [V] on
-        the model's device, which may be changed in place. -inf excludes a token. `output_token_ids`
-        are the tokens generated so far, earlier drafts included.
+        """Return the logits of the next token, given the model's own in `row`: a float32 tensor [V]
+        on the model's device, which may be changed in place. -inf excludes a token.
+        `output_token_ids` are the tokens generated so far, earlier drafts included.
         """
 
 

@@ -42,7 +42,7 @@ class Adapter:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """The key in block hashes: vLLM's, until the same path is loaded again."""
+        """The key in block hashes: vLLM's own key, until the same path is loaded again."""
         return ("lora", self.name, f"{self.path}#{self.version}" if self.version else self.path)
 
 

@@ -34,7 +34,7 @@ _SIM_FLAGS = "worker.sim.flags"
 
 
 def build_parser() -> Parser:
-    """All flags, with those of the simulator where it is installed."""
+    """Return a parser of all flags, with those of the simulator where it is installed."""
     parser = Parser(prog="pointsman worker", description="Serve one model over the OpenAI API.")
     add_flags(parser, FLAGS, DIALECT)
     shelf = load_shelf(_SIM_FLAGS)

@@ -145,8 +145,8 @@ def _check_kv_moves(flag: str, engine: EngineConfig) -> None:
 def kv_events_config(
     options: argparse.Namespace, model_name: str, environment: Mapping[str, str]
 ) -> KvEventsConfig:
-    """Decode `--kv-events-config`. Without a topic but with `POD_IP` in the environment the topic
-    is the one that endpoint pickers subscribe to. Raises `ConfigError`.
+    """Decode `--kv-events-config`. If it has no topic but the environment has `POD_IP`, the topic
+    is the one to which endpoint pickers subscribe. Raises `ConfigError`.
     """
     text: str | None = options.kv_events_config
     given = {} if text is None else decoded(_EVENTS, text)

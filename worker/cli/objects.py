@@ -19,7 +19,7 @@ def decoded(flag: str, text: str) -> dict[str, Any]:
 
 
 def converted(flag: str, given: Mapping[str, Any], kind: type[T]) -> T:
-    """Make a dataclass of an object, which may have no other fields."""
+    """Convert an object to a dataclass; it may have no other fields."""
     refuse_unknown(flag, given, [field.name for field in fields(kind)])  # type: ignore[arg-type]
     try:
         return msgspec.convert(given, kind)

@@ -35,7 +35,7 @@ _GENERATION_FIELDS = {
 
 
 def read_chat_template(options: argparse.Namespace) -> str | None:
-    """The text of `--chat-template`. Raises `ConfigError` when there is no such file."""
+    """Return the text of `--chat-template`. Raises `ConfigError` when there is no such file."""
     given: str | None = options.chat_template
     # Templates have braces, names of files have none.
     if given is None or "{" in given:
@@ -52,7 +52,7 @@ def api_config(
     max_model_len: int,
     environment: Mapping[str, str],
 ) -> ApiConfig:
-    """The front end's configuration. Raises `ConfigError`."""
+    """Return the front end's configuration. Raises `ConfigError`."""
     if options.max_body_bytes > MAX_BODY_BYTES_LIMIT:
         raise ConfigError(f"--max-body-bytes may be {MAX_BODY_BYTES_LIMIT} at most")
     name = SIM_MODEL_NAME if checkpoint is None else checkpoint.name
@@ -77,7 +77,7 @@ def api_config(
 
 
 def _api_keys(options: argparse.Namespace, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The keys of the flag, else of the environment, which other users cannot read."""
+    """Return the keys of the flag, else of the environment, which other users cannot read."""
     named = environment.get("POINTSMAN_API_KEY") or environment.get("VLLM_API_KEY") or ""
     if not all(key.strip() for key in options.api_key):
         raise ConfigError("--api-key must not be empty: it would admit every client")
@@ -129,7 +129,7 @@ def _generation_config(source: str, checkpoint: Checkpoint | None) -> dict[str, 
 
 
 def _check_defaults(defaults: Mapping[str, float], max_model_len: int) -> None:
-    """Refuse defaults for which a request without parameters would be refused."""
+    """Raise `ConfigError` for defaults with which a request without parameters would be refused."""
     whole = {name: defaults[name] for name in ("top_k", "max_tokens") if name in defaults}
     try:
         for name, value in whole.items():
@@ -150,7 +150,7 @@ def _is_number(value: object) -> bool:
 
 
 def tls_config(options: argparse.Namespace) -> TlsConfig | None:
-    """The settings of HTTPS, if a certificate is given. Raises `ConfigError`."""
+    """Return the settings of HTTPS if a certificate is given. Raises `ConfigError`."""
     certificate, key = options.ssl_certfile, options.ssl_keyfile
     if certificate is None and key is None:
         if options.ssl_ca_certs is not None:

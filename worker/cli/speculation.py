@@ -117,7 +117,7 @@ def parse(given: Mapping[str, Any]) -> SpeculativeConfig:
 
 
 def _method(fields: dict[str, Any]) -> str:
-    """Find or derive the method; remove a model that names one (`"model": "ngram"`)."""
+    """Find or derive the method; remove a `model` that names a method (`"model": "ngram"`)."""
     method, model = fields.get("method"), fields.get("model")
     for named in SIM_METHODS:  # as vLLM has spelled it, and still takes it
         if model in (named, f"[{named}]") and method in (None, named, f"[{named}]"):
@@ -211,7 +211,7 @@ def _word(choices: Sequence[str], refused: Mapping[str, str] | None = None) -> _
 
 
 def _is_table(value: Any) -> bool:
-    """`_check_table` does the rest once the number of drafts is known."""
+    """Check the shape only: `_check_table` does the rest once the number of drafts is known."""
     return isinstance(value, list) and all(
         isinstance(row, list) and len(row) == 3 and all(map(_is_integer, row)) for row in value
     )
@@ -255,7 +255,7 @@ _METHODS_OF: Mapping[str, tuple[str, ...]] = {
 
 
 def _lookup_lengths(values: Mapping[str, Any]) -> dict[str, int]:
-    """Fill in the length that is missing from the other one, or both from the default."""
+    """Fill in a missing length from the other one, or both from the default."""
     least, most = values.get("prompt_lookup_min"), values.get("prompt_lookup_max")
     first = least or most or DEFAULT_LOOKUP_TOKENS
     last = most or first
@@ -267,7 +267,7 @@ def _lookup_lengths(values: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _model(values: Mapping[str, Any], method: str) -> str | None:
-    """The absolute path, for the engine process; None for a head: the one that fits."""
+    """Return the absolute path, for the engine process; None: the head that fits the target."""
     model: str | None = values.get("model")
     if model is not None:
         return os.path.abspath(os.path.expanduser(model))

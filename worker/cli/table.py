@@ -1,6 +1,6 @@
 """The table of all flags but the simulator's, in the notation of `base.flags` and vLLM's spelling.
 
-A default that is not in the table is that of the field which the flag sets (`worker.config`).
+A flag without a default in the table has that of the field which it sets (`worker.config`).
 """
 
 from collections.abc import Mapping

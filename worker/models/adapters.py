@@ -1,7 +1,7 @@
 """LoRA adapters (Hu et al., arXiv:2106.09685) as PEFT writes them.
 
-Settings that ask for more than a product of two matrices are refused by name, and so are tensors
-for which the model has no place.
+Settings that ask for more than a product of two matrices are refused by name, as are tensors for
+which the model has no place.
 """
 
 import math
@@ -78,7 +78,7 @@ def layer_products(config: ModelConfig) -> list[dict[str, Product]]:
 
 def read_adapter(path: str, config: ModelConfig, max_rank: int) -> list[dict[str, Factors]]:
     """Read an adapter's factors for the products of each layer: float32, on the CPU. Raise
-    `ModelError`; unless the disk fails, before any weight is read.
+    `ModelError`, before any weight is read unless the disk fails.
     """
     folder = Path(path)
     settings = _settings(folder / CONFIG_NAME, max_rank)

@@ -2,7 +2,7 @@
 
 Both are read under Hugging Face's tensor names, directly into the model's memory, a piece at a
 time. ggml's encodings are decoded to float32 exactly as llama.cpp does; the common ones are
-vectorised here, because decoding takes most of a start, the rest go through the `gguf` package.
+vectorised here, because decoding takes most of a start; the rest go through the `gguf` package.
 """
 
 import json
@@ -58,10 +58,10 @@ class WeightFile(Protocol):
     is_grouped: bool
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of all tensors by Hugging Face name."""
+        """Return the shapes of all tensors by Hugging Face name."""
 
     def stored_name(self, name: str) -> str:
-        """The checkpoint's own name of a tensor, stored or not."""
+        """Return the checkpoint's own name of a tensor, whether it is stored or not."""
 
     def read_into(
         self, name: str, destination: Tensor, first_row: int = 0, first_column: int = 0
@@ -72,16 +72,16 @@ class WeightFile(Protocol):
         """
 
     def stored(self, name: str) -> Stored | None:
-        """A weight [rows, cols] as stored; None if its encoding has to be decoded."""
+        """Return a weight [rows, cols] as stored; None if its encoding has to be decoded."""
 
     def grouped(self, name: str, rows: slice, columns: slice) -> GroupedWeight | None:
-        """A part of a weight as codes with scales by group; None if it is stored otherwise. Both
-        slices have a start and a stop.
+        """Return a part of a weight as codes with scales by group; None if it is stored otherwise.
+        Both slices have a start and a stop.
         """
 
 
 def open_checkpoint(path: Path, quantization: str = "none") -> WeightFile:
-    """Open a GGUF file or a safetensors directory; raise `ModelError` saying what is wrong.
+    """Open a GGUF file or a safetensors directory; raise `ModelError` that explains what is wrong.
 
     `stored` returns a directory's weights in `quantization` "q8_0" or "q4_1", for which a GGUF file
     raises `ConfigError`.
@@ -241,7 +241,7 @@ class SafetensorsCheckpoint:
         return found
 
     def _is_needless(self, name: str) -> bool:
-        """True for a bias of zeros where the model has no bias: AutoGPTQ writes them."""
+        """Return True for a bias of zeros where the model has no bias: AutoGPTQ writes them."""
         config, layer = self.config, _PROJECTION_BIAS.search(name)
         if layer is None:
             return False
@@ -303,7 +303,7 @@ class SafetensorsCheckpoint:
         return weight if order is None else weight.take(order)
 
     def _tensor(self, name: str, rows: slice, columns: slice | None = None) -> Tensor:
-        """Raise `ModelError` for an unsupported dtype."""
+        """Return rows of a stored tensor. Raise `ModelError` for an unsupported dtype."""
         stored = self._places[name].stored
         view = self._shard_of[stored].get_slice(stored)
         dtype, shape = view.get_dtype(), self._shapes[stored]
@@ -362,7 +362,7 @@ def read_tensor(file: GgufFile, name: str) -> Float32Array:
 
 
 def read_part(file: GgufFile, name: str, start: int, stop: int, parts: int) -> Float32Array:
-    """Decode parts `start` to `stop`-1 of a tensor's `parts` equal parts of whole blocks."""
+    """Decode parts `start` to `stop` - 1 of a tensor's `parts` equal parts of whole blocks."""
     # A view of the mapping: only the pages of this part are read.
     info = file.tensors[name]
     size = info.num_bytes // parts
@@ -387,7 +387,7 @@ def _half(columns: _Bytes) -> Float32Array:
 
 
 def _nibbles(packed: _Bytes) -> Float32Array:
-    """16 bytes to 32 values: the low halves first, then the high halves."""
+    """Split 16 bytes into 32 values: the low halves first, then the high halves."""
     values = np.empty((len(packed), 32), np.float32)
     values[:, :16] = packed & 15
     values[:, 16:] = packed >> 4
@@ -419,7 +419,7 @@ def _q8_0(raw: _Bytes) -> Float32Array:
 
 
 def _q4_k(raw: _Bytes) -> Float32Array:
-    """Super-blocks of 256: eight groups of 32, each with a 6-bit scale and a 6-bit minimum."""
+    """Decode super-blocks of 256: eight groups of 32 with a 6-bit scale and 6-bit minimum each."""
     blocks = raw.reshape(-1, 144)
     scales, minimums = _six_bit_pairs(blocks[:, 4:16])
     scales *= _half(blocks[:, :2])
@@ -435,8 +435,8 @@ def _q4_k(raw: _Bytes) -> Float32Array:
 
 
 def _six_bit_pairs(packed: _Bytes) -> tuple[Float32Array, Float32Array]:
-    """12 bytes to eight scales and eight minimums: the first four of each are contiguous; the upper
-    bits of the other four fill the spare bits of the first four.
+    """Split 12 bytes into eight scales and eight minimums: the first four of each are contiguous;
+    the upper bits of the other four fill the spare bits of the first four.
     """
     low, high, split = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = np.concatenate((low & 63, (split & 15) | ((low >> 6) << 4)), axis=-1)
@@ -445,7 +445,7 @@ def _six_bit_pairs(packed: _Bytes) -> tuple[Float32Array, Float32Array]:
 
 
 def _q6_k(raw: _Bytes) -> Float32Array:
-    """Super-blocks of 256: two halves of 4 · 32 values of 6 bits, with an 8-bit scale per 16."""
+    """Decode super-blocks of 256: two halves of 4 · 32 6-bit values, with an 8-bit scale per 16."""
     blocks = raw.reshape(-1, 210)
     low = blocks[:, :128].reshape(-1, 2, 2, 32)
     high = blocks[:, 128:192].reshape(-1, 2, 32)
@@ -490,7 +490,7 @@ def quantized(weight: Tensor, type_name: str) -> Stored:
 
 
 def _to_q8_0(blocks: Tensor) -> _Bytes:
-    """[n, 32] float32 to [n, 34]: scales, and multiples of them from -127 to 127."""
+    """Encode [n, 32] float32 as [n, 34]: scales, and multiples of them from -127 to 127."""
     scales = (blocks.abs().amax(1, keepdim=True) / 127).numpy()
     scaled = blocks.numpy() * _inverse(scales)
     sizes = np.abs(scaled)
@@ -501,7 +501,7 @@ def _to_q8_0(blocks: Tensor) -> _Bytes:
 
 
 def _to_q4_1(blocks: Tensor) -> _Bytes:
-    """[n, 32] float32 to [n, 20]: scales, minimums, and multiples of the scales from 0 to 15."""
+    """Encode [n, 32] float32 as [n, 20]: scales, minimums, multiples of the scales from 0 to 15."""
     least = blocks.amin(1, keepdim=True)
     scales = ((blocks.amax(1, keepdim=True) - least) / 15).numpy()
     codes = ((blocks - least).numpy() * _inverse(scales) + np.float32(0.5)).astype(np.uint8)

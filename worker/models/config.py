@@ -150,7 +150,7 @@ class ModelConfig:
             raise ModelError(f"every {self.expert_interval}th layer cannot have experts")
 
     def window_of(self, layer: int) -> int | None:
-        """The positions that a row sees, its own included; None: all up to its own."""
+        """Return how many positions a row sees, its own included; None: all up to its own."""
         return self.window if self.window and layer not in self.full_layers else None
 
     def has_experts(self, layer: int) -> bool:
@@ -172,7 +172,7 @@ def check_architecture(source: str, architecture: object) -> str:
 
 
 def from_gguf(file: GgufFile) -> ModelConfig:
-    """Raise `ModelError` naming a missing key."""
+    """Read GGUF metadata. Raise `ModelError` naming a missing key."""
     source = str(file.path)
     architecture = check_architecture(source, file.architecture)
     fields = gguf_fields(source, architecture, file.metadata)
@@ -232,7 +232,7 @@ def from_gguf(file: GgufFile) -> ModelConfig:
 
 
 def _gguf_experts(fields: Fields, inner: int) -> dict[str, Any]:
-    """The experts of a mixture; their default size is that of a dense MLP."""
+    """Return the fields of a mixture's experts, whose default size is that of a dense MLP."""
     count = fields.number("expert_count", int, 0)
     if not count:
         return {}
@@ -246,7 +246,7 @@ def _gguf_experts(fields: Fields, inner: int) -> dict[str, Any]:
 def _gemma(
     architecture: str, hidden: int, query_scalar: float, caps: Sequence[float], local_theta: float
 ) -> dict[str, Any]:
-    """The fields special to Gemma; scores are divided by the root of `query_scalar`."""
+    """Return the fields special to Gemma; scores are divided by the root of `query_scalar`."""
     return {
         "local_rope_theta": 0.0 if architecture == "gemma2" else local_theta,
         "activation": "gelu",
@@ -259,14 +259,14 @@ def _gemma(
 
 
 def _every_nth(interval: int, num_layers: int) -> range:
-    """Layers interval-1, 2·interval-1, …; none for 0. A range, not a set: `num_layers` is not
-    checked yet, and a hostile file may claim billions.
+    """Return layers interval-1, 2·interval-1, …; none for 0. A range, not a set: `num_layers` is
+    not checked yet, and a hostile file may claim billions.
     """
     return range(interval - 1, num_layers, interval) if interval > 0 else range(0)
 
 
 def from_hf(source: str, values: Mapping[str, Any]) -> ModelConfig:
-    """`source` names the file in errors."""
+    """Read Hugging Face's JSON; `source` names the file in errors."""
     architecture = check_architecture(source, values.get("model_type"))
     # In GGUF the same name is the text model alone.
     if architecture == "gemma3":
@@ -346,7 +346,7 @@ def _hf_experts(fields: Fields, architecture: str) -> dict[str, Any]:
 
 
 def _hf_local_theta(source: str, values: Mapping[str, Any]) -> float:
-    """The rotary base of Gemma-3's layers with a window, in either layout."""
+    """Return the rotary base of Gemma-3's layers with a window, in either layout."""
     stated = (values.get("rope_parameters") or {}).get("sliding_attention")
     if stated is None:
         return Fields(source, values).number("rope_local_base_freq", float, _GEMMA3_LOCAL_THETA)
@@ -365,7 +365,7 @@ def _default_head_dim(architecture: str, hidden: int, heads: int) -> int:
 def _hf_no_rope_layers(
     fields: Fields, architecture: str, num_layers: int
 ) -> range | frozenset[int]:
-    """SmolLM3's `no_rope_layers` (1 where a layer rotates, 0 where not), or else its interval."""
+    """Read SmolLM3's `no_rope_layers` (1 where a layer rotates, 0 where not) or its interval."""
     if architecture != "smollm3":
         return frozenset()
     listed = fields.values.get("no_rope_layers")
@@ -380,7 +380,7 @@ def _hf_no_rope_layers(
 def _hf_full_layers(
     fields: Fields, architecture: str, num_layers: int
 ) -> range | frozenset[int] | None:
-    """The layers without a window; None: there is no window."""
+    """Return the layers without a window; None: there is no window."""
     # Qwen2 writes a window it does not use beside `use_sliding_window: false`.
     slides = fields.flag("use_sliding_window", default=architecture not in _WINDOW_IF_ASKED)
     if not slides or not fields.optional("sliding_window"):

@@ -39,7 +39,7 @@ _EMBEDDING_ROWS, _LAYER_ROWS = 1024, 16
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """The sizes in a head's file; everything else follows from the target."""
+    """The sizes in a head's file; all others follow from the target."""
 
     intermediate_size: int
     draft_vocab_size: int
@@ -64,7 +64,7 @@ class HeadShape:
         )
 
     def tensor_shapes(self, target: ModelConfig) -> dict[str, tuple[int, ...]]:
-        """The shapes of a head's tensors but `draft_vocab`, by name."""
+        """Return the shapes of a head's tensors, except `draft_vocab`, by name."""
         hidden, inner = target.hidden_size, self.intermediate_size
         queries = target.num_heads * target.head_dim
         keys = target.num_kv_heads * target.head_dim
@@ -119,7 +119,7 @@ class DraftHead:
         return run_layers(x, *model, kv_cache, step, self.backend)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [R, Vd] float32 over `draft_vocab` of hidden states [R, H]."""
+        """Return logits [R, Vd] float32 over `draft_vocab` of hidden states [R, H]."""
         return self.head(rms_norm(hidden, self.output_norm, self.config.rms_norm_eps)).float()
 
 
@@ -152,7 +152,7 @@ def _signs(rows: Tensor) -> bytes:
 
 
 def _spread(size: int, device: torch.device) -> Tensor:
-    """The indices of about _LAYER_ROWS rows spread over `size`, int64."""
+    """Return the indices of about _LAYER_ROWS rows spread over `size`, int64."""
     return torch.arange(0, size, max(1, size // _LAYER_ROWS), device=device)
 
 
@@ -172,7 +172,7 @@ def load_draft_head(path: Path, target: LlamaModel, *, is_rounded: bool = False)
 
 
 def read_head(path: Path, target: LlamaModel) -> tuple[HeadShape, dict[str, Tensor]]:
-    """Read a head's shape and tensors. Raise `ModelError` for what is no head of this target."""
+    """Read a head's shape and tensors. Raise `ModelError` if the file is not one of this target."""
     shape = _checked_shape(path, _metadata(path), target)
     wanted = shape.tensor_shapes(target.config) | {"draft_vocab": (shape.draft_vocab_size,)}
     try:
@@ -231,7 +231,7 @@ def assemble(
 
 
 def shipped_head(target: LlamaModel, heads: Path | None = None) -> Path | None:
-    """Find a head of this target in `heads`, where `pointsman train-draft` writes, or shipped."""
+    """Find a head of this target, shipped or in `heads`, where `pointsman train-draft` writes."""
     name = fingerprint(target)
     trained = (heads or heads_directory()) / name / HEAD_FILE
     # The operator trained the first one on purpose, so it takes precedence.
@@ -242,7 +242,7 @@ def shipped_head(target: LlamaModel, heads: Path | None = None) -> Path | None:
 
 
 def heads_directory(environment: Mapping[str, str] = os.environ) -> Path:
-    """The heads trained on this machine: below $POINTSMAN_CACHE, else ~/.cache/pointsman."""
+    """Return the folder of this machine's heads: in $POINTSMAN_CACHE, else ~/.cache/pointsman."""
     chosen = environment.get("POINTSMAN_CACHE")
     return (Path(chosen) if chosen else Path.home() / ".cache/pointsman") / "heads"
 

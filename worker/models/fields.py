@@ -18,7 +18,7 @@ class Fields:
         self.values = values
 
     def number(self, key: str, kind: type[_T], default: Any = _MISSING) -> _T:
-        """A finite number. null counts as missing, which is an error without a default."""
+        """Return a finite number. null counts as missing, which is an error without a default."""
         value = self.values.get(key)
         if value is None:
             if default is _MISSING:

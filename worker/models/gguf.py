@@ -134,7 +134,7 @@ class GgufFile:
         return value
 
     def tensor_bytes(self, name: str) -> memoryview:
-        """A read-only view of the encoded bytes of a tensor; raise `ModelError` when unknown."""
+        """Return a read-only view of a tensor's encoded bytes; raise `ModelError` if unknown."""
         info = self.tensors.get(name)
         if info is None:
             raise ModelError(f"{self.path}: tensor {name} is missing")
@@ -183,7 +183,7 @@ class _Cursor:
             self.fail(f"a string is not UTF-8: {error.reason}")
 
     def strings(self, count: int) -> list[str]:
-        """Read `count` strings. The hot loop of a start: a vocabulary with merges has 100,000."""
+        """Read `count` strings. This loop dominates a start: merges alone may be 100,000."""
         data, size, position = self.data, self.size, self.position
         from_bytes = int.from_bytes
         out: list[str] = []

@@ -49,7 +49,7 @@ def layer_shape(config: ModelConfig) -> LayerShape:
 
 
 def native_layers(layers: Sequence[LayerWeights], config: ModelConfig) -> NativeLayers | None:
-    """None: a product is not native, or the kernels lack arithmetic of the architecture."""
+    """Return native layers; None: a product is not native, or the kernels lack the arithmetic."""
     if config.post_norms or config.activation != "silu" or config.num_experts:
         return None
     products, norms = [], []
@@ -80,7 +80,7 @@ def attention_block(
     backend: Backend,
     add: AddAdapters = _add_nothing,
 ) -> Tensor:
-    """x [T, hidden] + attention(norm(x)); writes the step's keys and values into `cache`.
+    """Compute x [T, hidden] + attention(norm(x)); write the step's keys and values into `cache`.
 
     cache [num_blocks, 2, kv_heads, block_size, head_dim] is this layer's; `attention` is planned
     for the step by `backend`; `add` gets the name, input and output of every product.
@@ -114,8 +114,8 @@ def mlp_block(
     backend: Backend,
     add: AddAdapters = _add_nothing,
 ) -> Tensor:
-    """x [T, hidden] + down(silu(gate) · up) of norm(x), or with GELU, or of several experts. `add`
-    gets the name, input and output of every product but those of experts.
+    """Compute x [T, hidden] + down(silu(gate) · up) of norm(x), or with GELU, or with several
+    experts. `add` gets the name, input and output of every product but those of experts.
     """
     eps = config.rms_norm_eps
     normed = backend.rms_norm(x, layer.mlp_norm, eps)
@@ -205,12 +205,12 @@ class LlamaModel:
         return run_layers(x, *model, kv_cache, step, self.backend, self.local_rope)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [R, vocab_size] float32 of hidden states [R, hidden_size]; each row on its own."""
+        """Return logits [R, vocab_size] float32 of hidden states [R, hidden_size], row by row."""
         logits = self.head(self.normed(hidden)).float()
         cap = self.config.logit_softcap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """Hidden states [R, hidden_size] after the final norm; each row on its own."""
+        """Return hidden states [R, hidden_size] after the final norm; each row on its own."""
         norm = self.backend.rms_norm if self.kernels is None else self.kernels.norm
         return norm(hidden, self.final_norm, self.config.rms_norm_eps)

@@ -55,7 +55,7 @@ def load_model(
     quantization: str = "none",
     shard: Shard = WHOLE,
 ) -> LlamaModel:
-    """Load a GGUF file or a safetensors directory; raise `ModelError` saying what is wrong.
+    """Load a GGUF file or a safetensors directory; raise `ModelError` that explains what is wrong.
 
     `check` gets the model's shape before any weight is read, and may raise. With `kernels` and a
     `dtype` of float32, weights stay as stored and layers are native; `quantization` converts the
@@ -80,7 +80,7 @@ def load_model(
 
 
 def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
-    """The shape of a shard's layers. Raise `ConfigError` if heads or sizes do not divide evenly."""
+    """Return the shape of a shard's layers. Raise `ConfigError` for an uneven division."""
     if config.num_experts and shard.size > 1:
         raise ConfigError(
             f"--tensor-parallel-size {shard.size}: mixtures of experts are not split: leave the"
@@ -103,7 +103,7 @@ def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
 
 
 def _splits(counts: tuple[int, int, int], size: int) -> bool:
-    """True if all divide evenly among `size` shards; several shards may share a KV head."""
+    """Return True if all divide evenly among `size` shards; several shards may share a KV head."""
     heads, kv_heads, inner = counts
     return heads % size == inner % size == 0 and min(kv_heads % size, size % kv_heads) == 0
 
@@ -173,12 +173,12 @@ def _norms(config: ModelConfig) -> dict[str, int]:
 
 
 def _mlp_norm(config: ModelConfig) -> str:
-    """The norm before the MLP. Without `post_norms` its name says that it follows attention."""
+    """Return the name of the norm before the MLP; without `post_norms` it mentions attention."""
     return "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
 
 
 class _Projection(NamedTuple):
-    """Fused linear parts with one input; shards split the outputs or (`splits_inputs`) inputs."""
+    """Fused linear parts with one input; shards split outputs or, if `splits_inputs`, inputs."""
 
     outputs: dict[str, int]
     inputs: int
@@ -331,7 +331,7 @@ class _Assembly:
         )
 
     def _kv_scales(self, prefix: str) -> Tensor | None:
-        """The scales of the shard's KV heads [2, kv_heads]; None if none are stored."""
+        """Return the scales of the shard's KV heads [2, kv_heads]; None if none are stored."""
         heads, names = self._config.num_kv_heads, self._checkpoint.shapes()
         scales = torch.ones(2, heads)
         found = False
@@ -379,7 +379,7 @@ class _Assembly:
         )
 
     def _linear(self, prefix: str, part: _Projection, into: Tensor | None = None) -> Linear:
-        """The fused product of stacked parts; its weight is decoded to `into` and stays there."""
+        """Return the fused product of stacked parts; its weight is decoded to `into`, and stays."""
         bias = None
         if part.bias and not (part.splits_inputs and self._shard.rank > 0):  # rank 0 alone adds it
             bias = self._joined(prefix, "bias", part)
@@ -395,7 +395,7 @@ class _Assembly:
         return linear
 
     def _native(self, names: Sequence[str], bias: Tensor | None = None) -> Linear | None:
-        """The product of weights as stored. None: no kernels, or a weight has to be decoded."""
+        """Return the product of weights as stored. None: no kernels, or a weight needs decoding."""
         if self._kernels is None:
             return None
         parts = [part for name in names if (part := self._checkpoint.stored(name)) is not None]
@@ -404,8 +404,8 @@ class _Assembly:
     def _packed(
         self, prefix: str, part: _Projection, bias: Tensor | None, is_stacked: bool
     ) -> Linear | None:
-        """The product of weights that stay quantised. None: a weight is not quantised, or has to be
-        decoded, as on a CPU and in a stack of experts.
+        """Return the product of weights that stay quantised. None: a weight is not quantised, or
+        has to be decoded, as on a CPU and in a stack of experts.
         """
         if self._product is None or self._kernels is not None:
             return None
@@ -485,7 +485,7 @@ def _rotary_pairs(config: ModelConfig) -> int:
 def inverse_frequencies(
     config: ModelConfig, factors: Tensor | None = None, length: int = 0
 ) -> Tensor:
-    """Rotary inverse frequencies [rotary_dim / 2], float32, with the configuration's scaling.
+    """Return rotary inverse frequencies [rotary_dim / 2], float32, scaled as configured.
 
     `factors` [rotary_dim / 2] divide them (GGUF's form of Llama 3's scaling). Dynamic scaling has
     one base for all positions, that of a sequence as long as the model's context; longrope one set
@@ -522,7 +522,7 @@ def _dynamic_base(base: float, head_dim: int, scaling: RopeScaling, context: int
 
 
 def _llama3_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Llama 3.1's scaling: long wavelengths by `factor`, short ones not, a ramp between."""
+    """Scale like Llama 3.1: long wavelengths by `factor`, short ones not, with a ramp between."""
     wavelengths = 2 * math.pi / frequencies
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     unscaled = ((scaling.original_context / wavelengths - low) / (high - low)).clamp(0, 1)
@@ -530,7 +530,7 @@ def _llama3_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 def _yarn_frequencies(frequencies: Tensor, base: float, scaling: RopeScaling) -> Tensor:
-    """YaRN's scaling: pairs that turn often over the original context keep their frequency, those
+    """Scale like YaRN: pairs that turn often over the original context keep their frequency, those
     that turn rarely are divided by `factor`, with a ramp over the pair's index between.
     """
     pairs = len(frequencies)

@@ -106,9 +106,9 @@ def places(
 
 
 def row_order(name: str, config: ModelConfig, rows: int) -> list[int] | None:
-    """The order for `rows` rows (of whole heads) of a query or key projection; None: unchanged.
-    The kernels rotate a number with the one half a head away. Where only the first numbers of a
-    head are rotated, these therefore move to the beginnings of both halves.
+    """Return the order for `rows` rows (of whole heads) of a query or key projection; None:
+    unchanged. The kernels rotate a number with the one half a head away. Where only the first
+    numbers of a head are rotated, these therefore move to the beginnings of both halves.
     """
     if config.rotary_dim in (0, config.head_dim) or not re.search(
         r"\.[qk]_proj\.(weight|bias)$", name
@@ -122,7 +122,7 @@ def row_order(name: str, config: ModelConfig, rows: int) -> list[int] | None:
 
 
 def hf_name(name: str, config: ModelConfig) -> str:
-    """An unknown name stays unchanged."""
+    """Return the Hugging Face name; an unknown name stays unchanged."""
     layer = _GGUF_LAYER.fullmatch(name)
     known = _GGUF_LAYER_NAMES | _GGUF_OWN_NAMES.get(config.architecture, {})
     if layer is not None and layer[2] in known:

@@ -274,7 +274,7 @@ class QuantizedTensors:
         )
 
     def _consecutive(self, columns: slice) -> Tensor:
-        """The groups of columns, if each consists of consecutive columns."""
+        """Return the groups of columns, if each consists of consecutive columns."""
         size = self._how.group_size or columns.stop
         return torch.arange(columns.start, columns.stop) // size
 
@@ -286,7 +286,7 @@ def _widened(part: slice, multiple: int) -> tuple[slice, slice]:
 
 
 def _unpack(words: Tensor, bits: int) -> Tensor:
-    """int32 words [n, m] to their codes [n, m · 32 / bits] uint8, the lowest bits first."""
+    """Unpack int32 words [n, m] to codes [n, m · 32 / bits] uint8, the lowest bits first."""
     values = words.contiguous().view(torch.uint8)
     if bits == 4:
         values = torch.stack((values & 15, values >> 4), dim=-1)

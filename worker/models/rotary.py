@@ -110,7 +110,7 @@ def _hf_yarn(rope: Fields, positions: int) -> RopeScaling:
 
 
 def _hf_longrope(rope: Fields, values: Mapping[str, Any], positions: int) -> RopeScaling:
-    """Phi-3 states the original context beside the rotary settings, not among them."""
+    """Read longrope. Phi-3 states the original context beside the rotary settings, not in them."""
     stated = Fields(rope.source, {**values, **rope.values})
     original = stated.number("original_max_position_embeddings", int, positions)
     factor = rope.number("factor", float, positions / max(original, 1))
@@ -130,12 +130,12 @@ def _hf_longrope(rope: Fields, values: Mapping[str, Any], positions: int) -> Rop
 
 
 def _mscale(factor: float, scale: float = 1.0) -> float:
-    """YaRN's factor for cos and sin, which lets attention logits grow with the context."""
+    """Return YaRN's factor for cos and sin, which lets attention logits grow with the context."""
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
 def gguf_scaling(fields: Fields) -> RopeScaling | None:
-    """The scaling in a file's keys, or None. Llama 3's is a tensor instead, `rope_freqs.weight`."""
+    """Read the scaling in a file's keys, or None. Llama 3's is a tensor, `rope_freqs.weight`."""
     kind = fields.values.get("rope.scaling.type", "none")
     if kind == "none":
         return None

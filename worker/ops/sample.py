@@ -317,7 +317,7 @@ def draw_rows(
     stream: Stream,
     draw: DeviceDraw = draw_columns,
 ) -> Tensor:
-    """Implement `DrawKernel` by `draw`; one copy brings everything to the device."""
+    """Implement `DrawKernel` with `draw`; one copy brings everything to the device."""
     device, count = logits.device, len(draws)
     [changed] = np.nonzero(draws["adjusted"] >= 0)
     numbers = (draws.view(np.int32), changed.astype(np.int32))

@@ -250,7 +250,7 @@ def _parse_crash(value: Any) -> Crash:
 
 
 def show(faults: Faults) -> dict[str, object]:
-    """Every fault under its name, in the form that `parse_update` takes."""
+    """Return every fault under its name, in the form that `parse_update` takes."""
     fakes = faults.fake_metrics.items()
     return {
         **{setting.name: setting.show(faults) for setting in SETTINGS},

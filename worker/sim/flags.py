@@ -108,7 +108,7 @@ def sim_config(
 
 
 def fault_config(options: argparse.Namespace, environment: Mapping[str, str]) -> FaultConfig | None:
-    """The configuration of fault injection; None: off. A simulator in a pod names it in headers."""
+    """Return the configuration of fault injection; None: off. Headers name a simulator in a pod."""
     if options.engine != "sim":
         return FaultConfig() if options.enable_fault_injection else None
     headers: tuple[tuple[str, str], ...] = ()

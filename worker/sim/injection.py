@@ -193,7 +193,7 @@ class FaultInjection:
             self._die()
 
     def _share(self, purpose: int, number: int) -> float:
-        """A uniform number in [0, 1) for the n-th request."""
+        """Return a uniform number in [0, 1) for the n-th request."""
         return (self._bits(purpose, number) >> 32) / _WHOLE
 
     def _bits(self, purpose: int, number: int) -> int:
@@ -263,7 +263,7 @@ class FaultInjection:
             self._crash_worker(update.crash)
 
     def _check_for_restart(self) -> None:
-        """A new engine starts with the settings of the command line: drop the old engine's."""
+        """Drop an old engine's settings: a new one starts with those of the command line."""
         num_restarts = self._engine.stats.num_restarts
         if num_restarts != self._num_restarts:
             self._num_restarts = num_restarts
@@ -298,7 +298,7 @@ class FaultInjection:
         self._faults = update.faults
 
     async def _set_in_engine(self, settings: dict[str, Any], *, ends: bool) -> None:
-        """Send settings to the engine. If it `ends` by them, a missing answer is no error."""
+        """Send settings to the engine. If it `ends` because of them, it need not answer."""
         if self._sim is None:
             raise ConfigError("the engine's own faults need --engine sim")
         try:
@@ -361,7 +361,7 @@ async def _page_of(rest: Rest) -> bytes:
 
 
 class StalledReply:
-    """One reply with extra headers and a stall in the middle of its stream.
+    """A reply with extra headers and a stall in the middle of its stream.
 
     After `after_events` parts nothing leaves for `stall_seconds`. Parts written meanwhile are
     buffered, so that the writer does not abandon the client; a timer flushes them. The exit of this

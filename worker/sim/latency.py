@@ -1,7 +1,7 @@
 """The duration of a simulated step: four models, each a pure function of the step.
 
 Every sequence of a step gets its token when the step ends. Models of whole steps (linear, dynamo)
-fit that directly. Models of single requests (constant, llm-d) make one duration of the step:
+fit that directly. Models of single requests (constant, llm-d) derive one duration for the step:
 
     step = max(longest of the prompts' times, mean of the decoding sequences' times)
 
@@ -29,11 +29,11 @@ class Capacity:
 
 class LatencyModel(Protocol):
     def seconds(self, step: SchedulerOutput) -> float:
-        """The duration of a step, before `time_scale`."""
+        """Return the duration of a step, before `time_scale`."""
 
 
 def is_decoding(sequence: ScheduledSequence) -> bool:
-    """True if a sequence runs one known token (and drafts), and draws a token but the first."""
+    """Return True if a sequence runs one known token (and drafts), and draws no first token."""
     if len(sequence.token_ids) - sequence.num_drafts != 1 or not sequence.samples:
         return False
     sample = sequence.samples[0]
@@ -165,6 +165,6 @@ def build_model(config: SimConfig, capacity: Capacity) -> LatencyModel:
 
 
 def transfer_seconds(config: SimConfig, num_tokens: int) -> float:
-    """The time to transfer the KV of `num_tokens` tokens from another worker."""
+    """Return the time to transfer the KV of `num_tokens` tokens from another worker."""
     per_token = config.kv_transfer_per_token_seconds * num_tokens
     return (config.kv_transfer_seconds or per_token) * config.time_scale

@@ -8,7 +8,7 @@ _HALF = 0.5**32
 
 
 def scramble(value: int) -> int:
-    """The finalizer of SplitMix64 (Steele et al. 2014): each input bit moves every output bit."""
+    """Apply SplitMix64's finalizer (Steele et al. 2014): each input bit moves every output bit."""
     value &= _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -17,12 +17,12 @@ def scramble(value: int) -> int:
 
 @lru_cache(maxsize=1 << 14)
 def stream(seed: int, request_seed: int, purpose: int) -> int:
-    """The 64-bit base of the numbers of one request and purpose."""
+    """Return the 64-bit base of the numbers of one request and purpose."""
     return scramble(scramble(scramble(seed) + request_seed) + purpose)
 
 
 def bits(base: int, position: int, salt: int = 0) -> int:
-    """64 random bits for a position of a stream; `salt` is below 2**32."""
+    """Return 64 random bits for a position of a stream; `salt` is below 2**32."""
     value = (base + (position << 32) + salt) & _MASK  # `scramble`, spelled out: the hot path
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -30,6 +30,6 @@ def bits(base: int, position: int, salt: int = 0) -> int:
 
 
 def normal(random_bits: int) -> float:
-    """A standard normal number from 64 random bits (Box and Muller 1958)."""
+    """Turn 64 random bits into a standard normal number (Box and Muller 1958)."""
     first = ((random_bits >> 32) + 1) * _HALF
     return sqrt(-2.0 * log(first)) * cos(tau * (random_bits & 0xFFFFFFFF) * _HALF)

@@ -89,8 +89,8 @@ class TokenCache:
 
 
 def spoken(prompt: Sequence[int], turn: int | None, end: int | None) -> tuple[int, ...]:
-    """The part of a prompt that an echo repeats: in a conversation (turns are `turn`, role, line
-    break, text, `end`) the text of the last complete turn, else all of it; no control tokens.
+    """Return the part of a prompt that an echo repeats: in a conversation (turns are `turn`, role,
+    line break, text, `end`) the text of the last complete turn, else all of it; no control tokens.
     """
     tokens = list(prompt)
     if turn is not None and end in tokens and turn in tokens:
@@ -231,7 +231,7 @@ class SimExecutor(HostExecutor):
         return ModelOutput(sampled, prompt_logprobs, failed, pooled=pooled)
 
     def step_seconds(self, step: SchedulerOutput) -> float:
-        """The duration of a step; at most `MAX_STEP_SECONDS`, whatever the settings add up to."""
+        """Return the duration of a step, at most `MAX_STEP_SECONDS` whatever the settings are."""
         parts = self._parts
         scale = parts.config.time_scale * self._slow_factor
         return min(MAX_STEP_SECONDS, parts.latency.seconds(step) * scale) if scale else 0.0
@@ -246,7 +246,7 @@ class SimExecutor(HostExecutor):
 
     @property
     def modelled_seconds(self) -> float:
-        """The time of the running step, by any thread: a slow model is no stuck device."""
+        """The time of the running step, readable in any thread: a slow model is no stuck device."""
         return self._modelled_seconds
 
     def configure(self, settings: dict[str, Any]) -> None:
@@ -345,8 +345,8 @@ def _draw(
 def _verified(
     source: TokenSource, sequence: ScheduledSequence, echo: tuple[int, ...] | None
 ) -> tuple[Draw, ...] | None:
-    """The accepted drafts and one more token: exactly the draws without speculation. If no token is
-    allowed after the accepted drafts, return only these; the next step fails.
+    """Return the accepted drafts and one more token: exactly the draws without speculation. If no
+    token is allowed after the accepted drafts, return only these; the next step fails.
     """
     drafts, (sample,) = sequence.drafts, sequence.samples
     last_token = sequence.token_ids[-1 - len(drafts)]

@@ -75,7 +75,7 @@ class Setting:
         return value
 
     def show(self, config: object) -> object:
-        """The value in a configuration, in the form that `parse` takes."""
+        """Return the value in a configuration, in the form that `parse` takes."""
         value = getattr(config, self.field)
         return format_duration(value) if self.kind is Kind.DURATION else value
 
@@ -246,7 +246,7 @@ def show(config: SimConfig) -> dict[str, object]:
 
 
 def parse_duration(value: object) -> float | None:
-    """Seconds of "250ms", "1m30s" or a number of milliseconds; None for anything else."""
+    """Return the seconds of "250ms", "1m30s" or a number of milliseconds; None: none of these."""
     if not isinstance(value, str):
         number = _number(value)
         return None if number is None else number / 1e3

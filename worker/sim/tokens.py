@@ -85,7 +85,7 @@ class TokenSource:
         return sample.position - sample.num_prompt + 1 >= self._length(sample)
 
     def _length(self, sample: SampleSpec) -> int:
-        """The drawn length of the answer, its end token included."""
+        """Return the drawn length of the answer, its end token included."""
         config, params = self._config, sample.params
         if config.output_length == "fixed":
             return round(config.mean_output_tokens)
@@ -99,7 +99,7 @@ class TokenSource:
         return bucket_length(params.max_tokens, random_bits)
 
     def logprobs(self, last_token: int, token: int, sample: SampleSpec) -> TokenLogprobs | None:
-        """The log probabilities at a drawn token; None unless the request asks for them."""
+        """Return the log probabilities at a drawn token; None unless the request asks for them."""
         params = sample.params
         if params.logprobs is None:
             return None
@@ -113,7 +113,7 @@ class TokenSource:
     def prompt_logprobs(
         self, last_token: int, token: int, position: int, num_likeliest: int
     ) -> TokenLogprobs:
-        """The log probabilities at the prompt's `token` at `position`, after `last_token`."""
+        """Return log probabilities at the prompt's `token` at `position`, after `last_token`."""
         base = stream(self._config.seed, 0, _PROMPT)
         random_bits = bits(base, position, last_token)
         return self._distribution(token, _geometric(random_bits), random_bits, num_likeliest, ())
@@ -121,9 +121,9 @@ class TokenSource:
     def _distribution(
         self, token: int, rank: int, random_bits: int, num_likeliest: int, asked: Sequence[int]
     ) -> TokenLogprobs:
-        """Log probabilities of a made-up distribution: the n-th likeliest token of the vocabulary
-        has 0.5 ** n. `token` has place `rank` (from 0); the random bits order the other tokens,
-        words first.
+        """Return log probabilities of a made-up distribution: the n-th likeliest token of the
+        vocabulary has 0.5 ** n. `token` has place `rank` (from 0); the random bits order the other
+        tokens, words first.
         """
         order = _Order(self._config, token, rank, random_bits)
         count = self._config.vocab_size if num_likeliest < 0 else num_likeliest
@@ -161,7 +161,7 @@ class _Order:
         return place + (place >= self._rank)
 
     def _place_of(self, token: int) -> int:
-        """The place of a token before the chosen token moved to its rank."""
+        """Return the place of a token before the chosen token moved to its rank."""
         word = token - self._first
         if 0 <= word < self._num_words:
             return (word - self._shift) % self._num_words
@@ -189,7 +189,7 @@ def bucket_length(max_tokens: int, random_bits: int) -> int:
 
 
 def _geometric(random_bits: int) -> int:
-    """n with probability 0.5 ** (n + 1)."""
+    """Return n with probability 0.5 ** (n + 1)."""
     low = random_bits & 0xFFFF_FFFF
     return (low & -low).bit_length() - 1 if low else 32
 
@@ -221,6 +221,6 @@ def _completes(token: int, word: tuple[int, ...], history: Sequence[int]) -> boo
 
 
 def pooled_states(token_ids: Sequence[int]) -> list[float]:
-    """The sum [HIDDEN_SIZE] of one vector per token, of numbers in [-1, 1] that only it decides."""
+    """Return the sum [HIDDEN_SIZE] of one vector per token; the token alone decides its numbers."""
     rows = [shake_128(b"%d" % token).digest(HIDDEN_SIZE) for token in token_ids]
     return [sum(column) / 127.5 - len(rows) for column in zip(*rows, strict=True)]

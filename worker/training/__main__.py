@@ -12,7 +12,7 @@ from worker.training.progress import ProgressLine
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train until done; returns the exit status. An error is one sentence on standard error and
+    """Train until done; return the exit status. An error is one sentence on standard error and
     status 1; a wrong flag ends with status 2, Ctrl-C with 130.
     """
     # Before torch is loaded: threads that wait by spinning stall each other on shared cores.

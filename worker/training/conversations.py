@@ -37,7 +37,7 @@ class Given:
 @dataclass(frozen=True, slots=True)
 class Continuation:
     """Tokens that the model samples, up to an end token or `max_tokens`. `temperature` 0 is greedy.
-    They are no target in a user's turn.
+    In a user's turn they are not learned.
     """
 
     max_tokens: int
@@ -123,7 +123,7 @@ class ConversationMaker:
             yield Given(self._after(said, frame.between_turns) + prompt)
 
     def _after(self, said: Sequence[int], frame: tuple[int, ...]) -> tuple[int, ...]:
-        """The template's tokens after an answer or a prompt, without a second end token."""
+        """Return the template's tokens after an answer or a prompt, without a second end token."""
         ended = bool(said) and said[-1] in self.eos_token_ids
         return frame[1:] if ended and frame[:1] == tuple(said[-1:]) else frame
 

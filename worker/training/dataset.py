@@ -41,7 +41,7 @@ class TrainingBatch:
 
 
 def divide(samples: Sequence[TrainingSample]) -> tuple[list[TrainingSample], list[TrainingSample]]:
-    """Divide samples into those to learn from and held-out ones. `ConfigError` for too few.
+    """Divide samples into those to learn from and held-out ones. Raise `ConfigError` for too few.
 
     The choice depends on a sample's tokens alone, so that it is the same with more samples, or when
     a head is trained further. Equal samples are used once.
@@ -71,7 +71,7 @@ def _mark(sample: TrainingSample) -> int:
 def batches(
     samples: Sequence[TrainingSample], batch_tokens: int, rng: random.Random | None, skip: int = 0
 ) -> Iterator[TrainingBatch | None]:
-    """All samples once, in padded batches; `rng` None: in order. The first `skip` are None."""
+    """Yield all samples in padded batches, the first `skip` as None; `rng` None: in order."""
     order = list(range(len(samples)))
     if rng is not None:
         rng.shuffle(order)

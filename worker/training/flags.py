@@ -97,7 +97,7 @@ def build_parser() -> Parser:
 
 
 def resolve(argv: Sequence[str] | None) -> Settings:
-    """The settings that flags ask for. `ConfigError` names what cannot work and what helps."""
+    """Return the settings that flags ask for. `ConfigError` names the problem and a remedy."""
     options = build_parser().parse_args(argv)
     if options.model is None:
         raise ConfigError("--model is missing: which model is the head for?")

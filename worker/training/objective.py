@@ -17,13 +17,13 @@ _PASS_DECAY = 0.8
 
 @dataclass(frozen=True, slots=True)
 class HeadObjective:
-    """The loss over `num_passes` consecutive drafts; `local_ids` is the result of that function."""
+    """The loss over `num_passes` consecutive drafts; `local_ids` comes from that function."""
 
     num_passes: int
     local_ids: Tensor
 
     def loss(self, twin: HeadTwin, batch: TrainingBatch) -> Tensor:
-        """Cross entropy with the target's own distribution over the draft vocabulary, a scalar.
+        """Return the cross entropy with the target's own distribution over the draft vocabulary.
 
         Rows whose token is not in the draft vocabulary are skipped (unless there is no other row):
         most of the target's distribution there is outside the head's vocabulary.
@@ -70,7 +70,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def local_ids(draft_vocab: Tensor, vocab_size: int) -> Tensor:
-    """Each token's column in the draft vocabulary [V] int64, or Vd for tokens outside it."""
+    """Return each token's column in the draft vocabulary, [V] int64; Vd for tokens outside it."""
     columns = torch.arange(len(draft_vocab), device=draft_vocab.device)
     result = torch.full((vocab_size,), len(draft_vocab), device=draft_vocab.device)
     return result.scatter_(0, draft_vocab, columns)
@@ -78,19 +78,19 @@ def local_ids(draft_vocab: Tensor, vocab_size: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class DraftAcceptance:
-    """In `held[j]` of `starts` runs, the first j+1 greedy drafts equal the target's."""
+    """Counts of runs: in `held[j]` of `starts`, the first j+1 greedy drafts equal the target's."""
 
     starts: int
     held: tuple[int, ...]
 
     @property
     def conditional(self) -> tuple[float, ...]:
-        """For each position, the share of drafts that hold where all before them did."""
+        """The share of drafts, by position, that held where all drafts before them did."""
         before = (self.starts, *self.held[:-1])
         return tuple(h / b if b else 0.0 for h, b in zip(self.held, before, strict=True))
 
     def expected_tokens(self, length: int) -> float:
-        """Mean tokens of a step with `length` drafts, the target's own included."""
+        """Return the mean tokens of a step with `length` drafts, the target's own included."""
         return 1.0 + sum(self.held[:length]) / self.starts if self.starts else 1.0
 
 

@@ -147,8 +147,8 @@ class TrainingRun:
         return Material(own, texts)
 
     def _until(self, num_left: int) -> float | None:
-        """The end of the time for the next of `num_left` sources, in seconds since the start: each
-        has an equal part of the time that is left for all. None: there is no limit.
+        """Return when the next of `num_left` sources must end, in seconds since the start: each has
+        an equal part of the time that is left for all. None: there is no limit.
         """
         if self._settings.minutes is None:
             return None
@@ -185,7 +185,7 @@ class TrainingRun:
 
     @property
     def _mark(self) -> str:
-        """A name for the inputs of all samples, besides the seed or the text."""
+        """A name for the inputs of all samples, except the seed or the text."""
         of = (self._fingerprint, self._dtype, self._longest, self._checkpoint.chat_template)
         return hashlib.sha256(repr(of).encode()).hexdigest()[:12]
 
@@ -245,7 +245,7 @@ class TrainingRun:
         return twin
 
     def _train(self, twin: HeadTwin, learned: Sequence[TrainingSample], draft_vocab: Tensor) -> int:
-        """Train to the end of the schedule or of the time; returns the number of steps."""
+        """Train to the end of the schedule or of the time; return the number of steps."""
         settings = self._settings
         began = self._spent()
         if settings.minutes is not None and began >= settings.minutes * 60:
@@ -283,7 +283,7 @@ class TrainingRun:
         return self._dtype is torch.bfloat16
 
     def _identity(self, learned: Sequence[TrainingSample], schedule: Schedule) -> str:
-        """A name for everything that a training depends on."""
+        """Return a name for everything that a training depends on."""
         settings = self._settings
         digest = hashlib.sha256(repr(schedule).encode())
         sizes = (settings.passes, settings.draft_vocab_size, settings.intermediate_size)
@@ -326,7 +326,7 @@ class TrainingRun:
     def _is_worse(
         self, new: DraftAcceptance, former: Stored, held_out: Sequence[TrainingSample]
     ) -> bool:
-        """Compare with the existing head on the same texts; report if that one is better."""
+        """Return True if the existing head is better on the same texts, and report it."""
         draft_vocab = former[1]["draft_vocab"].to(self._device)
         old = self._measure(self._twin_of(former, draft_vocab), held_out, draft_vocab)
         there, here = (found.expected_tokens(MEASURED_DRAFT) for found in (old, new))
@@ -380,7 +380,7 @@ class TrainingRun:
 
 
 def _rounded(twin: HeadTwin) -> dict[str, Tensor]:
-    """The weights in the precision of a file: bfloat16, on the host."""
+    """Return the weights in the precision of a file: bfloat16, on the host."""
     return {name: tensor.to("cpu", torch.bfloat16) for name, tensor in twin.weights().items()}
 
 

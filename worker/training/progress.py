@@ -19,7 +19,7 @@ class ProgressLine:
         self._last_shown: float | None = None
 
     def begin(self, stage: str, done: float | None = None) -> None:
-        """Begin a stage, of which `done` existed before (None: as the first update reports)."""
+        """Begin a stage, of which `done` existed before (None: the number of the first update)."""
         self._stage, self._began, self._first = stage, self._clock(), done
         self._last_shown = None
 

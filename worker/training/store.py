@@ -58,13 +58,13 @@ def shard_path(directory: Path, index: int) -> Path:
 
 
 def shard_indices(directory: Path) -> list[int]:
-    """The existing shards, ascending."""
+    """Return the numbers of the existing shards, ascending."""
     names = (path.name.removesuffix(_SUFFIX) for path in directory.glob(f"[0-9]*{_SUFFIX}"))
     return sorted(int(name) for name in names if name.isdigit())
 
 
 def write_samples(path: Path, samples: Sequence[TrainingSample]) -> None:
-    """Write a shard, also an empty one, which records that its conversations gave no samples."""
+    """Write a shard, even an empty one: it records that its conversations gave no samples."""
     tensors = {"lengths": torch.tensor([len(s.token_ids) for s in samples], dtype=torch.int64)}
     if samples:
         tensors["token_ids"] = torch.cat([s.token_ids for s in samples])

@@ -43,8 +43,8 @@ class Schedule:
     seed: int = 0
 
     def share(self, step: int, time_used: float = 0.0) -> float:
-        """The learning rate of a step, counted from 0, as a share of the highest. `time_used` is
-        the share of the time limit: the rate falls with whichever of the two is further along.
+        """Return the learning rate of `step` (from 0) as a share of the highest. `time_used` is the
+        share of the time limit: the rate falls with whichever of the two is further along.
         """
         rising = min(1.0, (step + 1) / self.warmup_steps)
         done = min(1.0, max(step / self.steps, time_used))
@@ -79,7 +79,7 @@ class Trainer:
         self.step = 0
 
     def resume(self) -> bool:
-        """Resume from the checkpoint, if it exists. Raises `ModelError` for one of another head."""
+        """Resume from the checkpoint if it exists. Raises `ModelError` if it is another head's."""
         if not self._checkpoint.exists():
             return False
         stored = read_tensors(self._checkpoint)
@@ -108,7 +108,7 @@ class Trainer:
         write_tensors(self._checkpoint, tensors)
 
     def _optimizer_of(self, parameter: Tensor) -> torch.optim.Optimizer:
-        """Matrices use the first optimizer, norms the second."""
+        """Return the parameter's optimizer: the first for matrices, the second for norms."""
         return self._optimizers[0 if parameter.dim() > 1 else 1]
 
     def run(

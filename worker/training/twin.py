@@ -41,13 +41,13 @@ class Teacher:
     rope: RopeTable
 
     def normalised(self, features: Tensor) -> Tensor:
-        """Normalise hidden states [..., H], as input of the target's head."""
+        """Normalise hidden states [..., H] as input of the target's head."""
         eps = self.config.rms_norm_eps
         return functional.rms_norm(features.float(), self.final_norm.shape, self.final_norm, eps)
 
 
 def teacher_of(target: LlamaModel, draft_vocab: Tensor) -> Teacher:
-    """Take the frozen parts of a target."""
+    """Return the frozen parts of a target."""
     return Teacher(
         config=target.config,
         embedding=target.embedding.rows(
@@ -80,12 +80,12 @@ class HeadTwin(nn.Module):
             self.register_parameter(name, nn.Parameter(initial.to(teacher.lm_rows.device)))
 
     def weights(self) -> dict[str, Tensor]:
-        """The tensors of a head's file, but for `draft_vocab`."""
+        """Return the tensors of a head's file, except `draft_vocab`."""
         return {name: tensor.detach() for name, tensor in self.named_parameters()}
 
     def passes(self, features: Tensor, token_ids: Tensor, num_passes: int) -> list[Tensor]:
-        """Hidden states [B, L, H] of each pass, for `features` [B, L, H] of positions 0 to L-1 and
-        the tokens after them. Row t of pass j is valid for t >= j.
+        """Return hidden states [B, L, H] of each pass, for `features` [B, L, H] of positions 0 to
+        L-1 and the tokens after them. Row t of pass j is valid for t >= j.
         """
         tokens = self.token_inputs(token_ids)
         seen: list[tuple[Tensor, Tensor]] = []
@@ -103,19 +103,19 @@ class HeadTwin(nn.Module):
         return results
 
     def token_inputs(self, token_ids: Tensor) -> Tensor:
-        """The head's input for tokens [...]: normalised embeddings [..., H]."""
+        """Return the head's input for tokens [...]: normalised embeddings [..., H]."""
         return self._norm(self.teacher.embedding[token_ids].float(), "embedding_norm")
 
     def state_inputs(self, features: Tensor) -> Tensor:
-        """The head's input for hidden states [..., H], the target's or its own."""
+        """Return the head's input for hidden states [..., H], the target's or its own."""
         return self._norm(features, "feature_norm")
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., Vd] float32 over the draft vocabulary."""
+        """Return logits [..., Vd] float32 over the draft vocabulary."""
         return functional.linear(self.output_states(hidden), self.teacher.lm_rows).float()
 
     def output_states(self, hidden: Tensor) -> Tensor:
-        """Normalise hidden states [..., H] of a pass, as input of the target's head."""
+        """Normalise hidden states [..., H] of a pass as input of the target's head."""
         return self._norm(hidden, "output_norm")
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
@@ -125,7 +125,7 @@ class HeadTwin(nn.Module):
         )
 
     def _attention(self, x: Tensor, seen: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """x [B, L, H] → [B, L, H]; the keys and values of this pass are appended to `seen`."""
+        """Compute x [B, L, H] → [B, L, H]; append the keys and values of this pass to `seen`."""
         config = self.teacher.config
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         qkv = functional.linear(x, self.get_parameter("qkv")).float()
@@ -145,7 +145,7 @@ class HeadTwin(nn.Module):
 
 
 def _attend(queries: Tensor, seen: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Scaled queries [B, heads, L, head_dim] of the last pass over the keys of all passes."""
+    """Attend with scaled queries [B, heads, L, head_dim] of the last pass to all passes' keys."""
     behind = len(seen) - 1
     length = queries.shape[2]
     rows = torch.arange(length, device=queries.device)
@@ -163,7 +163,7 @@ def _attend(queries: Tensor, seen: list[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def _delayed(x: Tensor, by: int) -> Tensor:
-    """Shift x [B, heads, L, head_dim] by `by` rows; zero before."""
+    """Shift x [B, heads, L, head_dim] by `by` rows, with zeros before them."""
     return x if by == 0 else functional.pad(x[:, :, :-by], (0, 0, by, 0))
 
 

@@ -42,7 +42,7 @@ _MAX_ROW_TOKENS = 64
 
 @dataclass(slots=True)
 class _Row:
-    """The conversation of a row. `token_ids` up to `position` have been run."""
+    """The conversation of a row. The `token_ids` up to `position` have been run."""
 
     index: int
     program: Conversation
@@ -78,7 +78,7 @@ class _Row:
         self.num_drawn += 1
 
     def cut_loop(self) -> bool:
-        """Cut an answer that has become a loop to two rounds of it; returns whether it has."""
+        """Shorten an answer that has become a loop to two rounds of it; return whether it has."""
         if not is_repeating(self.token_ids, self.num_drawn, _LOOP):
             return False
         ids = self.token_ids
@@ -103,7 +103,7 @@ class TextWriter:
         conversation: Callable[[int], Conversation | None],
         eos_token_ids: Sequence[int],
     ) -> None:
-        """`size`: the number of rows, and the most tokens of a conversation."""
+        """`size`: the number of rows, and the largest number of tokens of a conversation."""
         num_rows, self._max_tokens = size
         self._model = model
         self._conversation = conversation
@@ -120,7 +120,7 @@ class TextWriter:
         self, directory: Path, num_tokens: int, seed: int, report: Callable[[int], bool]
     ) -> list[int]:
         """Make shards until the first ones contain `num_tokens` target tokens, or conversations run
-        out; returns the numbers of these first shards.
+        out; return the numbers of these first shards.
 
         `report` is called with the number of tokens after each step; it returns whether to
         continue.
@@ -224,7 +224,7 @@ class TextWriter:
             )
 
     def _file(self, directory: Path, whole: bool) -> dict[int, int]:
-        """Write finished shards (without `whole`: all); return the target tokens of each."""
+        """Write the finished shards (without `whole`: all); return the target tokens of each."""
         members: dict[int, list[int]] = {}
         for index in self._ended:
             members.setdefault(index // SHARD_CONVERSATIONS, []).append(index)
@@ -247,7 +247,7 @@ def _drawn(scores: Tensor, noise: torch.Generator) -> int:
 
 
 def _leading(sizes: Mapping[int, int], num_tokens: int) -> list[int]:
-    """The first shards, without a gap, that contain `num_tokens`: in any order of ends."""
+    """Return the first shards, without a gap, that contain `num_tokens`; they end in any order."""
     chosen, held = [], 0
     for shard in takewhile(sizes.__contains__, count()):
         if held >= num_tokens:
