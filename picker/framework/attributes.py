@@ -1,7 +1,7 @@
 """The findings of data producers for one decision: typed attributes, and the structures that
 several kinds of plugins share.
 
-The match with a prefix cache is in `prefix.match`; the tokens of a prompt travel in the request.
+The match with a prefix cache is defined in `prefix.match`; the request holds a prompt's tokens.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class DataKey(Generic[T]):
-    """The name of a finding: its type and the producer instance. Printed `Type/producer`."""
+    """The name of a finding: its type and producer instance. It is printed as `Type/producer`."""
 
     data_type: str
     producer: str
@@ -41,8 +41,8 @@ class DataKey(Generic[T]):
 class Attributes(dict[DataKey[Any], Any]):
     """The findings of one decision by their keys, in the order in which producers made them.
 
-    Owned by the director for the length of that decision. A dict, so that plugins read and write
-    without a Python call; they use `get`, `[key] = value`, `items` and `of_type` alone.
+    The director owns them during that decision. This is a dict so that plugins read and write
+    without a Python call; they use only `get`, `[key] = value`, `items` and `of_type`.
     """
 
     __slots__ = ()
@@ -78,7 +78,7 @@ class LiveLoad(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EndpointFlow:
-    """The requests in flight at an endpoint with the same fairness id and priority."""
+    """Identifies the requests in flight at an endpoint with one fairness id and priority."""
 
     endpoint_key: str
     fairness_id: str
@@ -90,7 +90,7 @@ class FlowLoads(Protocol):
     """A plugin that knows the load of each flow."""
 
     def flow_loads(self) -> Mapping[EndpointFlow, EndpointLoad]:
-        """Add up the load of each flow that has requests in flight."""
+        """Return the load of each flow that has requests in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +121,9 @@ class LatencyPrediction(msgspec.Struct, frozen=True, gc=False):
     """The predicted latencies of this request at one endpoint, in milliseconds.
 
     `tpot_ms` is None if the time per token is unknown. A headroom is the objective less the
-    prediction (its p90, if known); a negative one misses the objective. `is_valid`: all objectives
-    are met. `dispatched` counts this picker's requests in flight there. `cost_ms` is the time that
-    all requests there lose by this one, if known.
+    prediction (its p90, if known); it is negative if the objective is missed. `is_valid`: all
+    objectives are met. `dispatched` counts this picker's requests in flight there. `cost_ms` is the
+    time that all requests there lose because of this one, if known.
     """
 
     ttft_ms: float
@@ -182,7 +182,7 @@ LET_IN_LOAD_KEY: DataKey[Mapping[str, EndpointLoad]] = DataKey("LetInLoad", "flo
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """An entry of an endpoint's `/v1/models`; 0 and "" for missing fields.
+    """An entry of an endpoint's `/v1/models`; missing fields are 0 or "".
 
     `parent` is the model that a LoRA adapter belongs to.
     """

@@ -22,7 +22,7 @@ DATA_PARALLEL_HEADER = "x-data-parallel-host-port"
 
 
 class DisaggregationDecision(Enum):
-    """The stages of a request with their own endpoint, as the decision metrics spell them."""
+    """The stages of a request that have their own endpoints, as the decision metrics spell them."""
 
     DECODE_ONLY = "decode-only"
     PREFILL_DECODE = "prefill-decode"

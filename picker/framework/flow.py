@@ -1,5 +1,5 @@
-"""The contracts of flow control's plugins: the next request, and the share of a pool for each
-priority.
+"""The contracts of flow control's plugins, which choose the next request and limit the share of a
+pool for each priority.
 
 All methods are synchronous; `now_seconds` is on the clock of the requests. A policy is one object
 of the configuration and may serve several priority bands; the `BandFairness` that it creates for
@@ -36,7 +36,7 @@ class QueuedRequest(msgspec.Struct, frozen=True):
 
     @property
     def flow(self) -> str:
-        """The fairness id that its flow is named by."""
+        """The fairness id, which names the flow."""
         return self.request.fairness_id
 
 
@@ -45,23 +45,23 @@ class OrderingPolicy(Protocol):
     """Orders the requests of one flow."""
 
     def rank(self, item: QueuedRequest) -> Rank:
-        """Rank a request; called once, when it arrives."""
+        """Return the rank of a request; called once, when it arrives."""
 
 
 class BandFairness(Protocol):
     """Chooses among the flows of one band. Owns their state."""
 
     def head_changed(self, flow: str, head: QueuedRequest | None, rank: Rank) -> None:
-        """Set the next request of `flow`; None: its queue is empty."""
+        """Set the next request of `flow`; None if its queue is empty."""
 
     def select(self, now_seconds: float) -> str | None:
-        """Return the next flow, however often it is called; None if all queues are empty."""
+        """Return the next flow, the same on repeated calls; None if all queues are empty."""
 
     def dispatched(self, item: QueuedRequest, now_seconds: float) -> None:
         """Note that `item` was admitted; called before the `head_changed` that follows."""
 
     def completed(self, item: QueuedRequest, usage: Usage | None, now_seconds: float) -> None:
-        """Note that an admitted request is over. Its flow may be unknown, as bands are dropped."""
+        """Note that an admitted request ended. Its flow is unknown if its band was dropped."""
 
     def forget(self, flow: str) -> None:
         """Drop the state of a flow that has been idle for a long time."""
@@ -69,10 +69,10 @@ class BandFairness(Protocol):
 
 @runtime_checkable
 class SharesCapacity(Protocol):
-    """A band's fairness by which the flow with the most of a full queue makes room for others."""
+    """A band's fairness: the flow that takes most of a full queue makes room for the others."""
 
     def weight(self, flow: str) -> float:
-        """Return the weight, above 0; constant while the flow has a queue."""
+        """Return the weight of `flow`, above 0; it is constant while the flow has a queue."""
 
 
 @runtime_checkable
@@ -80,8 +80,8 @@ class KeepsHeadroom(Protocol):
     """A band's fairness that reserves the last places in the pool for flows with little load."""
 
     def headroom(self, place: float, now_seconds: float) -> float:
-        """Return a part of the band's ceiling, 0 to 1; one more request takes about `place` of it.
-        That close to the ceiling `select_within_share` is called, not `select`.
+        """Return the part of the band's ceiling to reserve, 0 to 1; a request takes about `place`.
+        That close to the ceiling, `select_within_share` is called instead of `select`.
         """
 
     def select_within_share(self, now_seconds: float) -> str | None:
@@ -99,7 +99,7 @@ class FairnessPolicy(Protocol):
 
 
 class ProgramShare(msgspec.Struct, frozen=True):
-    """The service that counts for a program (fairness id) now, and the waits of its requests."""
+    """The attained service of a program (fairness id), as it counts now, and its average wait."""
 
     attained_tokens: float
     average_wait_seconds: float
@@ -129,7 +129,7 @@ class EvictionFilter(Protocol):
     """Selects requests under way that may be stopped in favour of others."""
 
     def is_evictable(self, item: QueuedRequest) -> bool:
-        """Return true if it may be stopped; called once, when it is admitted."""
+        """Return whether the request may be stopped; called once, when it is admitted."""
 
 
 @runtime_checkable
@@ -137,7 +137,7 @@ class EvictionOrder(Protocol):
     """Orders the requests that may be stopped."""
 
     def rank(self, item: QueuedRequest, dispatched_at_seconds: float) -> Rank:
-        """Rank a request; the smallest is stopped first."""
+        """Return the rank of a request; the one with the smallest rank is stopped first."""
 
 
 @runtime_checkable
@@ -154,4 +154,4 @@ class SettlesLate(Protocol):
 
     @property
     def settle_seconds(self) -> float:
-        """The delay after which the saturation reflects the end of a request."""
+        """The seconds after which the saturation reflects the end of a request."""

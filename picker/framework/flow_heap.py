@@ -13,9 +13,7 @@ _FEW = 16
 
 
 class FlowHeap(Generic[K]):
-    """Flows with their keys; equal keys are ordered by flow. Every operation takes amortised O(log
-    n).
-    """
+    """Flows ordered by key, then by flow. Every operation takes amortised O(log n)."""
 
     def __init__(self) -> None:
         self._keys: dict[str, K] = {}

@@ -38,7 +38,7 @@ class Parser(Protocol):
     claims: tuple[str, ...]  # path suffixes; empty: every path that no other parser claims
 
     def parse(self, path: str, headers: Mapping[str, str], body: bytes) -> ParsedBody:
-        """Decode `body`. Raises `RefusedError` (400) that names the invalid field."""
+        """Decode `body`. Raises a `RefusedError` (400) that names the invalid field."""
 
 
 @runtime_checkable
@@ -90,7 +90,7 @@ class Admitter(Protocol):
     def admit(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
     ) -> None:
-        """Return if the request may be scheduled; raise `RefusedError` if not."""
+        """Raise `RefusedError` if the request may not be scheduled."""
 
 
 @runtime_checkable
@@ -105,12 +105,12 @@ class SaturationDetector(Protocol):
 
 @runtime_checkable
 class Decider(Protocol):
-    """Decides if a stage of a disaggregated request runs on its own endpoint."""
+    """Decides whether a stage of a disaggregated request runs on its own endpoint."""
 
     def should_run(
         self, request: InferenceRequest, picked: Candidate | None, attributes: Attributes
     ) -> bool:
-        """Return true to run the stage; `picked` is the endpoint of the previous stage, if any."""
+        """Return whether to run the stage; `picked` is the previous stage's endpoint, if any."""
 
 
 @runtime_checkable
@@ -119,7 +119,7 @@ class UsesPlugins(Protocol):
 
     @property
     def references(self) -> Mapping[str, str]:
-        """The names of plugins by the parameters that name them."""
+        """The names of the needed plugins, by the parameters that hold them."""
 
     def connect(self, plugins: Mapping[str, object]) -> None:
         """Receive the named plugins, once all exist. Raises `ValueError` for a wrong one."""
@@ -127,7 +127,7 @@ class UsesPlugins(Protocol):
 
 @runtime_checkable
 class ResponseReader(Protocol):
-    """Reads the usage from one response. One object for each response, fed in order."""
+    """Reads the usage from one response, whose pieces it is fed in order."""
 
     @property
     def usage(self) -> Usage | None:
@@ -179,7 +179,7 @@ class Filter(Protocol):
     def filter(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
     ) -> Candidates:
-        """Return the candidates that may serve, in the order given; an empty result refuses."""
+        """Return the suitable candidates in the order given; the request is refused if none is."""
 
 
 @runtime_checkable
@@ -197,7 +197,7 @@ class PickerPlugin(Protocol):
     """Chooses among scored candidates."""
 
     def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
-        """Return its choice, best first; not empty for a non-empty input. `rng` breaks ties."""
+        """Return the choice, best first, empty only for an empty input. `rng` breaks ties."""
 
 
 @runtime_checkable
@@ -215,7 +215,7 @@ class ProfileHandler(Protocol):
         results: Mapping[str, ProfileResult | None],
         attributes: Attributes,
     ) -> Sequence[str]:
-        """Name the next profiles, none when done; a profile that refused has the result None."""
+        """Name the profiles to run next, none when done; the result of a refused one is None."""
 
     def process_results(
         self, request: InferenceRequest, results: Mapping[str, ProfileResult | None]
@@ -296,9 +296,9 @@ class EndpointObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KvEventFeed:
-    """The topics that a consumer of KV events subscribes to, those that begin with `topic_prefix`.
+    """A consumer's subscription to the topics of KV events that begin with `topic_prefix`.
 
-    The engines connect to `bind_address` (a ZMQ address), or the picker connects to each endpoint.
+    Engines connect to `bind_address`, a ZMQ address, or the picker connects to each endpoint.
     """
 
     bind_address: str | None = None
@@ -307,7 +307,7 @@ class KvEventFeed:
 
 @dataclass(frozen=True, slots=True)
 class KvEventSource:
-    """The ZMQ addresses of one endpoint's engine; None: events cannot be replayed."""
+    """The ZMQ addresses of an endpoint's engine; `replay_address` is None if it cannot replay."""
 
     address: str
     replay_address: str | None = None
@@ -323,7 +323,7 @@ class SkippedKvEvent:
 
 @runtime_checkable
 class KvEventConsumer(Protocol):
-    """Consumes the KV events of engines, for each endpoint in the order of its engine's events."""
+    """Consumes the KV events of engines; those of one engine come in order."""
 
     @property
     def kv_event_feed(self) -> KvEventFeed:
@@ -334,7 +334,7 @@ class KvEventConsumer(Protocol):
 
     def kv_events(self, key: str, topic: str, payload: bytes) -> Sequence[SkippedKvEvent]:
         """Process a message from endpoint `key`; return the events that were skipped. Raises
-        `PickerError` for a malformed message, and then has processed none of it.
+        `PickerError` for a malformed message, of which nothing is then processed.
         """
 
     def kv_events_lost(self, key: str) -> None:
@@ -343,7 +343,7 @@ class KvEventConsumer(Protocol):
 
 @runtime_checkable
 class NamesProfiles(Protocol):
-    """Names profiles in parameters; both mappings are from the parameter to the profile."""
+    """Names profiles in parameters. Both properties map parameters to profiles."""
 
     @property
     def required_profiles(self) -> Mapping[str, str]:
@@ -351,7 +351,7 @@ class NamesProfiles(Protocol):
 
     @property
     def optional_profiles(self) -> Mapping[str, str]:
-        """The profiles that were named explicitly; without them a stage is skipped."""
+        """The profiles that were named explicitly; without one, its stage is skipped."""
 
 
 @runtime_checkable

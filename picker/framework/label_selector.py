@@ -73,7 +73,7 @@ class LabelSelector:
     __slots__ = ("_requirements",)
 
     def __init__(self, parameters: LabelSelectorParameters) -> None:
-        """Raises `ValueError` that names the entry with an invalid key or value."""
+        """Raise a `ValueError` that names the entry if its key or a value is invalid."""
         self._requirements = tuple(_compiled(parameters))
 
     @classmethod
@@ -120,7 +120,7 @@ def _compiled(parameters: LabelSelectorParameters) -> Iterator[_Requirement]:
 def _requirement(
     key: str, operator: str, values: tuple[str, ...], key_at: str, values_at: str
 ) -> _Requirement:
-    """Raise `ValueError` that begins with one of the places for an invalid label."""
+    """Return the requirement. Raises a `ValueError` that begins with an invalid label's place."""
     at = key_at
     try:
         check_label_key(key)

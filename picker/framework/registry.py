@@ -21,9 +21,9 @@ from picker.framework.services import NO_SERVICES, Services
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """Base of every plugin's `parameters`; also the parameters of a plugin that takes none.
 
-    Fields hold the effective values: `__post_init__` replaces a written value that is not in
-    force. A field `…_producer_name` that is "" has its default, because templates write "" if no
-    producer was chosen.
+    Fields hold the effective values: `__post_init__` replaces a written value that is not in force.
+    A field `…_producer_name` that is "" gets its default, because templates write "" if no producer
+    was chosen.
     """
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class Stability(Enum):
 class PluginType:
     """One row of the registry: a type of plugins, described by its constructor.
 
-    The constructor takes those of `name` (of the instance, for its findings), `parameters` and
+    The constructor is passed those of `name` (of the instance, for its findings), `parameters` and
     `services` that it has arguments for, and may raise `ValueError` for well-typed but invalid
     values. A subclass of `Parameters` is a plugin that is its own parameters. `default_for` lists
     the data types for which this producer is created automatically if a plugin needs them and no
@@ -128,7 +128,7 @@ class Registry:
 
     def default_producer(self, data_type: str, name: str = "") -> PluginType | None:
         """Return the producer type that is created automatically for `data_type`, if any; of
-        several, that called `name`.
+        several, the one called `name`.
         """
         rows = [row for row in self if data_type in row.default_for]
         return next((row for row in rows if row.name == name), rows[0] if rows else None)

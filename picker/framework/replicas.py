@@ -1,6 +1,6 @@
 """The exchange between a plugin that learns from decisions and its peers in other replicas.
 
-A plugin receives a function to report what it learns (`None`: there is no other replica), and is
+A plugin receives a function to report what it learns (`None` if there is no other replica), and is
 called with what the plugin of the same name learned in another replica. Reports from other replicas
 are never forwarded.
 """
@@ -22,7 +22,7 @@ ReportBinding: TypeAlias = Callable[[str, str, int], None]
 
 @runtime_checkable
 class SharesPlacements(Protocol):
-    """Records the endpoints of prompts, by hashes that depend on a seed."""
+    """Records where prompts were sent, by hashes that depend on a seed."""
 
     @property
     def hash_seed(self) -> int:
@@ -56,7 +56,7 @@ class SharesSessions(Protocol):
 
     @property
     def session_bindings(self) -> SessionMemory | None:
-        """Its bindings; None: it stores none."""
+        """Its bindings; None if it stores none."""
 
 
 @runtime_checkable
@@ -65,7 +65,7 @@ class SharesLoads(Protocol):
 
     @property
     def own_loads(self) -> Mapping[str, EndpointLoad] | None:
-        """This replica's load by endpoint key; None: it is not shared."""
+        """This replica's load by endpoint key; None if it is not shared."""
 
     def set_loads_elsewhere(self, loads: Mapping[str, EndpointLoad]) -> None:
-        """Replace the load of all other replicas together."""
+        """Replace the sum of the loads of all other replicas."""

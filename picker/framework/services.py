@@ -11,7 +11,7 @@ _NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
 
 
 class HttpError(PickerError):
-    """A server could not be reached, or answered with a status outside 200..299."""
+    """Raised when a server could not be reached, or answered with a status outside 200..299."""
 
 
 class HttpClient(Protocol):
@@ -59,11 +59,11 @@ class NoClock:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The arguments of every plugin.
+    """The services that a plugin's constructor may receive.
 
     `environment` holds the process's environment variables, for the settings that other tools
-    define there. `hash_seed` is a secret of this process, so that clients cannot provoke
-    collisions of hashes.
+    define there. `hash_seed` is a secret of this process, so that clients cannot provoke collisions
+    of hashes.
     """
 
     http: HttpClient

@@ -6,7 +6,7 @@ request of a priority below 0 is refused (429) with the probability
     min(s ^ power · k, 1)
     s = mean over endpoints of max(q / queueDepthThreshold, kv / kvCacheUtilThreshold)
 
-so that shedding begins long before the pool is full. `q` is that of queue-scorer. An endpoint
+so that shedding begins long before the pool is full. `q` is defined by queue-scorer. An endpoint
 counts with the signals that its page has, and as full (1.0) without any or while its load is
 unknown. (The reference wraps this refusal into a 500.)
 """
@@ -48,7 +48,7 @@ class ProbabilisticAdmitter(Parameters, frozen=True):
             )
 
     def refusal_probability(self, candidates: Candidates) -> float:
-        """The module's formula; `candidates` are not empty."""
+        """Return the probability by the module's formula; `candidates` must not be empty."""
         fullness = sum(map(self._fullness, candidates)) / len(candidates)
         try:
             return min(math.pow(fullness, self.power) * self.k, 1.0)

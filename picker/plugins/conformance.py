@@ -4,9 +4,9 @@ header-based-testing-filter: keep the endpoints that a request header lists; for
 
     keep = the endpoints of `test-epp-endpoint-selection: IP[:port], …`, in the header's order
 
-An entry without a port is every endpoint of that address, in the candidates' order; an IPv6 address
-must be in brackets before a port. An entry that is not an address of an endpoint passes none, and
-neither does a blank header. Requests without a body are filtered, too (the reference sends those
+An entry without a port means every endpoint of that address, in the candidates' order; an IPv6
+address must be in brackets before a port. An entry that is no endpoint's address lets none pass, as
+does a blank header. Requests without a body are filtered, too (the reference sends those
 anywhere). Without the header all pass, because the suite expects that any endpoint may serve then
 (the reference keeps none). The suite's data-parallel pools need the ports of one address to be
 distinguished (the reference treats them as one endpoint).
@@ -38,7 +38,7 @@ class HeaderBasedTestingFilter:
         return self.narrow(request.headers, candidates)
 
     def narrow(self, headers: Mapping[str, str], candidates: Candidates) -> Candidates:
-        """Filter for a request of which only the headers are known."""
+        """Filter the candidates of a request of which only the headers are known."""
         listed = headers.get(SELECTION_HEADER)
         if listed is None:
             return candidates

@@ -5,19 +5,19 @@ endpoint-attribute-filter: keep the endpoints with an attribute that passes a co
     keep ⇔ attribute <operator> value      with `algorithm: {type: threshold, threshold: {…}}`
 
 The number is what the extractor `producer` (core-metrics-extractor) found under the name
-`attribute`. `onMissing` decides about an endpoint without it, or with a core metric while its load
-is unknown. With `fallbackOnEmpty`, all pass when none does.
+`attribute`. `onMissing` decides about an endpoint without it; core metrics are missing while the
+load is unknown. With `fallbackOnEmpty`, all pass when none does.
 
-endpoint-attribute-scorer: prefer endpoints by any number that is known of them.
+endpoint-attribute-scorer: prefer endpoints by any number that is known about them.
 
     x     = (v − min) / (max − min)        clamped to 0..1
     score = x                              linear_higher_is_better
             1 − x                          linear_lower_is_better
             0                              while the number is unknown
 
-`v` is the number called `attributeKey` of `producer`. min and max are those of `fixedRange`, else
+`v` is `producer`'s number called `attributeKey`. min and max are those of `fixedRange`, else
 (`adaptiveRange`, the default) those of the candidates whose number is known, which score 1.0 when
-all are equal. An endpoint that only lacks this number has the mean of the others; an endpoint whose
+all are equal. An endpoint that only lacks this number gets the mean of the others; one whose
 load is unknown, while that of others is known, scores 0. (The reference gives 0 to both.)
 """
 
@@ -47,10 +47,10 @@ _CORE: Mapping[str, Callable[[EndpointMetrics], float | None]] = MappingProxyTyp
 
 
 def check_attribute(attribute: str, producer: str | None) -> str:
-    """Return the producer, `core-metrics-extractor` by default.
+    """Return the name of the producer, `core-metrics-extractor` by default.
 
-    Raises `ValueError` for an empty name, and for one with a slash without a producer: it would
-    look like `Type/producer`.
+    Raises `ValueError` for an empty `attribute`, and for one with a slash if no producer is named:
+    it would look like `Type/producer`.
     """
     if not attribute:
         raise ValueError("the name of the attribute is missing")
@@ -146,7 +146,7 @@ class AdaptiveRange(Parameters, frozen=True): ...
 
 
 class Normalization(Parameters, frozen=True):
-    """At most one of both; without any, `adaptiveRange`."""
+    """The range of the numbers: at most one field is given, `adaptiveRange` if neither is."""
 
     fixed_range: FixedRange | None = None
     adaptive_range: AdaptiveRange | None = None

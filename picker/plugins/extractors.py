@@ -2,11 +2,11 @@
 
 core-metrics-extractor: the load of an endpoint and further numbers from its metrics page.
 
-The endpoint's engine determines the names of series: its label `engineLabelKey`
+The names of series depend on the endpoint's engine. Its label `engineLabelKey` names the engine
 (`llm-d.ai/engine-type`, else the legacy `inference.networking.k8s.io/engine-type`), else
-`defaultEngine`, which also replaces an unknown label. `engineConfigs` adds engines or redefines
-built-in ones by name. A spec is `name` or `name{label=value,…}`, empty for a number that the engine
-does not report. `customMetrics` become attributes `<attributeKey>/core-metrics-extractor`.
+`defaultEngine` does, also for an unknown label. `engineConfigs` adds engines or redefines built-in
+ones by name. A spec is `name` or `name{label=value,…}`, and empty for a number that the engine does
+not report. `customMetrics` become attributes `<attributeKey>/core-metrics-extractor`.
 
 models-data-extractor: the models that an endpoint serves, from its `/v1/models`.
 

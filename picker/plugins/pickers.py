@@ -7,7 +7,7 @@ max-score-picker: the endpoints with the highest totals. Equal scores are in ran
 random-picker: endpoints drawn uniformly, whatever their scores.
 
 round-robin-picker: endpoints in turn, whatever their scores. The first is the endpoint that was
-picked longest ago, or never: so an endpoint that a filter left out is next when it is back. The
+picked longest ago, or never; so an endpoint that a filter left out is next when it is back. The
 first round is in random order, so that replicas of the picker do not run in step.
 
 weighted-random-picker: endpoints drawn with probability proportional to their score. A-Res sampling
@@ -20,8 +20,8 @@ softmax-picker: endpoints drawn with a probability that grows exponentially with
     p ∝ exp((score − best) / ((best − worst) · temperature))
 
 The span of the scores is divided out, so `temperature` does not depend on weights: at 1 the best
-endpoint is e times as likely as the worst, at 0 the best one is picked, ties at random. Source:
-NVIDIA Dynamo's KV router, `--router-temperature`.
+endpoint is e times as likely as the worst; at 0 the best one is picked, or one of equal ones at
+random. Source: NVIDIA Dynamo's KV router, `--router-temperature`.
 
 power-of-two-picker: of two endpoints drawn at random, the better one.
 

@@ -17,11 +17,11 @@ bound.
 
 Times are those of requests. Requests may be decided in another order than they arrived in, so the
 newest time seen counts as now. A binding older than the time to live is never used, and the next
-sweep drops it. Beyond `MAX_BINDINGS` sessions the least recently used one is dropped.
+sweep drops it. Beyond `MAX_BINDINGS` sessions, the least recently used one is dropped.
 
 Replicas report their bindings to each other. Two may bind one session to two endpoints before they
-have exchanged them; so that all end with the same one, a binding counts how often its session has
-moved: the higher count wins, and of two equal ones the endpoint whose key is less.
+have exchanged them; so that all agree in the end, a binding counts how often its session has
+moved: the higher count wins, and at equal counts the endpoint with the lesser key.
 """
 
 import base64
@@ -50,7 +50,7 @@ _PRODUCERS = {SESSION_ID: "session-id-producer", AGENT_IDENTITY: "agent-identity
 
 
 class EncodedEndpointHeaderConfig(Parameters, frozen=True):
-    """`encodedEndpointHeaderConfig`: the header of requests and responses that has the token."""
+    """`encodedEndpointHeaderConfig`: the header that carries the token, in both directions."""
 
     header: str = "x-session-token"
 
@@ -197,7 +197,7 @@ class _Binding:
 
 
 class SessionBindings:
-    """Session id → endpoint key. Owns the map; one instance per plugin that binds sessions."""
+    """Owns the map from session ids to endpoint keys; each plugin that binds sessions has one."""
 
     def __init__(
         self, ttl_seconds: float, sweep_seconds: float, max_bindings: int = MAX_BINDINGS
@@ -278,7 +278,7 @@ class SessionBindings:
 
 
 def _bounded(session: str) -> str:
-    """Replace a long id by its digest: clients choose ids, and must not choose our memory."""
+    """Return the id, or a long id's digest, so that clients cannot choose how much is stored."""
     if len(session) <= MAX_SESSION_ID:
         return session
     return hashlib.sha256(session.encode(errors="surrogatepass")).hexdigest()

@@ -1,16 +1,16 @@
 """Topology: the location of endpoints, and nearness to the endpoint of the previous stage.
 
 topology-extractor: the location of an endpoint, from its labels. Attribute `Topology/<name of the
-plugin>`; a tier whose label is absent is "", the hostname then the address of the node, if known.
+plugin>`; a tier without its label is "", but the hostname is then the node's address, if known.
 
-topology-affinity-filter: keep the endpoints near the one that the stage before was given.
+topology-affinity-filter: keep the endpoints near the previous stage's endpoint.
 
     keep ⇔ nearest tier shared with the peer is minAffinity or nearer (host > rack > zone > region)
 
 It is a preference of the second stage of a disaggregated request, whose KV cache travels between
 the two: without a peer, without the peer's location, and when no endpoint is near, all pass.
 
-topology-affinity-scorer: prefer endpoints near the one that the stage before was given.
+topology-affinity-scorer: prefer endpoints near the previous stage's endpoint.
 
     score = 1.0 same host, 0.2 same rack, 0.05 same zone, 0.02 same region, else 0.0
 
@@ -73,7 +73,7 @@ def topology_of(candidate: Candidate, producer: str) -> Topology | None:
 
 
 def peer_topology(attributes: Attributes, producer: str) -> Topology | None:
-    """Return the location of the endpoint of the previous stage, if known."""
+    """Return the location of the previous stage's endpoint, if known."""
     peer = attributes.get(PEER_ENDPOINT_KEY)
     return None if peer is None else topology_of(peer, producer)
 

@@ -77,7 +77,7 @@ class SoftReflectiveCeilingPolicy:
         return ceilings
 
     def _is_its_turn(self, saturation: float) -> bool:
-        """Below a saturation of 0.5, which is under every ceiling, this is not called."""
+        """Return whether this call opens the ceiling; only called for saturations from 0.5 up."""
         if not saturation < 1.0:
             return False
         every = math.floor(saturation / (1.0 - saturation) + 0.5)

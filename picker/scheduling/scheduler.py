@@ -1,7 +1,7 @@
-"""The scheduler: runs the profiles that the profile handler asks for, which names the primary one.
+"""The scheduler: it runs the profiles that the handler selects. The handler names the primary.
 
-A profile's filters narrow the candidates, its weighted scorers rate them, its picker chooses. Each
-call of a plugin is a step of the decision.
+A profile's filters narrow the candidates, its weighted scorers rate them, and its picker chooses.
+Each call of a plugin is a step of the decision.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from picker.types import (
 
 
 class Profile:
-    """Runs filters, scorers and picker in the configured order. Stateless."""
+    """Runs filters, scorers and a picker in the configured order. Has no state."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ def _pick(plugin: PickerPlugin, scored: ScoredCandidates, rng: Random) -> Profil
 
 
 class Scheduler:
-    """One decision: candidates in, ordered endpoints out. Holds no state between decisions."""
+    """Turns a request's candidates into ordered endpoints. Holds no state between decisions."""
 
     def __init__(
         self,
@@ -106,10 +106,10 @@ class Scheduler:
     ) -> SchedulingResult:
         """Decide where `request` goes, and append the calls of the plugins to `steps`.
 
-        The handler is asked for profiles until it names none (a profile runs at most once). When it
-        then cannot build a result, the first refusal of a profile, by name, is raised. Raises
-        `RefusedError`: 503 without candidates, 429 when the filters leave no endpoint or no profile
-        ran.
+        The handler is asked for profiles until it names none (a profile runs at most once). If it
+        then cannot build a result, the first refusal in the order of profile names is raised.
+        Raises `RefusedError`: 503 without candidates, 429 if the filters leave no endpoint or no
+        profile ran.
         """
         if not candidates:
             raise no_endpoints()

@@ -1,1 +1,1 @@
-"""Helpers that plugins of several kinds use; a helper of one kind is beside its plugins."""
+"""Helpers that plugins of several kinds use. A helper for one kind is beside its plugins."""

@@ -1,12 +1,12 @@
 """The load of candidates, and the conversion of loads into scores.
 
-A load signal is the number of the last scrape, but at least this picker's own requests in flight
-beyond those that the scrape saw. So a burst between two scrapes spreads although no scrape has seen
-it yet. None stands for "unknown": never scraped, or scrapes went stale. Unknown is not idle; but
-while no candidate's load is known, own in-flight counts are the only loads, and decide.
+A load signal is the number from the last scrape or, if that is greater, the number of this picker's
+own requests in flight beyond those that the scrape saw. So a burst between two scrapes spreads
+although no scrape has seen it yet. None means "unknown": never scraped, or the scrape is stale.
+Unknown is not idle; but while no candidate's load is known, only own in-flight counts can decide.
 
 A page may lack one signal and have the others. An endpoint that only lacks a signal is not unknown:
-in the comparison of candidates it has the mean of the endpoints that report the signal, and so
+when candidates are compared, it gets the mean of the endpoints that report the signal, and so
 neither gains nor loses. Own requests remain the lower bound, and its other signals count as usual.
 """
 
@@ -24,7 +24,7 @@ _inflight_of = attrgetter("inflight_requests")
 
 
 def waiting_requests(candidate: Candidate) -> int | None:
-    """Return `max(waiting, inflight − running)`; None without that signal."""
+    """Return `max(waiting, inflight − running)`; None if the page lacks the waiting requests."""
     metrics = candidate.metrics
     # A page may lack the queue alone; 0 would make its endpoint look idle.
     if metrics is None or metrics.waiting_requests is None:
@@ -35,7 +35,7 @@ def waiting_requests(candidate: Candidate) -> int | None:
 
 
 def running_requests(candidate: Candidate) -> int | None:
-    """Return `max(running, inflight − waiting)`; None without that signal."""
+    """Return `max(running, inflight − waiting)`; None if the page lacks the running requests."""
     metrics = candidate.metrics
     if metrics is None or metrics.running_requests is None:
         return None
@@ -45,7 +45,7 @@ def running_requests(candidate: Candidate) -> int | None:
 
 
 def own_requests(candidate: Candidate, own: Mapping[str, EndpointLoad] | None) -> int:
-    """Return the greater of this picker's two counts of its requests in flight there.
+    """Return the greater of this picker's two counts of its requests in flight at `candidate`.
 
     `own` includes stages that are not primary; the candidate's count includes requests that were
     sent under an earlier configuration, or without a body.
@@ -72,7 +72,7 @@ def all_own_requests(candidates: Candidates, own: Mapping[str, EndpointLoad] | N
 
 
 def waiting_loads(candidates: Candidates) -> list[float | None]:
-    """Return `waiting_requests` of each, the mean for a missing signal, or own counts alone."""
+    """Return each candidate's queue: the mean if missing, own counts if no load is known."""
     # Inlined: a call for each of a thousand candidates would cost more than all else.
     loads: list[float | None] = [
         None
@@ -103,7 +103,7 @@ def running_loads(candidates: Candidates) -> list[float | None]:
 
 
 def kv_usages(candidates: Candidates) -> list[float | None]:
-    """Return the KV usage of each, the mean for a missing signal, None for unknown load."""
+    """Return each candidate's KV usage: the mean if missing, None if its load is unknown."""
     usages = [
         None if (metrics := candidate.metrics) is None else metrics.kv_cache_usage
         for candidate in candidates
@@ -114,7 +114,7 @@ def kv_usages(candidates: Candidates) -> list[float | None]:
 
 
 def with_neutral(values: Sequence[float | None], unknown: Sequence[bool]) -> list[float | None]:
-    """Replace None in `values` by the mean of the others, except where the load is `unknown`."""
+    """Return `values` with each None replaced by the mean, except where the load is `unknown`."""
     if None not in values:
         return list(values)
     mean = _mean(values)
@@ -142,7 +142,7 @@ class MeanReport:
         )
 
     def complete(self, metrics: EndpointMetrics) -> tuple[float, float, float]:
-        """Return waiting, running and KV cache usage of a page; missing ones are the means."""
+        """Return a page's waiting and running requests and KV usage; the means if missing."""
         waiting, running = metrics.waiting_requests, metrics.running_requests
         usage = metrics.kv_cache_usage
         return (
@@ -172,7 +172,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def unknown_among_known(candidates: Candidates) -> list[bool]:
-    """Mark candidates whose load is unknown beside known ones: they must not look idle."""
+    """Return which loads are unknown while others are known: those must not look idle."""
     unknown = [candidate.metrics is None for candidate in candidates]
     return [False] * len(unknown) if all(unknown) else unknown
 
@@ -189,7 +189,7 @@ def with_headroom(threshold: float, headroom: float) -> float:
 
 
 def least_first(values: Sequence[float | None]) -> list[float]:
-    """Score each value relative to the others: the least 1.0, the greatest 0.0, all equal 1.0.
+    """Score each value: 1.0 for the least, 0.0 for the greatest, 1.0 for all if they are equal.
 
     None scores 0.0, like the worst, and is left out of the comparison.
     """

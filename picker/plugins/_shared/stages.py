@@ -31,7 +31,7 @@ def first_picked(results: Results, profile: str) -> Candidate | None:
 
 
 def prompt_readers(result: SchedulingResult) -> list[tuple[ProfileResult, Candidate]]:
-    """Return the first endpoint of the primary profile and of `prefill`, each with the result."""
+    """Return the results of the primary profile and of `prefill` with their first endpoints."""
     readers = []
     # Both may be the same profile, whose endpoint then counts once.
     for name in dict.fromkeys((result.primary_profile, PREFILL_PROFILE)):
@@ -42,7 +42,7 @@ def prompt_readers(result: SchedulingResult) -> list[tuple[ProfileResult, Candid
 
 
 def disaggregation_decision(results: Results, prefill: str, encode: str) -> DisaggregationDecision:
-    """Name the stages that found an endpoint; `prefill` and `encode` are names of profiles."""
+    """Return which stages found an endpoint; `prefill` and `encode` are names of profiles."""
     words = [
         word
         for word, profile in (("encode", encode), ("prefill", prefill))
@@ -52,7 +52,7 @@ def disaggregation_decision(results: Results, prefill: str, encode: str) -> Disa
 
 
 def stage_headers(results: Results, prefill: str, encode: str) -> dict[str, str]:
-    """Name the first prefill endpoint and all encode endpoints in headers of the request.
+    """Return the headers that name the first prefill endpoint and all encode endpoints.
 
     A stage without an endpoint has no header; a client's header of that name is always removed.
     """
@@ -69,7 +69,7 @@ def stage_headers(results: Results, prefill: str, encode: str) -> dict[str, str]
 
 
 def decoded_result(results: Results, decode: str, headers: Mapping[str, str]) -> SchedulingResult:
-    """Decide for the endpoints of the profile `decode`. Raises `RefusedError` 429 for none."""
+    """Choose the endpoints of the profile `decode`. Raises `RefusedError` (429) if it has none."""
     result = results.get(decode)
     if result is None or not result.picked:
         raise RefusedError(
@@ -84,10 +84,10 @@ def decoded_result(results: Results, decode: str, headers: Mapping[str, str]) ->
 
 
 def through_primary_port(result: SchedulingResult, port: int) -> SchedulingResult:
-    """Route a decision through the pod's sidecar, which listens at `port`.
+    """Return a result that is routed through the pod's sidecar, which listens at `port`.
 
-    The header names the endpoint that the sidecar forwards to. It is wrong for any other pod, so
-    the destination has no fallbacks.
+    A header names the endpoint that the sidecar forwards to. It would be wrong for any other pod,
+    so the destination has no fallbacks.
     """
     first = result.endpoints[0]
     headers = {**result.set_headers, DATA_PARALLEL_HEADER: first.host_port}
@@ -95,7 +95,7 @@ def through_primary_port(result: SchedulingResult, port: int) -> SchedulingResul
 
 
 def named_decider(plugins: Mapping[str, object], name: str) -> Decider | None:
-    """Return the decider called `name`, None for "". Raises `ValueError` for another plugin."""
+    """Return the decider called `name`, None for "". Raises `ValueError` if it is no decider."""
     if not name:
         return None
     plugin = plugins.get(name)
@@ -111,7 +111,7 @@ class ExplainsRefusal(Protocol):
     def why_not(
         self, request: InferenceRequest, picked: Candidate | None, attributes: Attributes
     ) -> str:
-        """The reason of `should_run`; called only right after it returned False."""
+        """Return why `should_run` returned False; called only right after that."""
 
 
 def stage_runs(
@@ -121,7 +121,7 @@ def stage_runs(
     picked: Candidate | None,
     attributes: Attributes,
 ) -> bool:
-    """Call `decider`, given with its name; when it declines the stage, note the reason."""
+    """Return whether `decider`, a name and its plugin, wants the stage; note the reason if not."""
     name, decides = decider
     if decides is None:
         note_skipped(attributes, stage, "no decider is configured that could ask for it")
@@ -147,7 +147,7 @@ def note_failed(attributes: Attributes, results: Results, stages: Iterable[str])
 
 
 def only_result(results: Results) -> SchedulingResult:
-    """Decide for the only profile that picked any. Raises `RefusedError` 429 when none did."""
+    """Return the picks of the only profile with any. Raises `RefusedError` (429) without picks."""
     for name, result in results.items():
         if result is not None and result.picked:
             endpoints = tuple([scored.candidate.endpoint for scored in result.picked])

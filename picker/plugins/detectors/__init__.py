@@ -1,1 +1,1 @@
-"""Saturation of the pool (`SaturationDetector`)."""
+"""Saturation detectors, which measure how full the pool is (`SaturationDetector`)."""

@@ -5,10 +5,10 @@
     hybrid      mean over endpoints of max(requests / maxConcurrency, tokens / maxTokenConcurrency)
                 1.0 without endpoints
 
-As a filter it passes the endpoints with less than int(limit · (1 + headroom)) in flight, of
-requests, of tokens, or (hybrid) of both; the request is refused when none passes. Counts are those
-of an inflight-load-producer at this moment, at least the candidate's own, and of requests that flow
-control has dispatched and that are not routed yet.
+As a filter it passes the endpoints with fewer than int(limit · (1 + headroom)) requests, tokens, or
+(hybrid) both in flight; the request is refused when none passes. Counts are the current ones of an
+inflight-load-producer, plus requests that flow control has dispatched but that are not routed yet;
+they are at least the candidate's own.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ class ConcurrencyDetectorParameters(Parameters, frozen=True):
 
 
 class ConcurrencyDetector:
-    """Compares own counts with limits. Holds a reference to the counting plugin, and no state."""
+    """Compares the picker's own counts with limits. Refers to the counting plugin; has no state."""
 
     settle_seconds = SETTLE_SECONDS
 
@@ -110,7 +110,7 @@ def _load(
     own: Mapping[str, EndpointLoad] | None,
     coming: Mapping[str, EndpointLoad] = _NO_LOADS,
 ) -> tuple[int, int]:
-    """Return the load in flight; the candidate's own count includes the `coming` requests."""
+    """Return the requests and tokens in flight; `candidate` already counts those `coming`."""
     load = _NOTHING if own is None else own.get(candidate.key, _NOTHING)
     more = coming.get(candidate.key, _NOTHING)
     requests = max(own_requests(candidate, own), load.requests + more.requests)

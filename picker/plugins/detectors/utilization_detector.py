@@ -3,7 +3,7 @@
     saturation = mean over endpoints of max(q / queueDepthThreshold, kv / kvCacheUtilThreshold)
                  1.0 without endpoints
 
-`q` is that of queue-scorer; an endpoint whose page lacks one of the signals counts with the other.
+`q` is defined by queue-scorer; an endpoint whose page lacks one signal counts with the other.
 Metrics are stale when they are older than `metricsStalenessThreshold` beyond the scrape interval of
 their endpoint. An endpoint without fresh metrics, or with neither signal, counts with
 
@@ -13,11 +13,11 @@ their endpoint. An endpoint without fresh metrics, or with neither signal, count
     others   requests beyond these in the last metrics
     room     the greatest number of requests ever seen running and, up to queueDepthThreshold,
              waiting, with no more of the KV cache in use than kvCacheUtilThreshold (of a greater
-             usage, the corresponding part). Until the endpoint was seen full, by one of the
-             thresholds, in 20 scrapes, at least `assumedConcurrency`
+             usage, the corresponding part). It is at least `assumedConcurrency` until 20 scrapes
+             have found the endpoint full, by one of the thresholds
 
 so that a full endpoint becomes free when its requests end, an idle one takes its usual load, and
-one that was never scraped takes some. (The reference counts all of them as full, and so refuses
+one that was never scraped takes a few. (The reference counts all of them as full, and so refuses
 everything when scrapes fail.)
 
 As a filter it passes the endpoints with fresh metrics and
@@ -58,7 +58,7 @@ class UtilizationDetectorParameters(Parameters, frozen=True):
 
 @dataclass(slots=True)
 class _Memory:
-    """The metrics of one endpoint so far; `latest` are the last ones."""
+    """The numbers learned from one endpoint's metrics so far; `latest` are the last metrics."""
 
     latest: EndpointMetrics | None = None
     most: float = 0.0
@@ -67,7 +67,7 @@ class _Memory:
 
 
 class UtilizationDetector:
-    """Compares scrapes with thresholds. Owns a memory of each endpoint, for failed scrapes."""
+    """Compares scrapes with thresholds. Owns what is remembered of endpoints for failed scrapes."""
 
     def __init__(self, parameters: UtilizationDetectorParameters) -> None:
         self._queue = parameters.queue_depth_threshold
@@ -109,7 +109,7 @@ class UtilizationDetector:
     def filter(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
     ) -> Candidates:
-        """Metrics are compared as of the request's arrival."""
+        """Return the endpoints within limits; staleness is judged at the request's arrival."""
         passed: list[Candidate] = []
         for candidate in candidates:
             seen = self._seen(candidate, request.received_at_seconds)

@@ -1,1 +1,1 @@
-"""Choose among the flows of a priority band (`framework.flow.FairnessPolicy`)."""
+"""Policies that choose among the flows of a priority band (`framework.flow.FairnessPolicy`)."""

@@ -1,7 +1,7 @@
-"""The room that flows within their share need, learned from their bursts.
+"""The room that flows need while they are within their share, learned from their bursts.
 
 Theory of operation. A flow whose requests come independently of each other has about `mean` of them
-in flight, and at times more by some multiples of √mean. So
+in flight, and at times more, by a few times √mean. So
 
     reserved places  =  1 + z · √(requests in flight of calm flows)
 
@@ -20,8 +20,8 @@ flows that ask for more than half of a pool would have all of it.
 Nothing is reserved for a flow that has left: no request of it arrived or ended for ten seconds, or
 for `MAX_GAPS` times the gap that contains an average moment (Σ gap² / Σ gap of its last hundred
 gaps or so, so that pauses between bursts count in full). A small number n of gaps says less than a
-large one, so the limit is (1 + `UNSURE_GAPS` / n) times as long. Everything takes amortised
-O(log n) of the flows.
+large one, so the limit is (1 + `UNSURE_GAPS` / n) times as long. Every operation takes amortised
+O(log n) for n flows.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _REMEMBERED = 0.99  # of earlier gaps, with each new one
 
 @dataclass(slots=True)
 class _Load:
-    """Requests in flight, and their mean up to a time."""
+    """The number of requests in flight, and its mean up to `at_seconds`."""
 
     num_in_flight: int = 0
     mean: float = 0.0
@@ -62,7 +62,7 @@ class _Load:
         self.at_seconds = max(self.at_seconds, now_seconds)
 
     def add(self, other: _Load, sign: int) -> None:
-        """Add (sign 1) or remove (−1) another load, as of the time of this one."""
+        """Add (sign 1) or subtract (sign −1) another load, as of the time of this one."""
         self.num_in_flight += sign * other.num_in_flight
         self.mean = max(0.0, self.mean + sign * other.at(self.at_seconds))
 
@@ -79,7 +79,7 @@ class _Flow(_Load):
     squared_gaps: float = 0.0
 
     def move(self, now_seconds: float) -> None:
-        """Advance the mean to now, over the time since the first request."""
+        """Advance the mean to `now_seconds`; it covers the time since the first request."""
         passed = max(0.0, now_seconds - self.at_seconds)
         known = max(0.0, now_seconds - self.since_seconds) + UNSEEN_SECONDS
         part = math.expm1(-passed / MEAN_SECONDS) / math.expm1(-known / MEAN_SECONDS)
@@ -97,7 +97,7 @@ class _Flow(_Load):
 
     @property
     def longest_gap(self) -> float:
-        """The silence after which the flow counts as having left."""
+        """The seconds of silence after which the flow counts as having left."""
         if not self.gaps:
             return MEMORY_SECONDS
         max_gaps = MAX_GAPS * (1.0 + UNSURE_GAPS / self.num_gaps)
@@ -105,7 +105,7 @@ class _Flow(_Load):
 
 
 class CalmLoad:
-    """The loads of flows, the set of calm flows, and z. Times never go back."""
+    """The loads of flows, the set of calm flows, and z. The times given never go back."""
 
     def __init__(self) -> None:
         self._flows: dict[str, _Flow] = {}
@@ -117,7 +117,7 @@ class CalmLoad:
         return len(self._flows)
 
     def began(self, flow: str, is_calm: bool, now_seconds: float) -> None:
-        """Note a dispatched request of `flow`; `is_calm`: the flow is within its share."""
+        """Count a dispatched request of `flow`; `is_calm` says that it is within its share."""
         one = self._flows.get(flow)
         if one is None:
             one = self._flows[flow] = _Flow(at_seconds=now_seconds, since_seconds=now_seconds)
@@ -135,13 +135,13 @@ class CalmLoad:
             self._drop(flow, one)
 
     def learn(self, waited_seconds: float) -> None:
-        """Learn from the wait of a calm flow's dispatched request, while others are held back."""
+        """Adjust z after a calm flow's request was dispatched while others were held back."""
         step = _STEP_PLACES / math.sqrt(max(1.0, self._calm.mean))
         change = step if waited_seconds > GRACE_SECONDS else -_MISSED * step
         self._deviations = min(max(0.0, self._deviations + change), MAX_DEVIATIONS)
 
     def places(self, now_seconds: float, num_places: float = math.inf) -> float:
-        """Return the number of the pool's places to reserve; 0 without a calm flow."""
+        """Return how many of the pool's places to reserve; 0 without a calm flow."""
         left_at, calm = self._left_at, self._calm
         while (flow := left_at.first()) is not None:
             at = left_at.key(flow)

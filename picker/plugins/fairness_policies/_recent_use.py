@@ -1,21 +1,21 @@
 """The recent use of a pool by each flow, and the flows that use more than a fair share.
 
 Theory of operation. Use counts less the longer ago it was, by exp(−age / 3 s). Everything fades
-alike, so nothing is faded: later use is scaled up instead. A flow is active while a request of it
-waits or is in flight, and for ten seconds more. It is within its share while
+alike, so nothing is faded: later use is scaled up instead. A flow is active while one of its
+requests waits or is in flight, and for ten seconds more. It is within its share while
 
     asked / weight  ≤  Σ asked / Σ weights       of the active flows
 
-`asked` is its use. The pool's capacity that was not used, because places were reserved, was not
-asked for by the flows that they were reserved for: it counts as asked by the flows that waited for
-more than half of the last seconds, by their weights. (Otherwise a flow that is held back would soon
-look like the calmest of all.) Some flow is always within its share, and of equal ones all are. A
-flow that waited less may exceed its share by a quarter: a burst is not a flood.
+`asked` is its use. Capacity that stayed unused because places were reserved was not asked for by
+the flows with the reservation: it counts as asked for, in proportion to their weights, by the flows
+that waited for more than half of the last seconds. (Otherwise a flow that is held back would soon
+look like the calmest of all.) Some flow is always within its share, and equal flows all are. A flow
+that waited less may exceed its share by a quarter: a burst is not a flood.
 
 A flow that becomes active while others wait has used nothing, and so may catch up. A flow that
 comes to a pool with room starts where the others are, as if it had used its share: otherwise a
-beginning flood would have the whole pool until it had used as much as the other flows. Everything
-takes amortised O(log n) of the active flows; changed flows are sorted when the least is needed.
+beginning flood would have the whole pool until it had used as much as the other flows. Operations
+take amortised O(log n) for n active flows; changed flows are sorted when the least is needed.
 """
 
 import math
@@ -57,7 +57,7 @@ class _Use:
 
 
 class RecentUse:
-    """The recent use of the active flows. Times never go back.
+    """The recent use of the active flows. The times given never go back.
 
     `forgotten` is called with each flow that is no longer active.
     """
@@ -104,7 +104,7 @@ class RecentUse:
         self._add(flow, use, tokens, now_seconds)
 
     def ended(self, flow: str, more_tokens: float, now_seconds: float) -> None:
-        """Note the end of a request of `flow`, which used `more_tokens` than estimated."""
+        """Count the end of a request of `flow`, which used `more_tokens` more than estimated."""
         use = self._active.get(flow)
         if use is not None:
             use.num_in_flight = max(0, use.num_in_flight - 1)
@@ -113,10 +113,10 @@ class RecentUse:
 
     def within_share(self, first: str, now_seconds: float) -> str | None:
         """Return the waiting flow with the least use for its weight if it seldom waits, else
-        `first` if within its share, else the one with the least use; None without any.
+        `first` if within its share, else that with the least use; None if none is within its share.
 
-        Apart from `first`, only flows with some use count: flows that a client invents later never
-        go before `first`, and cannot deprive it of its turn.
+        Apart from `first`, only flows that have used something count: flows that a client invents
+        later never go before `first`, and so cannot deprive it of its turn.
         """
         self._now = now_seconds
         self._forget_idle()
@@ -128,7 +128,7 @@ class RecentUse:
         return first if self.is_within_share(first) else least
 
     def is_within_share(self, flow: str) -> bool:
-        """Compare a flow with its share, as of the last event; an inactive flow is within it."""
+        """Return whether a flow is within its share as of the last event; an inactive one is."""
         use = self._active.get(flow)
         if use is None or len(self._active) == 1:
             return True
@@ -140,7 +140,7 @@ class RecentUse:
         return asked * self._weights <= could * use.weight * most
 
     def seldom_waits(self, flow: str) -> bool:
-        """True if no request of `flow` waited during most of the last seconds."""
+        """Return whether no request of `flow` waited during most of the last seconds."""
         use = self._active.get(flow)
         return use is not None and use.waited < WAITING_SHARE
 
@@ -188,7 +188,7 @@ class RecentUse:
             self._changed.add(flow)
 
     def _update(self, use: _Use) -> None:
-        """Update whether the flow wants more than it gets."""
+        """Bring up to date whether the flow wants more than it gets."""
         use.pass_to(self._now)
         is_here = use.waits or use.num_in_flight > 0
         self._want(use, is_here and use.waited >= WAITING_SHARE)
@@ -221,7 +221,7 @@ class RecentUse:
         return self._by_use.first()
 
     def _scale(self) -> float:
-        """Return the weight of a token that is used now."""
+        """Return the factor for tokens that are used now, on the scale of `_Use.used`."""
         self._forget_idle()
         exponent = (self._now - self._began_at) / FADING_SECONDS
         if exponent <= _MAX_EXPONENT:

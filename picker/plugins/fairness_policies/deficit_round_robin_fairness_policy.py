@@ -9,9 +9,9 @@ which its tokens move:
 
     position += tokens / (quantumTokens · weight)
 
-and the flow has its next turn in the round ⌊position⌋. The next of the waiting flows is one of the
-least round; a round in which no flow has a turn is skipped. So some request is dispatched whenever
-one waits, and a flow that is alone is never held back by its debt.
+and the flow has its next turn in the round ⌊position⌋. The next flow is one of the waiting flows
+with the least round; a round in which no flow has a turn is skipped. So some request is dispatched
+whenever one waits, and a flow that is alone is never held back by its debt.
 
     at dispatch     position moves by the estimate, times the cost of an estimated token of the
                     flow's last requests (1/8 to 8); this corrects most of the constant error of
@@ -33,7 +33,7 @@ flows that were charged no more than their share of the last seconds' tokens (`R
 out of turn if necessary, so that a flow with few requests need not wait for the end of a request of
 a busy flow. The number of places follows the bursts of such flows (`CalmLoad`).
 
-A selection takes amortised O(log n) of the waiting flows.
+A selection takes amortised O(log n) for n waiting flows.
 """
 
 import math
@@ -72,7 +72,7 @@ class DeficitRoundRobinFairnessPolicyParameters(Parameters, frozen=True):
 
 @dataclass(slots=True)
 class _Account:
-    """One flow; `estimated` and `used` are of its last requests, `pace` is tokens per turn."""
+    """A flow's account. `estimated` and `used` cover its last requests; `pace` is tokens a turn."""
 
     pace: float
     position: float
@@ -199,7 +199,7 @@ class DeficitRoundRobinBand:
         self._turns.put(flow, (account.round, lane, next(self._places)))
 
     def _estimate(self, item: QueuedRequest) -> int:
-        """Limit the estimate to the greatest debt, because clients may write any number."""
+        """Return the estimate, at most the greatest debt because clients may write any number."""
         return min(max(1, item.tokens), self._parameters.max_debt_tokens)
 
     def _cost(self, usage: Usage) -> float:

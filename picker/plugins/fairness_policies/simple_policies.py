@@ -1,20 +1,20 @@
 """Fairness policies without weights or accounts.
 
-global-strict-fairness-policy: no fairness among flows, the best request of all goes first.
+global-strict-fairness-policy: no fairness among flows; the best request of all goes first.
 
     select = the flow whose head has the least (rank, number of arrival)
 
-A selection takes amortised O(log n) of the waiting flows.
+A selection takes amortised O(log n) for n waiting flows.
 
 round-robin-fairness-policy: one request of each flow in turn.
 
-A round visits the waiting flows by their ids; after the last one the next round begins with the
+A round visits the waiting flows in the order of their ids; then the next round begins with the
 first. A flow that comes back during a round has its turn in it unless its place has passed. A new
 flow starts with the next round, so that ids which clients invent during a round deprive no flow of
 its turn.
 
-A selection takes amortised O(log n) of the waiting flows; a flow waits for at most two turns of
-each other flow.
+A selection takes amortised O(log n) for n waiting flows; a flow waits for at most two turns of each
+other flow.
 """
 
 from picker.framework.flow import QueuedRequest, Rank
@@ -37,13 +37,13 @@ class GlobalStrictBand:
         return self._waiting.first()
 
     def dispatched(self, item: QueuedRequest, now_seconds: float) -> None:
-        """Dispatches change no order among the heads."""
+        """Do nothing, because dispatches do not change the order of the heads."""
 
     def completed(self, item: QueuedRequest, usage: Usage | None, now_seconds: float) -> None:
-        """Ends change no order among the heads."""
+        """Do nothing, because ends of requests do not change the order of the heads."""
 
     def forget(self, flow: str) -> None:
-        """Nothing to forget: only waiting flows are known."""
+        """Do nothing, because only waiting flows are known."""
 
 
 class GlobalStrictFairnessPolicy:
@@ -79,7 +79,7 @@ class RoundRobinBand:
         self._rounds[flow], self._last = self._round, flow
 
     def completed(self, item: QueuedRequest, usage: Usage | None, now_seconds: float) -> None:
-        """Ends change no turn."""
+        """Do nothing, because the end of a request changes no turn."""
 
     def weight(self, flow: str) -> float:
         return 1.0

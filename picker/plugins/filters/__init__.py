@@ -1,1 +1,1 @@
-"""Narrow the candidates of a profile (`Filter`)."""
+"""Filters, which narrow the candidates of a profile (`Filter`)."""

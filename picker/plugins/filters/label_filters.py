@@ -1,6 +1,6 @@
 """Filters by the labels of endpoints.
 
-by-label: keep the endpoints whose label has one of some values.
+by-label: keep the endpoints whose label has one of the listed values.
 
     keep ⇔ labels[label] ∈ validValues, or the label is absent and allowsNoLabel
 

@@ -1,12 +1,12 @@
-"""prefix-cache-affinity-filter: keep the endpoints that hold most of the prompt, while it pays.
+"""prefix-cache-affinity-filter: keep the endpoints that hold most of the prompt, if fast enough.
 
     sticky ⇔ match / total ≥ affinityThreshold
     slower = best TTFT of the sticky ones − best TTFT of the others
     keep = the sticky ones, when there are any and slower ≤ maxTTFTPenaltyMs
            all otherwise, and with probability explorationProbability
 
-TTFT in ms is the load in flight, tokens / peakPrefillThroughput (tokens/s) × 1000, or with
-`ttftSource: latencyPredictor` the prediction; an endpoint without one is the slowest. With
+TTFT in ms is that of the tokens in flight, tokens / peakPrefillThroughput (tokens/s) × 1000, or the
+prediction with `ttftSource: latencyPredictor`; an endpoint without one counts as the slowest. With
 maxTTFTPenaltyMs ≤ 0 sticky endpoints always pass; affinityThreshold ≤ 0 turns the filter off.
 """
 

@@ -2,14 +2,14 @@
 
     keep ⇔ every condition's metric ≤ its maxValue
 
-`active-requests` are this picker's requests in flight there, by the greater of its two counts; the
-other metrics are those of the last scrape, requests at least this picker's own beyond those that
-the scrape saw.
+`active-requests` is the greater of this picker's two counts of its requests in flight there. The
+other metrics are from the last scrape; numbers of requests are at least this picker's own beyond
+those that the scrape saw.
 
 A condition on a signal that a page lacks passes. An endpoint of unknown load, or whose page has
 none of the signals, passes only when no other does, and within its own count (the reference takes
 unknown for 0, and so sends everything to an endpoint whose metrics are broken while others are
-merely full). When none passes, all do with `fallbackOnEmpty`, and the request is refused without.
+merely full). When none passes, all do with `fallbackOnEmpty`; without it the request is refused.
 """
 
 from random import Random
@@ -70,7 +70,7 @@ class UtilizationFilter:
         return candidates if self._fallback and not passed else passed
 
     def _is_within(self, candidate: Candidate) -> bool | None:
-        """Return true if all known signals are within their limits; None without any."""
+        """Return whether all known signals are within their limits; None if none is known."""
         found = [(_value(candidate, one.metric), one.max_value) for one in self._scraped]
         known = [value <= limit for value, limit in found if value is not None]
         return all(known) if known else None

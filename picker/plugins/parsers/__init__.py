@@ -1,1 +1,1 @@
-"""Understand the bodies of some paths (`Parser`)."""
+"""Parsers, which read the bodies of requests to some paths (`Parser`)."""

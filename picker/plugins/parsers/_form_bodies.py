@@ -1,4 +1,4 @@
-"""Bodies of forms (`multipart/form-data`, RFC 7578): the text of one field.
+"""Reads the text of one field from the bodies of forms (`multipart/form-data`, RFC 7578).
 
 Parts are found by their delimiters, so that a file of any size is skipped without a copy.
 """
@@ -35,7 +35,7 @@ def form_field(body: bytes, content_type: str, name: str) -> str:
 
 
 def _delimiters(body: bytes, delimiter: bytes) -> Iterator[int]:
-    """Find the delimiters, which end at a word boundary; no line break need precede the first."""
+    """Yield where each complete delimiter begins; the first needs no line break before it."""
     at = -2 if body.startswith(delimiter[2:]) else body.find(delimiter)
     # Clients choose the number of delimiters; each costs a search.
     for _ in range(MAX_DELIMITERS):

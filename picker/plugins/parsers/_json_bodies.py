@@ -1,8 +1,8 @@
-"""JSON bodies of requests: decoding that refuses with a reason, and members.
+"""JSON bodies of requests: decoding that refuses with a reason, and reading of members.
 
-JavaScript writes half of a character outside the basic plane, as `slice` leaves it, as an escape of
-one surrogate (`"\\ud83d"`). RFC 8259 allows it, clients send it and the reference routes it, but
-strict readers refuse it. Here it is read as U+FFFD and the rest of its escape (`ud83d`): a marker
+If `slice` cuts a character outside the basic plane in half, JavaScript writes the half as an escape
+of one surrogate (`"\\ud83d"`). RFC 8259 allows this, clients send it and the reference routes it,
+but strict readers refuse it. Here it is read as U+FFFD and the rest of its escape (`ud83d`): a mark
 that `unmarked` can turn back.
 """
 
@@ -43,7 +43,7 @@ _KINDS = {
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """Decode an object, where the last of repeated members counts. Raises `RefusedError` (400)."""
+    """Decode an object; the last of repeated members counts. Raises `RefusedError` (400)."""
     return decoded(body, _decode)[0]
 
 
@@ -64,12 +64,12 @@ def decoded(body: bytes, decode: Callable[[bytes], T]) -> tuple[T, bool]:
 
 
 def unmarked(body: bytes) -> bytes:
-    """Restore the escapes of surrogates in JSON that was written from a marked body."""
+    """Return JSON that was written from a marked body, with the escapes of surrogates restored."""
     return _MARKED_SURROGATE.sub(rb"\\", body)
 
 
 def unreadable(headers: Mapping[str, str], body: bytes, refusal: RefusedError) -> RefusedError:
-    """Replace `refusal`, for a body that is not JSON, by one with the real cause."""
+    """Return a refusal with the real cause for a body that is not JSON, else `refusal`."""
     coding = headers.get("content-encoding", "").strip().lower()
     if coding not in ("", "identity"):
         text = f"the request body is compressed ({coding}), so that its model cannot be read"
@@ -88,10 +88,10 @@ def media_type_of(headers: Mapping[str, str]) -> str:
 
 
 def _marked(body: bytes) -> bytes | None:
-    """Return `body` with its lone surrogates marked; None without any.
+    """Return `body` with its lone surrogates marked; None if it has none.
 
-    Escaped backslashes and the mark itself are first written as other escapes: then every backslash
-    begins an escape, and every mark is one of this module.
+    Escaped backslashes and the mark itself are first written as other escapes, so that every
+    backslash begins an escape, and every mark was written by this module.
     """
     plain = body.replace(b"\\\\", b"\\u005c")
     if not _LONE_SURROGATE.search(plain):
@@ -119,7 +119,7 @@ def _reason(error: Exception) -> str:
 
 
 def salt_of(payload: Mapping[str, Any], name: str) -> str:
-    """Return the cache salt, "" for none; a value that is no string separates prompts as well."""
+    """Return the cache salt, "" for none; a value other than a string also separates prompts."""
     value = payload.get(name)
     if value is None:
         return ""
@@ -132,8 +132,8 @@ def model_of(payload: Mapping[str, Any]) -> str:
 
 
 def whole_number(payload: object, names: tuple[str, ...]) -> int | None:
-    """Return the first of the members `names` that is a whole number of at least zero; 1e3 and 5.0
-    are whole. None without one, or if `payload` is not an object.
+    """Return the first of the members `names` that is a whole number of at least zero, such as 5,
+    1e3 or 5.0. None if there is none, or if `payload` is not an object.
     """
     if not isinstance(payload, dict):
         return None

@@ -26,8 +26,8 @@ Shape = Callable[[bytes], Usage | None]
 
 
 def merge(known: Usage | None, said: Usage) -> Usage:
-    """Update `known` with the numbers of a further piece. Its total counts only beside a prompt and
-    a completion; else the total is their sum.
+    """Return `known` updated with the numbers of a further piece. The piece's total counts only if
+    it also has prompt and completion tokens; else the total is their sum.
     """
     prompt = said.prompt_tokens or (known.prompt_tokens if known else 0)
     completion = said.completion_tokens or (known.completion_tokens if known else 0)
@@ -77,7 +77,7 @@ _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def openai_usage(document: bytes) -> Usage | None:
-    """Read `usage` of the OpenAI APIs; of events of the Responses API, only the final ones."""
+    """Read `usage` of the OpenAI APIs; events of the Responses API count only if final."""
     decoded = _decode_document(document)
     if decoded.response and isinstance(decoded.type, str) and decoded.type in _FINAL_EVENTS:
         decoded = _decode_document(decoded.response)
@@ -95,8 +95,8 @@ def openai_usage(document: bytes) -> Usage | None:
 
 
 def anthropic_usage(document: bytes) -> Usage | None:
-    """Read `usage` of a message, of a `message_start`, whose generated tokens are only the first
-    few and do not count, and of a `message_delta`.
+    """Read `usage` of a message, a `message_start` or a `message_delta`. The generated tokens of a
+    `message_start` are only the first few and do not count.
     """
     decoded = _decode_document(document)
     is_start = decoded.type == "message_start"
@@ -114,7 +114,9 @@ def anthropic_usage(document: bytes) -> Usage | None:
 
 
 def sglang_usage(document: bytes) -> Usage | None:
-    """Read `meta_info` of SGLang's generate; the readable answers to one prompt are added up."""
+    """Read `meta_info` of a response of SGLang's `/generate`; the generated tokens of all readable
+    answers to one prompt are added up.
+    """
     answers = _decode_list(document) if _is_list(document) else [document]
     usage: Usage | None = None
     for answer in answers:
@@ -130,7 +132,7 @@ def sglang_usage(document: bytes) -> Usage | None:
 
 
 def sglang_event_usage(document: bytes) -> Usage | None:
-    """Read `meta_info` of an event of SGLang's generate; only that with a finish reason counts."""
+    """Read `meta_info` of an event of `/generate`; only an event with a finish reason counts."""
     if _is_list(document):
         return None
     info = _decode_generated(document).meta_info
@@ -171,8 +173,8 @@ def _count(value: object) -> int | None:
 class JsonUsage:
     """Reads a response that is one JSON document, which is stored until its end, up to the limit.
 
-    Only the end of a longer one, such as a list of embeddings, is stored, because engines write
-    their `usage` there.
+    Only the end of a longer document, such as a list of embeddings, is stored, because engines
+    write their `usage` there.
     """
 
     def __init__(self, shape: Shape, marker: bytes, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
@@ -204,7 +206,7 @@ class JsonUsage:
 
 
 def _last_member(tail: bytes, name: bytes) -> bytes:
-    """Return the end of a document from the last member called `name`, as a document of its own."""
+    """Return the end of a document, from its last member called `name`, as its own document."""
     at = tail.rfind(b'"%b"' % name)
     return b"" if at < 0 else b"{" + tail[at:]
 
@@ -230,8 +232,8 @@ class SseEvents:
     def feed(self, data: bytes, is_last: bool) -> list[list[bytes]]:
         """Return the events that `data` completes, each as the values of its `data` lines.
 
-        The end of the stream ends an event, too. Of an event longer than the limit, only the lines
-        completed beyond it are read.
+        The end of the stream ends an event, too. An event longer than the limit is read in parts,
+        each of whole lines.
         """
         if self._return_held or b"\r" in data:
             data = self._with_newlines(data, is_last)
@@ -272,8 +274,6 @@ def _data_of(line: bytes) -> bytes:
 
 
 class SseUsage:
-    """Reads a response that is a stream of events."""
-
     def __init__(self, shape: Shape, marker: bytes) -> None:
         self._shape = shape
         self._marker = marker
@@ -290,7 +290,7 @@ class SseUsage:
                 self._take(_read(self._shape, b"\n".join(lines)))
 
     def _read_lines(self, lines: list[bytes]) -> bool:
-        """Read each line by itself, as some servers end events by one newline."""
+        """Return whether any line has usage by itself: some servers end events with one newline."""
         found = False
         for line in lines:
             if self._marker in line:
@@ -319,7 +319,7 @@ def is_event_stream(content_type: str) -> bool:
 def usage_reader(
     content_type: str, shape: Shape, marker: bytes = USAGE, event_shape: Shape | None = None
 ) -> JsonUsage | SseUsage:
-    """Create a reader for a response; events may have another shape than documents."""
+    """Create a reader for a response; events may have a different shape from documents."""
     if is_event_stream(content_type):
         return SseUsage(event_shape or shape, marker)
     return JsonUsage(shape, marker)

@@ -139,7 +139,7 @@ class AnthropicParser:
 
 
 def _counted(body: bytes) -> ParsedBody:
-    """The endpoint refuses a body that is not a JSON object, so it is passed on unread."""
+    """Read only the model; the endpoint itself refuses a body that is not a JSON object."""
     try:
         payload = json_object(body)
     except RefusedError:
@@ -202,7 +202,7 @@ class VllmHttpParser:
 def _prompt_of(
     payload: Mapping[str, object],
 ) -> tuple[tuple[bytes, ...], tuple[tuple[MultiModalFeature, ...], ...]]:
-    """Return the prompt and its items; neither if one of them is unreadable."""
+    """Return the prompt and its multi-modal items; neither if either is unreadable."""
     token_ids = payload.get("token_ids")
     prompt = pack_token_ids(token_ids) or pack_token_ids(_whole(token_ids))
     if prompt is None:
@@ -214,7 +214,7 @@ def _prompt_of(
 
 
 def _whole(value: object) -> object:
-    """Return `value`, a list of numbers, with 5.0 written as 5; None for another value."""
+    """Return a list of numbers with 5.0 written as 5; None if `value` is no such list."""
     if not isinstance(value, list) or not set(map(type, value)) <= {int, float}:
         return None
     return [int(one) if isinstance(one, float) and one.is_integer() else one for one in value]

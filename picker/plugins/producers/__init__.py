@@ -1,1 +1,1 @@
-"""Write findings about request and candidates before scheduling (`DataProducer`)."""
+"""Producers of findings about a request and its candidates before scheduling (`DataProducer`)."""

@@ -12,10 +12,10 @@ num_kv_blocks unscaled, and so may remember four times more than the GPU holds.)
 are ignored. Prompt length considered: `maxPrefixTokensToMatch`, else `maxPrefixBlocksToMatch`
 blocks; both 0: all of it.
 
-A match is contiguous from the first block; the matches of several prompts are added. Models,
-adapters and salts share nothing: every hash includes the target model and the request's cache salt,
-and a seed, random for each process unless `hashSeed` is given. Replicas report to each other what
-they sent where, and agree on a seed for that (`picker.framework.replicas`).
+A match is contiguous from the first block; the matches of several prompts are added. Different
+models, adapters or salts share nothing: every hash includes the target model, the request's cache
+salt and a seed, which is random for each process unless `hashSeed` is given. Replicas report to
+each other what they sent where, and agree on a seed for that (`picker.framework.replicas`).
 """
 
 from collections import Counter
@@ -41,7 +41,7 @@ MAX_PROMPTS = 256  # a request may have a hundred thousand, of one token each
 
 
 class ApproxPrefixCacheParameters(Parameters, frozen=True):
-    """Blocks have at least 64 tokens, even if fewer are configured."""
+    """The parameters; blocks have at least 64 tokens, even if fewer are configured."""
 
     auto_tune: bool = True
     block_size_tokens: NonNegativeInt = MIN_BLOCK_SIZE_TOKENS
@@ -68,7 +68,7 @@ class ApproxPrefixCacheParameters(Parameters, frozen=True):
 
 
 class _Hashed(msgspec.Struct, frozen=True):
-    """The block hashes of one request, from `produce` to `pre_request`, and their seed."""
+    """The block hashes of one request and their seed, stored from `produce` to `pre_request`."""
 
     prompts: tuple[BlockHashes, ...]
     block_size_tokens: int
@@ -100,7 +100,7 @@ class ApproxPrefixCacheProducer:
 
     @property
     def index_size(self) -> int:
-        """Remembered blocks, counted once for every endpoint that has them."""
+        """The number of remembered blocks; a block counts once for every endpoint that has it."""
         return len(self._index)
 
     def produce(
@@ -125,7 +125,7 @@ class ApproxPrefixCacheProducer:
     def pre_request(
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
     ) -> None:
-        """Remember the prompt for the first endpoint of the primary profile and of `prefill`."""
+        """Remember the prompt for the first endpoints of the primary profile and of `prefill`."""
         hashed = attributes.get(self._hashed_key)
         # The seed may have changed since `produce`: these hashes would match nothing later.
         if hashed is None or hashed.seed != self._seed:
@@ -154,7 +154,7 @@ class ApproxPrefixCacheProducer:
         self._report = report
 
     def placed_elsewhere(self, key: str, hashes: BlockHashes, capacity: int) -> None:
-        """Remember a prompt that another replica sent there."""
+        """Remember a prompt that another replica sent to endpoint `key`."""
         # A peer's message must not make this replica remember more than any endpoint can hold.
         bound = max(self._max_reported_capacity, self._parameters.lru_capacity_per_server)
         self._index.record(key, hashes, min(capacity, bound))

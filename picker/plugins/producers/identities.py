@@ -40,7 +40,7 @@ class AgentIdentity:
         self.produces = (self._key,)
 
     def process(self, request: InferenceRequest) -> InferenceRequest:
-        """Make the identity the fairness id, unless a header names one."""
+        """Use the identity as the fairness id, unless a header names one."""
         if any(request.headers.get(header) for header in _FAIRNESS_HEADERS):
             return request
         identity = self._identity(request)

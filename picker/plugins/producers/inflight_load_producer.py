@@ -11,10 +11,10 @@ When a request leaves (`pre_request`), the first endpoint of each profile that p
 
 With the first piece of the response, the other profiles' endpoints (prefill, encode) have done
 their part and return everything; the primary one has read the prompt, and without
-`addEstimatedOutputTokens` returns its tokens. The rest is returned when the request ends, and so is
-all of it where the proxy shows no response bodies.
+`addEstimatedOutputTokens` returns its tokens. The rest is returned when the request ends; where the
+proxy shows no response bodies, that is everything.
 
-The hold of a request travels in its `Attributes`, not under its id, because ids repeat. Each part
+What a request holds is stored in its `Attributes`, not under its id, because ids repeat. Each part
 is returned once, in whatever order the hooks are called. A request that vanishes without an end
 returns everything when nothing refers to it any longer. When an endpoint leaves or restarts, its
 account is closed: later returns go to the closed account and change nothing.
@@ -95,7 +95,7 @@ class Ledger:
             self._sum(key)
 
     def take(self, key: str, tokens: int, owner: tuple[str, int] = _NO_OWNER) -> _Part:
-        """Add a request at endpoint `key`; `owner` is a fairness id and a priority."""
+        """Add a request at endpoint `key`; `owner` is its fairness id and priority."""
         account = self._accounts.get(key)
         if account is None:
             account = self._accounts[key] = _Account(key)
@@ -140,7 +140,7 @@ class Ledger:
             self.return_part(self._abandoned.pop())
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` when the books do not agree."""
+        """Raise `AssertionError` when the accounts contradict each other."""
         expected = {
             key: EndpointLoad(account.requests, account.tokens)
             for key, account in self._accounts.items()
@@ -200,7 +200,7 @@ class _Part(msgspec.Struct, eq=False):
 
 
 class _Hold:
-    """All parts of one request; returns them when it is garbage collected, at the latest."""
+    """All parts of one request; they are returned when it is garbage collected at the latest."""
 
     __slots__ = ("_ledger", "others", "primary")
 
@@ -283,7 +283,7 @@ class InflightLoadProducer:
         attributes[self._hold_key] = _Hold(self._ledger, primary, others)
 
     def response_progress(self, flight: Flight, progress: ResponseProgress) -> None:
-        """With the first piece, return the parts that are done."""
+        """With the first piece of the response, return the load of the stages that are done."""
         hold = flight.attributes.get(self._hold_key)
         if hold is None or not progress.is_first:
             return

@@ -7,19 +7,19 @@ each endpoint
     match = ⌊score⌋ blocks, no more than the prompt has
 
 with weights from `kvCacheBackendConfigs` (gpu 1.0, cpu 0.8; an unnamed tier 1.0). Several prompts
-add up. Only full blocks of `tokenProcessorConfig.blockSizeTokens` count, best the engines' own
-size; of larger blocks of an engine, such as chunks in host memory, the whole ones. The prompt must
-be tokenized as the engines do: estimated tokens match nothing.
+add up. Only full blocks of `tokenProcessorConfig.blockSizeTokens` count, which should be the
+engines' own size; larger blocks of an engine, such as chunks in host memory, count only as a whole.
+The prompt must be tokenized as the engines do it: estimated tokens match nothing.
 
 With `speculativeIndexing` the endpoint that a request was sent to counts as holding its prompt for
 `speculativeTTL`, until its engine reports the blocks itself.
 
-Events come over ZMQ: with `discoverPods` from every endpoint at `socketPort` + rank, or its own
-ports by the labels `kv-events-port` and `kv-events-replay-port`; else at `zmqEndpoint`, where
-engines connect and name themselves in the topic (`kv@ip:port@model`).
+Events come over ZMQ: with `discoverPods` from every endpoint, at `socketPort` + rank or at the
+ports in its labels `kv-events-port` and `kv-events-replay-port`; else at `zmqEndpoint`, to which
+engines connect, and name themselves in the topic (`kv@ip:port@model`).
 
 The index is in memory, with at most `inMemoryConfig.size` distinct blocks. An index in Redis and
-one by cost are refused: each replica of the picker subscribes to all engines.
+one limited by cost are refused: each replica of the picker subscribes to all engines.
 """
 
 from collections import Counter
@@ -101,7 +101,7 @@ class IndexerParameters(Parameters, frozen=True):
 
 
 class PodDiscoveryParameters(Parameters, frozen=True):
-    """A namespace, and a selector other than the default, narrow the pool's endpoints."""
+    """Narrows the pool's endpoints by a namespace, and by a selector other than the default."""
 
     pod_label_selector: str = DEFAULT_SELECTOR
     pod_namespace: str = ""
@@ -185,7 +185,7 @@ class PrecisePrefixCacheProducer:
     def pre_request(
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
     ) -> None:
-        """Expect the prompt at the first endpoint of the primary profile and of `prefill`."""
+        """Expect the prompt at the first endpoints of the primary profile and of `prefill`."""
         prompts = attributes.get(self._keys_key)
         if prompts is None or not self._is_speculative:
             return
@@ -198,11 +198,11 @@ class PrecisePrefixCacheProducer:
         self._index.clear(key)
 
     def describe(self, endpoint: Endpoint) -> Mapping[str, Any]:
-        """A configuration may list this plugin as an extractor, and need not."""
+        """Return nothing; exists so that a configuration may list this plugin as an extractor."""
         return {}
 
     def kv_event_source(self, endpoint: Endpoint) -> KvEventSource | None:
-        """Return None for an endpoint outside the configured namespace and labels."""
+        """Return the engine's addresses; None outside the configured namespace and labels."""
         if self._namespace and endpoint.namespace != self._namespace:
             return None
         if not self._selector.matches(endpoint.labels):
@@ -217,7 +217,7 @@ class PrecisePrefixCacheProducer:
         )
 
     def kv_events(self, key: str, topic: str, payload: bytes) -> Sequence[SkippedKvEvent]:
-        """Apply a message. Raises `KvEventError`, and then has applied no part of it."""
+        """Apply a message; return skipped events. Raises `KvEventError` before any is applied."""
         model = parse_topic(topic).model
         events, skipped = decode_events(payload, self._engine)
         for event in events:

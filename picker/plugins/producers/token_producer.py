@@ -1,6 +1,6 @@
 """token-producer: the tokens of each prompt of a request, packed as little-endian uint32.
 
-Token ids in a body (`ParsedBody.prompts`) are taken as they are. Else, by its parameters:
+Token ids in a body (`ParsedBody.prompts`) are taken as they are. Else the parameters decide:
 
 - `estimate` (the default): pseudo-tokens made of the prompt's bytes, `tokenization.estimate`;
   `estimate.image` and `estimate.video` give the token counts of media, `tokenization.media`.
@@ -8,8 +8,8 @@ Token ids in a body (`ParsedBody.prompts`) are taken as they are. Else, by its p
   from the render routes of a server of that model, `tokenization.render`. `mmTimeout` applies where
   a message's content is a list. When the server fails there are no tokens.
 
-Each of several prompts (a list of strings, or of token lists) is one of `InferenceRequest.prompts`,
-with its items in `features`. `udsTokenizerConfig` is refused.
+Several prompts (a list of strings, or of token lists) are one entry each in
+`InferenceRequest.prompts`, with their items in `features`. `udsTokenizerConfig` is refused.
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ class TokenProducer:
     def produce(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
-        """Add the prompts; unchanged with prompts already, or without a readable body."""
+        """Return the request with prompts; unchanged if it has them or lacks a readable body."""
         body = request.body
         # Another producer, or an earlier stage, may have tokenized the request already.
         if request.prompts:
@@ -91,7 +91,7 @@ class RenderedTokenProducer:
     async def look_up(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
-        """Add the prompts; unchanged for an API that is not rendered.
+        """Return the request with its prompts, unchanged for an API that is not rendered.
 
         Raises `HttpError` when the server does not answer with tokens.
         """

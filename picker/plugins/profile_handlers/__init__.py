@@ -1,1 +1,1 @@
-"""Decide which profiles run, and which result is primary (`ProfileHandler`)."""
+"""Handlers that decide which profiles run, and which result is primary (`ProfileHandler`)."""

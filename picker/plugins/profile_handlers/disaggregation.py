@@ -21,15 +21,15 @@ encode}}` or the older flat ones, of which `deciderPluginName` is a synonym for 
 The decision is stored in `DISAGGREGATION_DECISION_KEY`, the reasons for skipped stages in
 `SKIPPED_STAGES_KEY`.
 
-pd-profile-handler: decode and prefill on different endpoints; the older disagg-profile-handler.
+pd-profile-handler: decode and prefill on different endpoints; see disagg-profile-handler.
 
     decode → prefill, if the decider `deciderPluginName` says so
 
-With `primaryPort` (0: off) that port replaces the destination's, where the pod's sidecar listens,
-and the header `x-data-parallel-host-port` names the picked endpoint, to which the sidecar forwards.
+`primaryPort` (0: off), where the pod's sidecar listens, replaces the port of the destination; the
+header `x-data-parallel-host-port` then names the picked endpoint, to which the sidecar forwards.
 Only one endpoint is named then, because the header would be wrong for the next. Deprecated.
 
-disagg-headers-handler: name the prefill and encode endpoints to the decode endpoint.
+disagg-headers-handler: name the prefill and encode endpoints in headers for the decode endpoint.
 
     x-prefiller-host-port = first endpoint of `prefillProfile`
     x-encoder-hosts-ports = all endpoints of `encodeProfile`, separated by commas
@@ -90,11 +90,11 @@ class DisaggProfileHandlerParameters(Parameters, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """The parameters in one form.
+    """The parameters, whichever form they have.
 
-    `references` are the deciders by the parameter that names them. A decider is "" without a name,
-    `encode` is "" without that stage. `required` and `optional` are profiles by the parameter that
-    names them: decode, and the profiles that are configured explicitly or have a decider.
+    `references` maps parameters to the deciders that they name. A decider is "" if none is named,
+    `encode` is "" without that stage. `required` and `optional` map parameters to profiles: decode,
+    and the profiles that are configured explicitly or have a decider.
     """
 
     decode: str
@@ -197,7 +197,7 @@ class DisaggProfileHandler:
 
 
 def _handler_of(parameters: DisaggProfileHandlerParameters) -> DisaggProfileHandler:
-    """Read either form of the parameters, which exclude each other."""
+    """Create the handler from either form of the parameters, which exclude each other."""
     names = zip(parameters.__struct_encode_fields__, parameters.__struct_fields__, strict=True)
     written = [word for word, field in names if getattr(parameters, field) not in ("", None)]
     nested = [word for word in written if word in _NESTED]

@@ -14,8 +14,8 @@ header-profile-handler: a request header names the profile to run.
     profile = the only one, when there is one
               headers[headerName] without blanks around it, else defaultProfile
 
-The request is refused (429) when that is not a profile. Meant for several pickers in a row, each
-deciding one stage of a disaggregated request.
+The request is refused (429) when that is not a profile. The handler is meant for several pickers in
+a row, each of which decides one stage of a disaggregated request.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,1 +1,1 @@
-"""Rate the candidates of a profile (`Scorer`)."""
+"""Scorers, which rate the candidates of a profile (`Scorer`)."""

@@ -1,8 +1,8 @@
-"""Scorers by load, each by one signal of an endpoint.
+"""Scorers of the load of endpoints, each by one signal.
 
 An endpoint whose load is unknown scores 0.0, like the worst of the candidates, and is left out of
 min and max: unknown is not idle. While no candidate's load is known, this picker's own requests in
-flight are the load of every one. Where a page lacks only the signal of a scorer, its endpoint has
+flight stand for the load of each. Where a page lacks only the signal of a scorer, its endpoint gets
 the mean of the others. `_shared.load_signals` defines the signals.
 
 queue-scorer: prefer short queues.
@@ -44,7 +44,7 @@ token-load-scorer: prefer endpoints where this picker has few tokens in flight.
     score = 1 − min(t, T) / T        with T = `queueThresholdTokens`
 
 Tokens are those of an inflight-load-producer; without its finding all score 0.0. Unknown load
-counts as for active-request-scorer.
+counts as with active-request-scorer.
 """
 
 from collections.abc import Mapping, Sequence

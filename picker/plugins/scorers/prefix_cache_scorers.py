@@ -7,7 +7,7 @@ prefix-cache-scorer: prefer endpoints that already hold the beginning of the pro
 with match and total in blocks of B tokens as the prefix producer found them, w =
 `matchLengthWeight` and scale = `matchLengthScaleTokens`; 0.0 without a finding or a prompt.
 
-precise-prefix-cache-scorer: a precise-prefix-cache-producer that scores what it finds.
+precise-prefix-cache-scorer: a precise-prefix-cache-producer that also scores what it finds.
 
     score = match / total
 
@@ -21,10 +21,10 @@ A decision is cold when no candidate has a block of the prompt. Of n candidates,
     score = 0.5                      each, when the decision is not cold
             1 − rank / (n − 1)       when it is; 1.0 for n = 1
 
-The first ranks are endpoints that got no cold request yet, in the order of the candidates; then the
-others, least recently used first. Before a cold request leaves, the endpoints that the primary
-profile and the profile `prefill` picked become the most recently used of at most `lruSize`. (In the
-reference, a used endpoint's rank counts used endpoints that are not candidates.)
+Endpoints that got no cold request yet have the first ranks, in the order of the candidates; the
+others follow, least recently used first. Before a cold request leaves, the endpoints picked by the
+primary profile and the profile `prefill` become the most recently used of at most `lruSize`. (In
+the reference, a used endpoint's rank counts used endpoints that are not candidates.)
 """
 
 from collections import OrderedDict
