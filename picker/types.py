@@ -148,9 +148,9 @@ class ParsedBody(msgspec.Struct, frozen=True):
     """`payload` is the decoded JSON object, or None when the parser leaves the body raw; of a
     request with text that names no model it is `{"prompt": text}`. `model` is "" when the body
     names none, which leaves the choice to the endpoint. `can_rewrite`: the model is
-    `payload["model"]` and may be replaced there. `prompts` holds real token ids, packed as little-
-    endian uint32, where the request carries them. With `skip_response` the picker does not look at
-    the response.
+    `payload["model"]` and may be replaced there. `prompts` holds real token ids, packed as
+    little-endian uint32, where the request carries them. With `skip_response` the picker does not
+    look at the response.
     """
 
     api: Api

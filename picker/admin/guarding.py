@@ -55,7 +55,7 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::\d{0,5})?", re.IGNORECASE)
 
 
 class PageNames:
-    """Names pages; `aliases` name the pages of one of several pools as for a single pool."""
+    """Names pages; `aliases` let pages of several pools have the names of a single pool's pages."""
 
     def __init__(self, aliases: Mapping[str, str] = _NOTHING) -> None:
         self._aliases = aliases

@@ -135,7 +135,7 @@ class History:
 
     def cut(self, count: int) -> tuple[int, list[str], Iterator[EndpointSeries]]:
         """Return the number of the last sample, the endpoints, and an iterator over copies of the
-        last `count` samples of each: fewer of young endpoints, and of thousands.
+        last `count` samples of each: fewer if it is young or there are thousands.
         """
         # Copies of rings are made in turns, so remember which sample was the last.
         rings, last = list(self._rings.items()), self._last

@@ -65,7 +65,7 @@ class AdminSource(Protocol):
     def decisions(self, limit: int) -> Iterable[RecordSummary]: ...
 
     def decision(self, request_id: str | None) -> RecordView | None:
-        """Return the request with this id, or for None the last request."""
+        """Return the request with this id, or the last request if the id is None."""
 
     def health(self) -> Mapping[str, HealthView]:
         """Return the health of endpoints by key; an endpoint that is absent is healthy."""
@@ -160,7 +160,7 @@ class PoolPages:
         self.history.record(samples, pool)
 
     async def _show_endpoints(self, request: web.Request) -> web.Response:
-        """Return all endpoints; with `?history=N` also samples, and all numbers of the last."""
+        """Return all endpoints; `?history=N` adds samples, and all numbers are from the last."""
         samples = whole_number(request, "history", default=0, least=0, most=SAMPLES)
         health = self.source.health()
         candidates = self.source.datastore.snapshot().candidates

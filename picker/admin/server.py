@@ -96,7 +96,7 @@ class SeveralPools:
         self._turns = Turns() if turns is None else turns
 
     def server(self) -> AdminServer:
-        """Create the server; clients that may see a page of one pool may see it of every pool."""
+        """Create the server; a client that may see one pool may see every pool."""
         routes, names = self._top(), {PREFIX + "{rest}": LIST}
         for key, (pages, is_ready) in self._pools.items():
             for one in pages.routes(is_ready, key):

@@ -163,7 +163,7 @@ class ModelChoice:
         raise self._refusal(Code.NOT_FOUND, f"the model '{shown(model)}' does not exist")
 
     def _of_path(self, raw: RawRequest) -> str:
-        """Return the model that a body-less request names: `/v1/models/NAME` or `?model=NAME`."""
+        """Return the model of a request without a body: `/v1/models/NAME` or `?model=NAME`."""
         path, _, query = target_of(raw.headers).partition("?")
         if path.rstrip("/") == LIST_PATH:
             raise ModelListing(self._models.listing())

@@ -76,7 +76,7 @@ def autoscaler(
 def discovery_port(
     flags: XdsFlags, pools: Iterable[PublishedPool], series: XdsSeries
 ) -> DiscoveryPort:
-    """Build the port of endpoint discovery; `series` are the process's. Raises `ConfigError`."""
+    """Build the port of endpoint discovery with the process's `series`. Raises `ConfigError`."""
     return cast("DiscoveryPort", _builder("--xds-port")(flags, pools, series))
 
 

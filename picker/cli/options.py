@@ -167,7 +167,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The ports of a started picker; `grpc` 0 is a unix socket, other ports None are not served."""
+    """The ports of a started picker; `grpc` is 0 for a unix socket, others None if not served."""
 
     grpc: int
     health: int

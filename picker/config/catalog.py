@@ -22,7 +22,7 @@ def builtin_plugins() -> Registry:
 
 
 def modules_of(package: str) -> Iterator[tuple[ModuleType, tuple[PluginType, ...]]]:
-    """Yield the plugin modules of a package, each with its types; none without the package."""
+    """Yield the plugin modules of a package, each with its types; none if there is no package."""
     spec = importlib.util.find_spec(package)
     if spec is None:
         return

@@ -67,7 +67,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`line` and `column` count from one, None if nothing is written there. `key` is the dotted
+    """`line` and `column` count from one, and are None if nothing is there. `key` is the dotted
     path. `allowed` are the valid values, if they can be listed; `nearest` was probably meant.
     """
 
@@ -159,7 +159,7 @@ class Findings:
         self._add(Severity.WARNING, path, text)
 
     def unknown(self, path: Path, text: str, given: object, known: Iterable[str]) -> None:
-        """Add an error about the name `given`, with the `known` names and the nearest."""
+        """Add an error about the name `given`, with the `known` names and the nearest of them."""
         # Before the search, which is slow among many names.
         if not self._is_left_out(Severity.ERROR):
             names = sorted(known)

@@ -50,7 +50,7 @@ class SourceSpec(Section, frozen=True):
 
 
 class Discovery(Section, frozen=True):
-    """Discovery of endpoints and replicas; `pluginRef` is the older place of `endpoints`."""
+    """Discovery of endpoints and replicas; `pluginRef` is the older place for `endpoints`."""
 
     plugin_ref: Name | None = None
     endpoints: PluginRef | None = None
@@ -64,7 +64,7 @@ class CrossReplica(Section, frozen=True):
 
 
 class DataLayer(Section, frozen=True):
-    """`discovery.endpoints`, `discovery.peers` and `cross_replica` are the later places of
+    """`discovery.endpoints`, `discovery.peers` and `cross_replica` are the later places for
     `discovery.pluginRef`, `peer_discovery` and the keys `crossReplica…`.
     """
 

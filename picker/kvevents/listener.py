@@ -62,7 +62,7 @@ class _Engine:
 
 
 class KvEventListener:
-    """Feeds one consumer while `run` runs. Owns the sockets and the stream state of each engine."""
+    """Feeds one consumer until `run` ends. Owns the sockets and the stream state of each engine."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The pool at one moment; `candidates` are in the order in which they were first named."""
+    """The pool at one moment; `candidates` are in the order in which discovery first named them."""
 
     candidates: tuple[Candidate, ...]
     version: int
@@ -48,7 +48,7 @@ Describe = Callable[[Endpoint], Mapping[str, Any]]
 
 
 class Datastore:
-    """Owns the endpoints; `describers` derive attributes by "Type/producer" from each alone."""
+    """Owns the endpoints; `describers` derive attributes, by "Type/producer", from one endpoint."""
 
     def __init__(
         self, observers: Iterable[EndpointObserver] = (), describers: Iterable[Describe] = ()
@@ -77,7 +77,7 @@ class Datastore:
         self._watchers.append(watcher)
 
     def follow_models(self, listener: Callable[[frozenset[str]], None]) -> None:
-        """Call `listener` with the models and adapters that an endpoint names first."""
+        """Call `listener` with models and adapters that an endpoint names for the first time."""
         self._model_listeners.append(listener)
 
     def use(self, observers: Iterable[EndpointObserver], describers: Iterable[Describe]) -> None:
@@ -106,7 +106,7 @@ class Datastore:
         return self._candidates.get(key)
 
     def is_answering(self, candidate: Candidate) -> bool:
-        """Return whether a result of a scrape is still valid: load or attributes."""
+        """Return whether any scraped value of the candidate, load or attribute, is still valid."""
         if candidate.metrics is not None:
             return True
         describe = self._describers
@@ -114,7 +114,7 @@ class Datastore:
         return not candidate.attributes.keys() <= described
 
     def set_endpoints(self, desired: Iterable[Endpoint]) -> EndpointChanges:
-        """Make the pool exactly `desired`; a later duplicate key wins."""
+        """Make the pool exactly `desired`; of endpoints with the same key the last wins."""
         wanted = {endpoint.key: endpoint for endpoint in desired}
         gone = [key for key in self._candidates if key not in wanted]
         self.synced = True

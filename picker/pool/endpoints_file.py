@@ -60,7 +60,7 @@ Resolve: TypeAlias = Callable[[str], tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class PoolContents:
-    """An endpoints file: `skipped` entries with reasons, and `remarks`, both truncated."""
+    """The contents of an endpoints file; `skipped`, with reasons, and `remarks` are truncated."""
 
     endpoints: tuple[Endpoint, ...]
     rules: RuleSet = NO_RULES
@@ -223,7 +223,7 @@ class HostNames:
             self.problems = problems
 
     def located(self, endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
-        """Replace names by addresses, suffixed if there are several; omit endpoints without any."""
+        """Return endpoints with addresses for names: one per address, suffixed if several."""
         found: list[Endpoint] = []
         for endpoint in endpoints:
             addresses = self._addresses.get(endpoint.address, ())
@@ -254,7 +254,7 @@ class EntryProblem:
 
 @dataclass(frozen=True, slots=True)
 class EndpointList:
-    """The usable entries, the errors of the others, and the entries with a doubled address."""
+    """The usable entries, the errors of the others, and the entries with a duplicate address."""
 
     endpoints: tuple[Endpoint, ...]
     problems: tuple[EntryProblem, ...] = ()
@@ -294,7 +294,7 @@ def _named(entry: object) -> str:
 
 
 def _shown(value: object) -> str:
-    """Format `value` for a message; truncated, because anchors make huge values in small files."""
+    """Return `value` as text, truncated because anchors make huge values in small files."""
     if isinstance(value, str):
         return repr(value if len(value) <= _SHOWN_LENGTH else f"{value[:_SHOWN_LENGTH]}…")
     if isinstance(value, int) and value.bit_length() > 64:

@@ -29,7 +29,7 @@ class InflightLoad:
         return self.own_total + self._others_total
 
     def requests(self, key: str) -> int:
-        """Count the requests under way at endpoint `key`, in all replicas, and this one's legs."""
+        """Return the number of requests, of all replicas, and of own legs under way at `key`."""
         return self._sums.get(key, 0) + self._legs.get(key, 0)
 
     def acquire_legs(self, keys: Iterable[str]) -> None:
@@ -37,7 +37,7 @@ class InflightLoad:
             self._legs[key] = self._legs.get(key, 0) + 1
 
     def release_legs(self, keys: Iterable[str]) -> None:
-        """End a part at each endpoint. Raises `LookupError` if none is under way there."""
+        """End one leg at each endpoint. Raises `LookupError` if none is under way there."""
         for key in keys:
             if key not in self._legs:
                 raise LookupError(f"no part of a request is under way at {key}")

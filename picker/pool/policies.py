@@ -33,7 +33,7 @@ class PoolReference(Part, frozen=True, kw_only=True):
     name: ReferentName
 
     def names(self, pool: str, group: str = POOL_GROUP) -> bool:
-        """Return whether it is the InferencePool called `pool` of `group`."""
+        """Return whether this refers to the InferencePool called `pool` of `group`."""
         return (self.group, self.kind, self.name) == (group, POOL_KIND, pool)
 
 
@@ -73,7 +73,7 @@ class Rule(Part, frozen=True, kw_only=True):
     targets: Annotated[tuple[Target, ...], Meta(min_length=1)] | None = None
 
     def drawn(self) -> tuple[str, tuple[Target, ...]]:
-        """Return the targets of a matching request, and their key in the object."""
+        """Return the targets' key in the object, and the targets of a matching request."""
         return "targets", self.targets or ()
 
 
@@ -175,7 +175,7 @@ def objective_of(given: InferenceObjective) -> Objective:
 
 
 def rules_of(given: InferenceModelRewrite) -> tuple[RewriteRule, ...]:
-    """Convert a rewrite to rules with targets; one without a creation time is the oldest."""
+    """Convert a rewrite to rules with targets; without a creation time it counts as the oldest."""
     created = given.metadata.creation_timestamp
     return tuple(
         RewriteRule(
@@ -199,7 +199,7 @@ class Doubt:
 
 
 def doubts_about(given: PolicyObject) -> Iterator[Doubt]:
-    """Find the parts of an object that have no effect."""
+    """Yield the parts of an object that have no effect."""
     if isinstance(given, InferenceObjective):
         return
     if not given.spec.rules:
@@ -257,7 +257,7 @@ class RewriteRules:
         self._generic = next((rule for rule in ordered if not rule.models), None)
 
     def apply(self, incoming: str, rng: Random) -> Rewritten | None:
-        """Replace the model `incoming` ("": the body names none); None: no rule matches."""
+        """Return the replacement of `incoming` ("": no model was named); None: no rule matches."""
         rule = self._exact.get(incoming, self._generic)
         return None if rule is None else Rewritten(rule.draw(rng), rule.name)
 
@@ -274,7 +274,7 @@ class RuleSet:
 
     @property
     def rewritten(self) -> frozenset[tuple[str, str]]:
-        """Return pairs of model and replacement; a generic rule's target pairs with itself."""
+        """Return pairs of model and replacement; for a generic rule both are the target."""
         return frozenset(
             (model, target.model)
             for rule in self.rewrites
@@ -310,5 +310,5 @@ class RequestRules:
         return True
 
     def priority(self, objective: str) -> int | None:
-        """Return its priority; None: there is no such objective, or it names no priority."""
+        """Return an objective's priority; None if it is unknown or has no priority."""
         return self._priorities.get(objective)

@@ -56,7 +56,7 @@ class PrefixIndex:
         return len(self._table)
 
     def match(self, hashes: BlockHashes) -> dict[str, int]:
-        """Map every endpoint that holds block 0 to the length of its unbroken run from there."""
+        """Return the length of the unbroken run from block 0, by endpoint that holds block 0."""
         if not len(hashes) or not self._holders:
             return {}
         if not self._is_listed:
@@ -81,7 +81,7 @@ class PrefixIndex:
         return matched
 
     def record(self, key: str, hashes: BlockHashes, capacity: int) -> None:
-        """Note that endpoint `key` will hold these blocks; keep its `capacity` most recent."""
+        """Note that endpoint `key` will hold these blocks; keep its `capacity` latest blocks."""
         holder = self._holders.get(key)
         if holder is None:
             holder = self._admit(key)
@@ -121,7 +121,7 @@ class PrefixIndex:
         return self._table.positions_held(keys)
 
     def _run(self, hashes: BlockHashes, salt: int, guess: int) -> int:
-        """Find the run of an endpoint that holds block 0; fastest if `guess` is right."""
+        """Return the length of an endpoint's run from block 0; fastest if `guess` is right."""
         low, high, trial = 1, len(hashes), guess
         # An endpoint that holds a block holds all before it, so that halving finds the end.
         while low < high:
@@ -135,7 +135,7 @@ class PrefixIndex:
         return low
 
     def _runs(self, hashes: BlockHashes, salts: Keys) -> npt.NDArray[np.int64]:
-        """Find the runs of endpoints that hold block 0.
+        """Return the lengths of the runs of endpoints that hold block 0.
 
         Endpoints share prefixes, so few distinct runs occur: the run of one endpoint is tried on
         the others, up to `_MAX_PIVOTS` times; then binary search finds the remaining runs.
@@ -230,7 +230,7 @@ class PrefixIndex:
 
 
 def _keys(blocks: BlockHashes | np.uint64, salts: Keys | np.uint64) -> Keys:
-    """Compute the keys of pairs, where one part or both are arrays; odd, so never 0."""
+    """Compute the keys of pairs, of which one part or both are arrays. Keys are odd, so never 0."""
     keys: Keys = np.bitwise_xor(blocks, salts, dtype=np.uint64) * _MIX_ARRAY | _ONE
     return keys
 

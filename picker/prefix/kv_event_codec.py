@@ -56,7 +56,7 @@ class KvEventError(PickerError): ...
 
 
 class _SkipError(PickerError):
-    """An event is skipped; `reason` is a metric label."""
+    """An event that is skipped; `reason` is a metric label."""
 
     def __init__(self, text: str, reason: str = "unusable") -> None:
         super().__init__(text)
@@ -94,7 +94,7 @@ class BlocksStored:
 
 @dataclass(frozen=True, slots=True)
 class BlocksRemoved:
-    """Blocks left a cache."""
+    """Blocks that left a cache."""
 
     hashes: tuple[int, ...]
     tier: str = DEFAULT_TIER
@@ -103,7 +103,7 @@ class BlocksRemoved:
 
 @dataclass(frozen=True, slots=True)
 class CacheCleared:
-    """All caches of the engine are empty."""
+    """An event after which all caches of the engine are empty."""
 
 
 KvEvent: TypeAlias = BlocksStored | BlocksRemoved | CacheCleared

@@ -2,13 +2,13 @@
 
 Keys are uniform and never 0. A bucket is eight lanes, one cache line; the home of a key is `(key >>
 32) * buckets >> 32`, so the buckets are in the order of keys. If its home is full, a key is spilled
-into a dict and its home is marked; few keys are, because a table is at most half full. No entry is
+into a dict and its home is marked. This is rare, because a table is at most half full. No entry is
 moved to make room, so a deletion sets a lane to 0.
 
 The table grows by half, in place: homes in the larger table are at or right of the present ones, so
 buckets are moved from the last to the first, a few with each insertion. Homes from `_frontier` on
-are those of the larger table. Memory: 24 to 36 bytes per entry, 4 to 5 for its position, 2 to
-spill.
+are those of the larger table. Memory per entry: 24 to 36 bytes, 4 to 5 for its position, 2 for
+spilling.
 """
 
 import sys
@@ -49,7 +49,7 @@ class PairTable:
         return self._entries
 
     def find(self, keys: Keys) -> Values:
-        """Look up the value of each key; 0 for absent keys."""
+        """Return the value of each key; 0 for absent keys."""
         home = self._homes(keys)
         equal = self._rows[home] == keys[:, None]
         hit = equal.view(np.uint64)[:, 0] != 0
@@ -85,7 +85,7 @@ class PairTable:
         return self._value_view[at >> 3]
 
     def positions_held(self, keys: Sequence[int]) -> list[int]:
-        """Return the positions of the keys that are present: `find_one` without its calls."""
+        """Return the positions of the present keys, without calling `find_one` for each."""
         held: list[int] = []
         num_buckets, frontier, find = self._num_buckets, self._frontier, self._bytes.find
         for position, key in enumerate(keys):
@@ -181,7 +181,7 @@ class PairTable:
         return home if home < self._frontier else high * self._num_larger >> 32
 
     def _perhaps_spilled(self, hit: npt.NDArray[np.bool_], home: Positions) -> list[int]:
-        """Return the positions of keys that were not hit but have a marked home."""
+        """Return the positions of keys that were not found at home but have a marked home."""
         marked = self._marked[home]
         marked[hit] = 0
         found: list[int] = marked.nonzero()[0].tolist()

@@ -129,7 +129,7 @@ class PreciseIndex:
         self._count_expected(one, 1)
 
     def match(self, keys: Sequence[int], now_seconds: float) -> dict[str, PreciseMatch]:
-        """Match every endpoint that holds block 0, up to its first missing block."""
+        """Return the match of each endpoint that holds block 0, up to its first missing block."""
         self._expire(now_seconds)
         matches: dict[str, PreciseMatch] = {}
         alive: dict[str, _Tally] | None = None
@@ -230,7 +230,7 @@ class PreciseIndex:
             )
 
     def _put(self, shelf: _Shelf, block: int, keys: tuple[int, ...], is_again: bool = True) -> None:
-        """Put a block on a shelf, or unless `is_again` add keys; other keys replace the old."""
+        """Put a block on a shelf; a known one gets more keys, or other keys if `is_again`."""
         before = shelf.keys.get(block)
         if before is None:
             shelf.keys[block] = keys
@@ -279,7 +279,7 @@ class PreciseIndex:
         return _NOTHING if engine is None else engine.spans
 
     def _runs(self, keys: Sequence[int]) -> Iterator[tuple[dict[str, set[str]], int]]:
-        """Yield the tiers by endpoint and the length of each run of keys that share them."""
+        """Yield, for each run of keys with the same tiers, the tiers by endpoint and its length."""
         shelves: tuple[_Shelf, ...] = ()
         expected: dict[str, int] = {}
         count = 0
@@ -347,7 +347,7 @@ class _Tally:
 def _whole(
     runs: Sequence[tuple[set[str], int]], spans: Mapping[str, int]
 ) -> Iterator[tuple[set[str], int]]:
-    """Restrict `runs` to the tiers with whole blocks, up to the first key without such a tier."""
+    """Yield `runs` restricted to tiers with whole blocks, up to the first key without one."""
     edges = list(accumulate((count for _, count in runs), initial=0))
     whole = {tier: _blocks_within(runs, tier, span) for tier, span in spans.items()}
     cuts = {edge for ranges in whole.values() for pair in ranges for edge in pair}
@@ -394,7 +394,7 @@ def _tiers(shelves: Sequence[_Shelf], expected: Mapping[str, int]) -> dict[str, 
 def _extras_of_keys(
     start: _Loose, event: BlocksStored, begins: Sequence[int], total: int, own: int
 ) -> list[Extras]:
-    """Collect the extra keys of the blocks that each key, also a partial last one, overlaps."""
+    """Return, for each key (also a partial last one), the extra keys of the blocks it overlaps."""
     if not start.extras and not any(event.extras):
         return []
     # Dicts as ordered sets: a key that covers many small blocks may have many extra keys.

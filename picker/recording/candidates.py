@@ -1,5 +1,5 @@
-"""Candidates of successive decisions ↔ their changes, since a pool of a hundred endpoints would be
-most of every line. Both sides remember the last state of each endpoint.
+"""Converts candidates of successive decisions to their changes and back. Otherwise a pool of a
+hundred endpoints would fill most of every line. Both sides remember the last state of an endpoint.
 """
 
 import math

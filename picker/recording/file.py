@@ -181,8 +181,8 @@ class RecordingFile:
 
 
 def open_recording(path: Path) -> tuple[int, int]:
-    """Open the file, readable by its owner only, or another run of an existing recording. Return
-    the descriptor and the size. Raises `ConfigError`.
+    """Create the file, readable by its owner only, or open an existing recording for another run.
+    Return the descriptor and the size. Raises `ConfigError`.
     """
     # O_NONBLOCK: opening a pipe would wait for its reader.
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK

@@ -3,8 +3,8 @@ docs/replay.md.
 
 A recording is a sequence of runs of a picker; each begins with a `header`. Times are in seconds on
 the picker's monotonic clock unless they say unix. Absent members have their defaults. Numbers that
-JSON lacks are the texts `nan`, `inf` and `-inf`. Lines are not the picker's own values: these refer
-to whole candidates and hold secrets of clients, and a line survives a change of a value.
+JSON lacks are the texts `nan`, `inf` and `-inf`. Lines have types of their own: the picker's values
+refer to whole candidates and hold secrets of clients, and a line outlives a change of their types.
 """
 
 import math
@@ -62,7 +62,7 @@ class Header(Line, frozen=True, tag="header"):
 
 
 class Config(Line, frozen=True, tag="config"):
-    """Another configuration is in use, with this number; the header's has the number 0."""
+    """A configuration that is put into use, with its number; the header's has the number 0."""
 
     number: int
     at: float
@@ -129,7 +129,7 @@ class ProfileLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ResultLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Outcome of a decision; `endpoints` are keys with the addresses sent to the proxy."""
+    """The outcome of a decision; `endpoints` are keys with the addresses sent to the proxy."""
 
     endpoints: tuple[tuple[str, str], ...]
     primary_profile: str
@@ -149,7 +149,7 @@ class DecisionLine(Line, frozen=True, tag="decision"):
     """`number` counts the decisions of the run. `again` is the number of the preceding decision of
     the same request, whose `findings` then apply. `changed` are the candidates that changed,
     `order` the keys of all candidates if they or their order differ from the preceding decision.
-    `findings` are values by "Type/producer". `left`: hooks were called for it.
+    `findings` are values by "Type/producer". `left`: hooks were called for the decision.
     """
 
     number: int
@@ -189,7 +189,7 @@ class Lost(Line, frozen=True, tag="lost"):
 
 
 class Stop(Line, frozen=True, tag="stop"):
-    """The regular end of a recording: `ended` with the picker, or at its `size`."""
+    """The regular end of a recording; `reason`: `ended` with the picker, or the limit of `size`."""
 
     reason: str
     at: float
@@ -206,7 +206,7 @@ class RecordingError(PickerError):
 
 @dataclass(frozen=True, slots=True)
 class NumberedLine:
-    """A line and its number in the file, from one; None: half-written by a dying picker."""
+    """A line and its number in the file, from one; a line that is only half-written is None."""
 
     number: int
     line: AnyLine | None
@@ -262,7 +262,7 @@ _DECODER: msgspec.json.Decoder[AnyLine] = msgspec.json.Decoder(AnyLine)
 
 
 def encoded(line: AnyLine) -> bytes:
-    """Raise `TypeError`, `ValueError` or `OverflowError` for what JSON cannot represent."""
+    """Encode a line. Raises `TypeError`, `ValueError` or `OverflowError` if JSON cannot hold it."""
     return _ENCODER.encode(line) + b"\n"
 
 

@@ -55,7 +55,7 @@ class LineSink(Protocol):
     def is_broken(self) -> bool: ...
 
     def begin_anew(self) -> int:
-        """Accept lines again, which need none before them; return the number of lost lines."""
+        """Accept lines again, which must not build upon lost ones; return how many were lost."""
 
     def write(self, line: bytes, now_seconds: float) -> None: ...
 
@@ -63,7 +63,7 @@ class LineSink(Protocol):
 
 
 class Recorder:
-    """Owns the numbers of decisions and configurations, and what was recorded of candidates."""
+    """Owns the numbering of decisions and configurations, and what was recorded of candidates."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Recorder:
     # Decisions
 
     def scheduling(self, decision: Decision, config: int) -> None:
-        """Take the inputs of a decision by configuration `config`, before the scheduler runs."""
+        """Take the inputs of a decision with configuration number `config`, before it is made."""
         self.flush()
         # Before the line is made: it must be one that needs no lost line.
         if self._sink.is_broken:
@@ -198,7 +198,7 @@ class Recorder:
         self._write(EndpointChange(key, change, self._clock(), endpoint))
 
     def flush(self) -> None:
-        """Write the pending line, of which the last event is known now."""
+        """Write the pending line: by now it is known whether hooks were called."""
         pending, self._pending = self._pending, None
         if pending is not None:
             # Whether hooks were called is known only after `scheduled`.
@@ -226,7 +226,7 @@ class Recorder:
 
 
 class _Failures:
-    """Log lines that could not be made, at most one each `LOG_INTERVAL_SECONDS`; mark the loss."""
+    """Logs failures to make a line, at most one per `LOG_INTERVAL_SECONDS`; marks each loss."""
 
     def __init__(self, sink: LineSink, clock: Callable[[], float]) -> None:
         self._sink, self._clock = sink, clock

@@ -69,7 +69,7 @@ class OtherConfig:
 
 @dataclass(frozen=True, slots=True)
 class Redecided:
-    """The matched tokens were expected in the cache of the recorded and of the new endpoint."""
+    """A repeated decision; matched tokens were expected in the recorded or new endpoint's cache."""
 
     line: int
     recorded: DecisionLine

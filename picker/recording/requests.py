@@ -1,8 +1,8 @@
-"""Requests ↔ lines of a recording: plain text, or only a digest.
+"""Converts requests to lines of a recording and back: as plain text, or only as a digest.
 
 Decisions mostly just compare the values of headers (same session?), so a digest suffices. Its key
-is random for each run and not stored: a digest cannot be reversed by guessing. Plain text are the
-headers that decisions read by value, and values that the pool or the configuration itself has.
+is random for each run and not stored: a digest cannot be reversed by guessing. Headers that
+decisions read by value are plain text, as are values that the pool or the configuration itself has.
 Credentials and cookies never are.
 """
 
@@ -50,7 +50,7 @@ class Digests:
 
 
 class HeaderPrivacy:
-    """Make headers fit to be recorded. Owns the values that are public."""
+    """Makes headers safe to record. Owns the values that are public."""
 
     def __init__(self, digests: Digests) -> None:
         self._digests = digests
@@ -128,7 +128,7 @@ class RequestLines:
 
 
 def request_of(line: RequestLine) -> InferenceRequest:
-    """Restore the request; prompts that were left out have lengths. Raises `ValueError`."""
+    """Restore the request, with zeros for prompts that were left out. Raises `ValueError`."""
     prompts = line.prompts
     if prompts is None:
         lengths = line.prompt_bytes or ()

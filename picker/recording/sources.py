@@ -49,7 +49,7 @@ class FindingSources:
     _described: dict[str, tuple[Candidate, Candidate]] = field(default_factory=dict)
 
     def candidates(self, candidates: tuple[Candidate, ...]) -> Sequence[Candidate]:
-        """Add the attributes that the replayed configuration describes."""
+        """Return the candidates with the attributes that the replayed configuration describes."""
         if not self._describers:
             return candidates
         return [self._with_attributes(one) for one in candidates]
@@ -57,7 +57,7 @@ class FindingSources:
     def fill(
         self, recorded: Attributes, request: InferenceRequest, candidates: Sequence[Candidate]
     ) -> tuple[Attributes, InferenceRequest]:
-        """Return the findings for the scheduler, and the request as producers change it."""
+        """Return the findings for the scheduler, and the request as changed by producers."""
         attributes = Attributes()
         for key, value in recorded.items():
             if key.producer in self._recorded_producers or str(key) in self._recorded_keys:
@@ -81,7 +81,7 @@ class FindingSources:
         candidates: Sequence[Candidate],
         attributes: Attributes,
     ) -> None:
-        """Run `producer` for its own notes; its findings are discarded."""
+        """Run `producer` so that it remembers what it looks up; discard its findings."""
         # A copy: its other findings must not replace the recorded ones.
         beside, log = Attributes(), self._log
         for key, value in attributes.items():
@@ -159,7 +159,7 @@ class _Plan:
         self.notes.append(f"'{instance.name}' {text}")
 
     def is_unchanged(self, instance: Instance) -> bool:
-        """Check its entry and those of the producers it reads from."""
+        """Return whether its entry and those of the producers it reads from are unchanged."""
         known = self._unchanged.get(instance.name)
         if known is not None:
             return known
@@ -174,7 +174,7 @@ class _Plan:
         return same
 
     def obstacle(self, instance: Instance) -> str | None:
-        """Explain why the producer cannot run on a recording; None: it can."""
+        """Return why the producer cannot run on a recording; None if it can."""
         plugin = instance.plugin
         if isinstance(plugin, AsyncDataProducer):
             return "it calls another server, which a replay does not"
@@ -198,7 +198,7 @@ class _Plan:
 
 
 def _beyond_findings(plan: _Plan, used: Assembly) -> Iterable[str]:
-    """Note the changed plugins whose effect a replay cannot show."""
+    """Yield a note about each changed plugin whose effect a replay cannot show."""
     for one in used.instances.values():
         if plan.is_unchanged(one):
             continue

@@ -112,7 +112,7 @@ def findings_of(line: Mapping[str, Any]) -> Attributes:
 
 
 def recordable(value: Any) -> Any:
-    """Return `value` as JSON can hold it. Raises `NotReplayableError`."""
+    """Return `value` in a form that JSON can hold. Raises `NotReplayableError`."""
     if value is None:
         return None
     # The exact type: a subclass would come back as its base.

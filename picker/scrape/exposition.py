@@ -1,4 +1,4 @@
-"""Find a few series in a Prometheus text exposition without parsing the rest.
+"""Finds a few series in a Prometheus text exposition without parsing the rest.
 
 A worker's page is mostly histogram buckets that the picker does not read. `scan` searches each name
 with `bytes.find`, decodes only its samples, skips malformed lines, and never raises.
@@ -54,7 +54,7 @@ def only(page: bytes, names: Iterable[str]) -> bytes:
 
 
 def greatest(exposition: bytes, name: str) -> PageSample | None:
-    """Return the first sample of a series with the greatest value, decoding few labels."""
+    """Return a series' sample with the greatest value, the first of equals; decodes few labels."""
     found: list[tuple[float, int, bytes]] = []
     for index, line in enumerate(_lines(exposition, name.encode())):
         value = _plain_value(line)

@@ -151,7 +151,7 @@ def _values(
 
 
 def _unusable(series: Series, value: float) -> str:
-    """Return the problem with a value, without numbers: each new text is logged."""
+    """Describe the problem with a value, without the number, because each new text is logged."""
     if math.isfinite(value):
         kind = "negative" if value < 0 else "out of range"
     else:
@@ -205,7 +205,7 @@ def of_rank(samples: Sequence[PageSample], rank: int) -> Sequence[PageSample]:
 
 
 def _supersedes(sample: PageSample, other: PageSample) -> bool:
-    """The later sample wins; at equal times a number beats NaN, and the greater one the smaller."""
+    """Return whether `sample` is later, or at equal times greater, than `other`; NaN is least."""
     later, earlier = sample.timestamp_ms or 0, other.timestamp_ms or 0
     if later != earlier:
         return later > earlier
@@ -295,7 +295,7 @@ def _names(text: str) -> set[str]:
 def _custom(
     samples: _Samples, engine: EngineSeries, rank: int | None, problems: list[str]
 ) -> dict[str, float]:
-    """Return custom numbers: the sample with the latest timestamp, the first of equals."""
+    """Return the custom numbers, each from the first sample with the latest timestamp."""
     attributes: dict[str, float] = {}
     for name, series in engine.custom:
         matching: Sequence[PageSample] = [

@@ -56,7 +56,7 @@ class HttpPages:
             self.forget(address)
 
     async def fetch(self, address: str) -> bytes:
-        """Follow one redirection on the same server, and remember its path until it fails."""
+        """Fetch a page; follow one redirection on its server, and use that path until it fails."""
         request = self._requests.get(address) or self._prepare(address, self._path)
         deadline = asyncio.get_running_loop().time() + self._timeout_seconds
         response = await self._response(address, request, deadline)

@@ -1,10 +1,10 @@
-"""Scrape the pages of every endpoint, with one task per address of each source.
+"""Scrapes the pages of every endpoint, with one task per address of each source.
 
 A tick is the shortest interval between two scrapes; a source's own interval is a multiple of it and
 grows with the pool, so that scraping does not crowd out the decisions on the same event loop. While
 the pool is idle, the interval doubles with each scrape up to a limit; the first decision after that
-triggers a scrape of every address within one tick. The first scrapes of many addresses that join
-together are spread at the later rate.
+triggers a scrape of every address within one tick. If many addresses join together, their first
+scrapes are spread at the later rate.
 """
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ class _Target:
             self.task.cancel()
 
     async def take(self, page: bytes, now_seconds: float, interval_seconds: float) -> float:
-        """Pass a page to all readings; return the seconds of the event loop that this took."""
+        """Pass a page to all readings; return how many seconds this took on the event loop."""
         self.failures = 0
         clock, spent = asyncio.get_running_loop().time, 0.0
         names = None if len(page) <= SLICE_BYTES else self._series()
@@ -320,7 +320,7 @@ class _Target:
         return spent + clock() - begun
 
     def _series(self) -> Sequence[str] | None:
-        """Return the names of all series of the readings; None if one uses the whole page."""
+        """Return the names of all series of the readings; None if one reads the whole page."""
         names: dict[str, None] = {}
         for reading in self.readings:
             series = reading.series

@@ -33,7 +33,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class PageLocation:
-    """The location of the pages of a source; None: port and interval of the load."""
+    """The location of a source's pages; a port or interval of None is that of the load."""
 
     scheme: str = "http"
     path: str = "/metrics"
@@ -143,10 +143,10 @@ def checked_source(parameters: DataSource) -> DataSource:
 
 @runtime_checkable
 class NamesItsSeries(Protocol):
-    """An `Extractor` that reads nothing of a page but series of an exposition."""
+    """An `Extractor` that reads only series of an exposition from a page."""
 
     def series(self, endpoint: Endpoint) -> Sequence[str]:
-        """The names of all series that it may read on a page about `endpoint`."""
+        """Return the names of all series that it may read on a page about `endpoint`."""
 
 
 @runtime_checkable

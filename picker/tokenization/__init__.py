@@ -1,1 +1,1 @@
-"""Tokenizes prompts without a tokenizer: estimates, and vLLM's render routes. Pure."""
+"""Tokenizes prompts without its own tokenizer: by estimates, or by vLLM's render routes. Pure."""

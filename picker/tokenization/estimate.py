@@ -34,7 +34,7 @@ _RESPONSE_PARTS = ("instructions", "tools", "input")
 
 @dataclass(frozen=True, slots=True)
 class PromptEstimator:
-    """Turns decoded bodies into prompts of pseudo-tokens. A value."""
+    """Turns decoded bodies into prompts of pseudo-tokens. Immutable."""
 
     media: MediaTokens
 

@@ -35,7 +35,7 @@ def base64_image_size(text: str, begin: int = 0) -> Size | None:
 
 
 def image_size(data: bytes) -> Size | None:
-    """Read width and height; `data` has at least 32 bytes of the file, of a JPEG all headers."""
+    """Read width and height; `data` is at least the first 32 bytes, or all headers of a JPEG."""
     if data.startswith(_PNG) and len(data) >= 24:
         return _BIG_ENDIAN_UINT32S.unpack_from(data, 16)
     if data.startswith((b"GIF87a", b"GIF89a")) and len(data) >= 10:

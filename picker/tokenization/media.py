@@ -56,14 +56,14 @@ class FrameTokens(Parameters, frozen=True):
 
 
 class SampledFrames(Parameters, frozen=True):
-    """Sample frames at a rate, then merge `temporal_patch_size` of them."""
+    """Samples frames at a rate, then merges them in groups of `temporal_patch_size`."""
 
     sample_fps: float = msgspec.field(default=2.0, name="sampleFPS")
     temporal_patch_size: int = 0
 
 
 class StridedFrames(Parameters, frozen=True):
-    """Take every `frame_stride`-th frame of the source."""
+    """Takes every `frame_stride`-th frame of the source."""
 
     default_source_fps: float = msgspec.field(default=24.0, name="defaultSourceFPS")
     frame_stride: int = 1

@@ -19,8 +19,8 @@ def modalities(features: Sequence[Sequence[MultiModalFeature]]) -> Mapping[str, 
 
 
 def read_features(value: object, prompt: bytes) -> tuple[MultiModalFeature, ...]:
-    """Read the items of `prompt` (packed tokens) from `value`, sorted by offset; ValueError if
-    malformed.
+    """Read the items of `prompt` (packed tokens) from `value`, sorted by offset. Raises
+    `ValueError` for a malformed one.
 
     `value` is `{mm_hashes: {modality: [hash]}, mm_placeholders: {modality: [{offset, length}]}}`,
     or None. A hash without a place, or a place without a hash, is ignored.

@@ -1,7 +1,7 @@
 """Builds requests to vLLM's render routes, which tokenize, and reads their answers.
 
-`POST /v1/completions/render` answers a list of `{token_ids}`, one per prompt; `POST
-/v1/chat/completions/render` answers one `{token_ids, features}`.
+`POST /v1/completions/render` returns a list of `{token_ids}`, one per prompt; `POST
+/v1/chat/completions/render` returns one `{token_ids, features}`.
 
 Anthropic's Messages are converted to OpenAI's chat exactly as vLLM converts them, because both must
 render to the same tokens. `system` comes first; tool results become messages with the role `tool`
@@ -36,7 +36,7 @@ class RenderQuestion:
 
 
 def question_of(body: ParsedBody, model: str) -> RenderQuestion | None:
-    """Build the question that renders `body`; None if no route or no prompt allows it."""
+    """Build the question that renders `body`; None if there is no route or no prompt for it."""
     if body.payload is None:
         return None
     if body.api is Api.COMPLETIONS or body.api is Api.VLLM_GRPC:
