@@ -1,3 +1,3 @@
-"""The HTTP front end, by route family. `server` is the application; below it, each importing only
-what follows: `routes`, `generate`, `schema`, `http`. Nothing here starts or stops anything.
+"""The HTTP front end. `server` is the application; below it come `routes`, `generate`, `schema` and
+`http`, each of which imports only those after it. Nothing here starts or stops anything.
 """

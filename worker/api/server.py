@@ -79,7 +79,7 @@ class WorkerApi:
         engine_config: EngineConfig | None = None,
         stats: Callable[[], EngineStats] | None = None,
     ) -> None:
-        """`stats` replaces the engine's own in metrics and load reports."""
+        """Use `stats` instead of the engine's own for metrics and load reports."""
         self._config = config
         self._metrics = metrics
         self._keys = ApiKeys(config.api_keys)
@@ -110,7 +110,7 @@ class WorkerApi:
             methods[route.method] = (route, handlers[route.name])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one exchange. Never raises but for cancellation."""
+        """Serve one exchange. Raises nothing but cancellation."""
         if scope["type"] != "http":
             return
         begun = time.monotonic()
@@ -156,7 +156,7 @@ class WorkerApi:
             await self._fail(exchange, failure)
 
     async def _handled(self, exchange: Exchange) -> None:
-        """A handler that finds fields to ignore runs again: it has asked the engine for nothing."""
+        """Run the handler, again if it finds fields to ignore: it has not asked the engine yet."""
         handle = self._handler(exchange)
         try:
             await handle(exchange)
@@ -210,7 +210,7 @@ class WorkerApi:
             exchange.add_header(b"x-request-id", exchange.request_id)
 
     def _path_of(self, exchange: Exchange) -> str:
-        """A slash at the end does not count: some clients expect to be redirected."""
+        """Return the route's path. A slash at the end does not count: some clients send one."""
         path = exchange.path.removesuffix("/")
         if path in self._routes:
             return path

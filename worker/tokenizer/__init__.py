@@ -1,4 +1,4 @@
-"""Text to token ids and back, and chat messages to prompts: tokenizers, their files, templates.
+"""Tokenizers, their files, and chat templates: text to token ids and back, messages to prompts.
 
 Nothing here knows requests or the engine, and nothing imports torch.
 """

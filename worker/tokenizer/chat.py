@@ -1,4 +1,4 @@
-"""Chat messages → prompt text, by the model's own Jinja template in a sandbox."""
+"""Renders chat messages as prompt text with the model's own Jinja template, in a sandbox."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -71,7 +71,7 @@ class ChatTemplate:
         tool_source: str | None = None,
         limits: RenderLimits | None = None,
     ) -> None:
-        """`tool_source` is for requests with tools. Raises `ModelError` if Jinja cannot read it."""
+        """Compile the templates; `tool_source` is for requests with tools. Raises `ModelError`."""
         environment = BudgetedEnvironment(limits or RenderLimits(), [_Generation, loopcontrols])
         # As transformers replaces it: Jinja's own escapes signs for HTML.
         environment.filters["tojson"] = _tojson
@@ -91,7 +91,7 @@ class ChatTemplate:
 
     @cached_property
     def takes_argument_objects(self) -> bool:
-        """True for arguments as objects, False for JSON text. Found by rendering both."""
+        """True if arguments are taken as objects, not JSON text. Found by rendering both."""
         return self._writes_arguments(_PROBED) or not self._writes_arguments(json.dumps(_PROBED))
 
     def _writes_arguments(self, arguments: object) -> bool:
@@ -224,7 +224,7 @@ def _tagged(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _cut_at_tag(text: str) -> str:
-    """If the template trims messages, the end is trimmed too."""
+    """Return the text before the tag; its end is trimmed if the template trims messages."""
     at = text.rfind(_CONTINUE_TAG.strip())
     if at < 0:
         raise RequestError(

@@ -145,7 +145,7 @@ def _gguf_template(file: GgufFile, key: str) -> str | None:
 
 
 def _gguf_vocab_size(file: GgufFile, num_tokens: int) -> int:
-    """The metadata may be older than the tensors; they count in a file without tensors."""
+    """Return the number of embeddings: metadata, which may be outdated, count without tensors."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is not None and embedding.shape:
         return embedding.shape[0]
@@ -159,7 +159,7 @@ def _gguf_hidden_size(file: GgufFile) -> int | None:
 
 
 def _embedded(ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
-    """Files list end tokens without an embedding, which the model cannot draw."""
+    """Return the ids with an embedding; files list end tokens without, which are never drawn."""
     return tuple(dict.fromkeys(i for i in ids if 0 <= i < vocab_size))
 
 
@@ -168,7 +168,7 @@ def _known_id(value: object, tokens: list[str]) -> int | None:
 
 
 def _with_marked_ends(tokens: list[str], metadata: dict[str, Any], template: str) -> dict[str, Any]:
-    """Some converters mark end-of-turn tokens as plain text, which is never one token."""
+    """Mark ends of turns as control tokens, where a converter has marked them as plain text."""
     kinds = metadata.get(_KINDS)
     named = {text for text in _ENDS_OF_TURNS if text in template}
     if not named or not isinstance(kinds, list) or len(kinds) != len(tokens):
@@ -179,7 +179,7 @@ def _with_marked_ends(tokens: list[str], metadata: dict[str, Any], template: str
 
 
 def _ends_by_text(tokens: list[str], metadata: dict[str, Any]) -> list[int]:
-    """If the file has token types, only control and user-defined tokens count."""
+    """Find end tokens by text; if there are types, only control and user-defined tokens count."""
     kinds = metadata.get(_KINDS)
     marked = kinds if isinstance(kinds, list) and len(kinds) == len(tokens) else None
     found = {
@@ -234,7 +234,7 @@ def _from_directory(path: Path, any_architecture: bool) -> Checkpoint:
 
 
 def _tokenizer_config(path: Path) -> dict[str, Any]:
-    """Read `tokenizer_config.json`, or without added tokens also older directories' files."""
+    """Read `tokenizer_config.json` and, if it adds no tokens, also older directories' files."""
     stated = _read_json(path / "tokenizer_config.json", required=False)
     if "added_tokens_decoder" in stated:
         return stated
@@ -280,7 +280,7 @@ def _token_text(value: object) -> str:
 
 
 def _directory_template(path: Path, tokenizer_config: dict[str, Any], name: str) -> str | None:
-    """Files precede `tokenizer_config.json`, and that `chat_template.json`, as in transformers."""
+    """Return a template: from its file, else `tokenizer_config.json`, else `chat_template.json`."""
     main = path / "chat_template.jinja"
     file = main if name == "default" else path / "additional_chat_templates" / f"{name}.jinja"
     if file.is_file():

@@ -56,7 +56,7 @@ class Detokenizer:
         return "".join(released)
 
     def finish(self) -> str:
-        """Return the held text, an incomplete character as U+FFFD. Call once, at the end."""
+        """Return the held text, with U+FFFD for an incomplete character. Call once, at the end."""
         if self.matched is not None:
             return ""
         tail = self._decoder.decode(b"", final=True)  # of incomplete bytes, so never a space

@@ -1,4 +1,4 @@
-"""Tokenizers of the Rust library, which encodes; decoding goes by the exact bytes of each token."""
+"""Tokenizers that encode with the Rust library and decode by the exact bytes of each token."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -64,7 +64,7 @@ class LibraryTokenizer:
 
 
 def _byte_decoder() -> dict[str, int]:
-    """Printable Latin-1 characters stand for themselves, the 68 others lie past U+0100 in order."""
+    """Map characters to bytes: printable Latin-1 to itself, U+0100 on to the 68 others in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(b): b for b in printable}
     rest = (b for b in range(256) if b not in set(printable))
@@ -83,7 +83,7 @@ def byte_level_bytes(spelling: str) -> bytes:
 
 
 def _piece_spelling(space: str, has_byte_pieces: bool) -> Spelling:
-    """`space` stands for a blank, `<0x0A>` for a byte."""
+    """Return the spelling of pieces: `space` stands for a blank, `<0x0A>` for a byte."""
 
     def spelled(piece: str) -> bytes:
         match = _BYTE_PIECE.fullmatch(piece) if has_byte_pieces else None

@@ -45,7 +45,7 @@ class BudgetExceededError(SecurityError): ...
 
 
 class _Budget:
-    """Sole owner of the rest of one render's budget."""
+    """Owns the rest of one render's budget."""
 
     def __init__(self, limits: RenderLimits) -> None:
         self._limits = limits
@@ -68,7 +68,7 @@ class _Budget:
 
 @pass_context
 def _step(context: Context, value: None, chars: int) -> bool:
-    """The woven-in filter: charge one loop iteration with `chars` characters of template text."""
+    """Charge a loop iteration with `chars` characters of template text: the woven-in filter."""
     budget: _Budget = context.parent[_BUDGET]
     budget.step()
     budget.charge_output(chars)
@@ -77,14 +77,14 @@ def _step(context: Context, value: None, chars: int) -> bool:
 
 @pass_context
 def _charge_output(context: Context, value: Any) -> Any:
-    """The `finalize` hook: charge a value before it becomes output."""
+    """Charge a value before it becomes output: the `finalize` hook."""
     budget: _Budget = context.parent[_BUDGET]
     budget.charge_output(_text_size(value, {}))
     return value
 
 
 class BudgetedEnvironment(ImmutableSandboxedEnvironment):
-    """Render its templates only through `render_within_limits`."""
+    """An environment whose templates are to be rendered only through `render_within_limits`."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
@@ -219,14 +219,14 @@ def _check_format(text: str) -> None:
 
 
 def _check_wrapping(text: str, width: int = 79, **_: Any) -> None:
-    """`textwrap` copies the rest of a word for every piece of it, which could take seconds."""
+    """Refuse a long line, as `textwrap` copies the rest of a word for every piece of it."""
     copied = sum(len(line) ** 2 for line in text.splitlines())
     if copied > _MAX_WRAPPED * max(1, width):
         raise SecurityError("wordwrap: a line is too long for the width")
 
 
 def _text_size(value: Any, known: dict[int, int]) -> int:
-    """Estimate the length of a value's text without building it; `known` are sizes by identity."""
+    """Estimate the length of a value's text without building it; `known` has sizes by identity."""
     if isinstance(value, str):
         return len(value)
     parts: Iterable[Any]

@@ -274,12 +274,12 @@ def _piece(data: bytes) -> ScoredPiece:
 
 
 def _known_id(value: int | bytes, num_pieces: int) -> int | None:
-    """The file writes -1 (as 64 bits) for a missing token."""
+    """Return a token's id, if it has one: files have -1 (as 64 bits) for a missing token."""
     return value if isinstance(value, int) and value < num_pieces else None
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Iterate over fields in file order: the field number with a number (varint) or raw bytes."""
+    """Yield fields in file order: the field number with an integer (varint) or raw bytes."""
     position = 0
     while position < len(data):
         key, position = _varint(data, position)

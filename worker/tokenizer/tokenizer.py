@@ -118,18 +118,18 @@ class Tokenizer(Protocol):
     def encode_with_offsets(
         self, text: str, *, add_special_tokens: bool
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Encode a text and return, for each id, its range of characters: empty for additions of
-        the tokenizer, the same for all tokens that spell one character.
+        """Encode a text; return its ids and the range of characters of each, which is empty for
+        additions of the tokenizer and the same for all tokens that spell one character.
         """
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
-        """Decode a sequence, without blanks between special tokens; wrong bytes become U+FFFD."""
+        """Decode a sequence, without blanks between special tokens; invalid bytes become U+FFFD."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of a token, perhaps a part of a UTF-8 character; none for an unknown id."""
+        """Return a token's bytes, maybe part of a UTF-8 character; none for an unknown id."""
 
     def token_text(self, token_id: int) -> str:
-        """The vocabulary's own spelling of a token, for display."""
+        """Return the vocabulary's own spelling of a token, for display."""
 
 
 def build_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
@@ -209,7 +209,7 @@ def _asked_id(metadata: dict[str, Any], kind: str, default: bool, vocab_size: in
 
 
 def _add_marked_tokens(rust: RustTokenizer, tokens: list[str], types: list[int]) -> None:
-    """Marked tokens are matched first. Only control tokens can be skipped in the output."""
+    """Add marked tokens, which are matched first; only control tokens are skipped in output."""
     marked = [(t, kind) for t, kind in zip(tokens, types, strict=False) if kind >= CONTROL]
     rust.add_special_tokens(
         [AddedToken(t, special=True, normalized=False) for t, kind in marked if kind == CONTROL]

@@ -1,8 +1,7 @@
-"""APIs other than OpenAI's, a shelf: nothing outside this folder imports it, and without the folder
-the worker serves the other routes.
+"""APIs other than OpenAI's. Nothing outside imports this folder: the worker runs without it.
 
-A dialect turns its body into the chat request or text completion that it stands for, and the frames
-of those back into its own. Its module has the table `ROUTES` and the function `handlers`.
+A dialect turns the body of a request into the chat request or text completion that it stands for,
+and the frames of the answer back into its own. Its module has `ROUTES`, a table, and `handlers`.
 """
 
 MODULES = ("batch", "responses", "messages", "sglang", "render", "derender")

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions/batch`: several conversations, a choice for each."""
+"""`POST /v1/chat/completions/batch`: several conversations, with one choice for each."""
 
 import secrets
 from dataclasses import replace

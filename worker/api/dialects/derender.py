@@ -1,4 +1,4 @@
-"""The `derender` routes: generated token ids → the answer that the client asked for."""
+"""The `derender` routes, which turn generated token ids into the answer that the client wanted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
 class TokenEntry(msgspec.Struct):
-    """A token by its id, `token_id:N`, and its log probability; `bytes` are not read."""
+    """A token, written as its id (`token_id:N`), and its log probability; `bytes` are not read."""
 
     token: Annotated[str, msgspec.Meta(pattern=r"^token_id:[0-9]{1,18}$")]
     logprob: float
@@ -52,7 +52,7 @@ class TokenEntry(msgspec.Struct):
         return int(self.token.removeprefix("token_id:"))
 
     def logprobs(self) -> TokenLogprobs:
-        """The rank is that among the listed likeliest tokens."""
+        """Return the log probabilities; the rank counts only the listed likeliest tokens."""
         others = self.top_logprobs or []
         return TokenLogprobs(
             (self.token_id, *(other.token_id for other in others)),
@@ -62,13 +62,13 @@ class TokenEntry(msgspec.Struct):
 
 
 class TokenEntries(msgspec.Struct):
-    """`logprobs` of a choice."""
+    """The `logprobs` of a choice."""
 
     content: list[TokenEntry] | None = None
 
 
 class GeneratedChoice(msgspec.Struct):
-    """One continuation, in token ids. Other fields may be anything."""
+    """One continuation, as token ids. Other fields may have any value."""
 
     token_ids: list[TokenId] | None = None
     logprobs: TokenEntries | None = None
@@ -84,7 +84,7 @@ class GenerateAnswer(msgspec.Struct):
 
 
 class DerenderChatRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of `POST /v1/chat/completions/derender`; calls need the `chat_request`."""
+    """Body of `POST /v1/chat/completions/derender`; tool calls need the `chat_request`."""
 
     generate_response: GenerateAnswer
     model: str | None = None
@@ -152,7 +152,7 @@ class Derenderer:
         new_frames: Callable[[ResponseHead], Frames],
         new_logprobs: Callable[[], LogprobsWriter],
     ) -> tuple[Prepared, list[int]]:
-        """Return also the sizes of the prompts. Errors name fields as the request's own route."""
+        """Check a request, with its own route's errors; return also the sizes of its prompts."""
         self._checks.adapters.adapter_of(model)
         if request is not None:
             refuse_unsupported(request)

@@ -36,7 +36,7 @@ class ContentBlock(msgspec.Struct, kw_only=True):
 
 
 class MessagesUsage(msgspec.Struct):
-    """Token counts. As in Anthropic's API, `input_tokens` are those that came from no cache."""
+    """Token counts. As in Anthropic's API, `input_tokens` are only those that no cache had."""
 
     input_tokens: Count
     output_tokens: Count
@@ -45,7 +45,7 @@ class MessagesUsage(msgspec.Struct):
 
 
 class Message(msgspec.Struct, kw_only=True):
-    """Answer of `/v1/messages`, whole or as it begins."""
+    """Answer of `/v1/messages`: the whole message, or its state when a stream begins."""
 
     id: str
     type: Literal["message"] = "message"
@@ -176,7 +176,7 @@ def _usage(usage: TokenCounts) -> MessagesUsage:
 
 
 def _object(arguments: str) -> Any:
-    """A call that was cut is no object: its text gets one name."""
+    """Return the arguments as an object; if the call was cut, their text is its only member."""
     try:
         value = msgspec.json.decode(arguments or "{}")
     except msgspec.DecodeError:

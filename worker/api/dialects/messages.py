@@ -59,7 +59,7 @@ _AS_THEY_ARE = ("stream", "temperature", "top_p", "top_k", "cache_salt", "vllm_x
 
 
 class Block(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One block of content, also of an earlier answer; `cache_control` has no effect."""
+    """One block of content, which may be of an earlier answer; `cache_control` has no effect."""
 
     type: Annotated[str, says(enum=list(_BLOCKS))]
     text: str | None = None
@@ -79,7 +79,7 @@ class Block(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Turn(msgspec.Struct, forbid_unknown_fields=True):
-    """One message. Claude Code adds instructions as messages of the system."""
+    """One message. Claude Code adds instructions as messages with the role `system`."""
 
     role: Annotated[str, says(enum=list(_ROLES))]
     content: str | list[str | Block]
@@ -95,7 +95,7 @@ class SystemBlock(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class MessagesTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A tool that the model may use; only those of the client."""
+    """A tool that the model may use; only tools that the client runs are supported."""
 
     name: Annotated[str, says(pattern=TOOL_NAME)]
     input_schema: Json | None = None  # a tool of the server's has none, and is refused by its type
@@ -118,7 +118,7 @@ class MessagesToolChoice(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Thinking(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`thinking`: the model thinks first or not, if its template can say so."""
+    """`thinking`: whether the model thinks first, if its template can control that."""
 
     type: Annotated[str, says(enum=list(_THINKING))]
     budget_tokens: Annotated[Whole | None, hint()] = None
@@ -179,7 +179,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 
 
 def chat_of(request: CountTokensRequest, *, system_turns: bool) -> ChatRequest:
-    """Return the chat of a message; `system_turns`: its template takes system messages anywhere."""
+    """Return the chat of a request. With `system_turns`, system messages stay in their places."""
     messages = _messages(request)
     chat = ChatRequest(
         model=request.model,
@@ -284,7 +284,7 @@ def _without_billing(text: str) -> str:
 
 
 def _folded(messages: list[ChatMessage]) -> list[ChatMessage]:
-    """Fold system messages into the turns beside them, alike in every request of a conversation."""
+    """Fold system messages into adjacent turns, the same way in every request of a conversation."""
     folded: list[ChatMessage] = []
     pending = ""  # behind a turn of the assistant
     for n, message in enumerate(messages):
@@ -319,7 +319,7 @@ def _joined(before: str, behind: str) -> str:
 
 
 def _turns(role: str, blocks: list[str | Block], place: str) -> list[ChatMessage]:
-    """Results of tools are turns of their own, before the message's text."""
+    """Return a message's turns: one for each tool result, then one for the message's own text."""
     results: list[ChatMessage] = []
     turn = ChatMessage(role=role)
     texts: list[str | ContentPart] = []

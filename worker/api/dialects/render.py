@@ -1,4 +1,4 @@
-"""`/v1/completions/render` and `/v1/chat/completions/render`: engine requests, not sent."""
+"""`/v1/completions/render` and `/v1/chat/completions/render`: engine requests that are not sent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _Generation = TypeVar("_Generation", bound=GenerationFields)
 
 
 class Rendered(msgspec.Struct, kw_only=True):
-    """The request to the engine; `/inference/v1/generate` takes it as it is."""
+    """The request to the engine, in a form that `/inference/v1/generate` accepts."""
 
     request_id: str
     token_ids: Counts
@@ -145,7 +145,7 @@ class OffsetsRecorder:
         return self._encodings.get((text, add_special_tokens))
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """In place of `Tokenizer.encode`; called from a thread if the texts are long."""
+        """Encode a text as `Tokenizer.encode` does; called from a thread if the texts are long."""
         encode = self._tokenizer.encode_with_offsets
         ids, offsets = encode(text, add_special_tokens=add_special_tokens)
         encoding = ids, msgspec.Raw(msgspec.json.encode(offsets))
@@ -154,7 +154,7 @@ class OffsetsRecorder:
 
 
 def sampling_fields(request: GenerationFields, prepared: Prepared, ask: AddRequest) -> Json:
-    """vLLM's flat `SamplingParams`. The seed is the request's own, not the drawn one."""
+    """Return vLLM's flat `SamplingParams`. The seed is the request's own, not the drawn one."""
     params, text = ask.params, prepared.text
     constraint = prepared.constraint
     fields = msgspec.to_builtins(params)

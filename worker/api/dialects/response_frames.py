@@ -36,7 +36,7 @@ class ResponsePart(msgspec.Struct, kw_only=True):
 
 
 class OutputItem(msgspec.Struct, kw_only=True):
-    """A message, reasoning or the call of a function."""
+    """A message, reasoning, or a function call."""
 
     type: Literal["message", "reasoning", "function_call"]
     id: str
@@ -50,19 +50,19 @@ class OutputItem(msgspec.Struct, kw_only=True):
 
 
 class InputTokensDetails(msgspec.Struct):
-    """Part of `ResponseUsage`: the input from a cache."""
+    """Part of `ResponseUsage`: the number of input tokens that came from a cache."""
 
     cached_tokens: Count
 
 
 class OutputTokensDetails(msgspec.Struct):
-    """Part of `ResponseUsage`. Tokens of reasoning are not counted separately: 0."""
+    """Part of `ResponseUsage`. Reasoning tokens are not counted separately: the number is 0."""
 
     reasoning_tokens: Count = 0
 
 
 class ResponseUsage(msgspec.Struct):
-    """Token counts in the names of this API."""
+    """Token counts, under the names of this API."""
 
     input_tokens: Count
     input_tokens_details: InputTokensDetails
@@ -72,7 +72,7 @@ class ResponseUsage(msgspec.Struct):
 
 
 class IncompleteDetails(msgspec.Struct):
-    """Why a response is not complete."""
+    """The reason why a response is incomplete."""
 
     reason: str
 

@@ -133,7 +133,7 @@ class TextSettings(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ReasoningSettings(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`reasoning` of a response; there are no summaries."""
+    """The `reasoning` settings of a response; summaries are not written."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Annotated[str | None, hint()] = None

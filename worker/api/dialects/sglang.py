@@ -48,7 +48,7 @@ _NAMES = {
 
 
 class SglangSampling(DrawFields, kw_only=True):
-    """`sampling_params` of SGLang, by its names."""
+    """SGLang's `sampling_params`, under SGLang's own names."""
 
     max_new_tokens: Annotated[Whole | None, says(minimum=1)] = None
     min_new_tokens: Annotated[Whole | None, says(minimum=0)] = None
@@ -96,7 +96,7 @@ class SglangRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ForgeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of forge-infer's `POST /generate`; greedy, as that is."""
+    """Body of forge-infer's `POST /generate`; like that server, it always draws greedily."""
 
     prompt: str
     max_tokens: Annotated[Whole | None, says(minimum=1)] = None
@@ -116,7 +116,7 @@ class MetaInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class SglangAnswer(msgspec.Struct, kw_only=True):
-    """One answer of SGLang's `/generate`; of several prompts, or n > 1, it is a list."""
+    """One answer of SGLang's `/generate`, which returns a list for several prompts or n > 1."""
 
     text: str
     output_ids: list[Count]
@@ -224,7 +224,7 @@ class _SoFar:
 
 
 class SglangFrames(Frames):
-    """Every event repeats the whole answer so far."""
+    """Frames that each repeat the whole answer so far."""
 
     done = DONE
 

@@ -1,5 +1,5 @@
-"""The run of a prepared request: admission, the run on the engine, and the text, log probabilities
-and frames that go out. No route and no socket.
+"""The processing of a prepared request: admission, the run on the engine, and the text, log
+probabilities and frames that come of it. Nothing here knows routes or sockets.
 
 `text` renders and encodes prompts, `answer_plans` chooses parsers and constraints, `prepared` is
 the checked request. `runner` runs it: `choice` reads one sequence, `response` collects them,

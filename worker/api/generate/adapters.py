@@ -20,7 +20,7 @@ _FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 @dataclass(frozen=True, slots=True)
 class ServedAdapter:
-    """`parent` is the model that the name is listed under; `created` a unix time."""
+    """A loaded adapter. `parent` is the model that lists its name; `created` is a Unix time."""
 
     adapter: Adapter
     parent: str
@@ -28,7 +28,7 @@ class ServedAdapter:
 
 
 class ServedAdapters:
-    """Sole owner of the names; without `has_files` any path of an adapter will do."""
+    """Owns the names. Without `has_files`, any path is accepted for an adapter."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class ServedAdapters:
     async def load(
         self, name: str, path: str, parent: str | None = None, in_place: bool = False
     ) -> None:
-        """Serve an adapter; running requests keep one that is replaced. Raises `RequestError`."""
+        """Serve an adapter; running requests keep a replaced one. Raises `RequestError`."""
         if not name or not path:
             message = "Both 'lora_name' and 'lora_path' must be provided."
             raise RequestError(message, type="InvalidUserInput")

@@ -1,4 +1,4 @@
-"""Admission of requests: whether there is room for another one, and the number inside."""
+"""Admission of requests: whether another one may enter, and how many are being served."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MEMORY_REFRESH_SECONDS = 0.25
 
 
 class Admission:
-    """Sole owner of the numbers of sequences inside and of waiting tokens, and of the drain."""
+    """Owns the counts of admitted sequences and of waiting tokens, and the state of the drain."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Admission:
         return self.drains.is_set()
 
     def check(self, num_sequences: int = 1, num_tokens: int = 0) -> None:
-        """Raise 503 if the engine is down, the worker drains or lacks memory, or it is busy."""
+        """Raise a 503 if the engine is down, or the worker is draining, short of memory or busy."""
         if not self._engine.is_alive:
             raise unavailable("The engine is not running")
         if self.draining:
@@ -75,7 +75,7 @@ class Admission:
             )
 
     def _check_tokens(self, num_tokens: int) -> None:
-        """Admit a request of any length if nothing waits."""
+        """Refuse a prompt beyond the limit of waiting tokens, unless no token waits."""
         # Otherwise a prompt longer than the limit would never be served.
         limit, waiting = self._max_queued_tokens, self.num_queued_tokens
         if limit is not None and waiting and waiting + num_tokens > limit:
@@ -119,7 +119,7 @@ class Admission:
 
 
 def unavailable(message: str) -> RequestError:
-    """A refusal that another worker, or this one later, may not give."""
+    """Return a refusal; another worker, or this one later, may accept the request."""
     return status_error(HTTPStatus.SERVICE_UNAVAILABLE, message)
 
 

@@ -1,4 +1,4 @@
-"""Plans of answers: the constraint that they must match, and the parsers that read them."""
+"""Answer plans: the constraint that an answer must match, and the parsers that read it."""
 
 import asyncio
 import secrets
@@ -54,8 +54,8 @@ _OPTIONS_OF_SCHEMAS = ("whitespace_pattern", "disable_any_whitespace")
 @dataclass(frozen=True, slots=True)
 class AnswerPlan:
     """`form` is what parsers look for (None: the text is the answer), `shown_ids` are the control
-    tokens that the text keeps for them. `constraint` is what an answer matches, once it has
-    reasoned; `reasons` is None if it does not reason first, else whether it certainly does.
+    tokens that the text keeps for the parsers. `constraint` is what the answer matches after its
+    reasoning; `reasons` is None if it does not reason first, else whether it is certain to.
     """
 
     form: AnswerForm | None = None
@@ -83,7 +83,7 @@ class AnswerPlans:
         return {spelling(i): i for i in self._tokenizer.special_ids}
 
     def of_chat(self, request: ChatRequest, prompt: ChatPrompt) -> AnswerPlan:
-        """Raises `RequestError` where fields contradict each other or cannot be met."""
+        """Plan a chat's answer. Raises `RequestError` if fields conflict or cannot be met."""
         use = None
         if request.tools or request.tool_choice is not None:
             use = tool_use(request)

@@ -20,7 +20,7 @@ REPETITION_DETECTED = "repetition_detected"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The part of a choice that one output adds; also tokens without a text of their own count."""
+    """The part of a choice that one output adds; tokens without text of their own count too."""
 
     text: str
     token_ids: Sequence[int] = ()
@@ -42,7 +42,7 @@ def joined(pieces: Sequence[Piece]) -> Piece:
 
 
 class Choice:
-    """Owns one sequence's text and counts. `reason` is the one to record if it ended now."""
+    """Owns one sequence's text and counts. `reason` is what to record if the sequence ended now."""
 
     def __init__(
         self,
@@ -78,14 +78,14 @@ class Choice:
         )
 
     def replay(self, token_ids: Sequence[int]) -> None:
-        """Called first, with tokens that the client has. Raises `RequestError` if they end it."""
+        """Begin with tokens that the client has. Raises `RequestError` if they end the answer."""
         self._shown(RequestOutput(self.request.request_id, list(token_ids)))
         if self.ending is not None:
             reason = "`resume.token_ids` has a stop string: the answer is over"
             raise RequestError(reason, param="resume.token_ids")
 
     def take(self, output: RequestOutput) -> Piece:
-        """Add an output, whose tokens count one by one. Raises a failure's `RequestError`."""
+        """Add an output. Raises the `RequestError` of a sequence that failed."""
         self.last = output
         self.num_cached = output.num_cached_tokens
         if output.speculation is not None:
@@ -99,7 +99,7 @@ class Choice:
         return piece
 
     def _echoed(self, output: RequestOutput) -> Piece:
-        """The one drawn token of an answer that is the prompt alone does not count."""
+        """Return no text: the one token drawn after a prompt that is only echoed does not count."""
         if output.finish_reason is FinishReason.ABORT:
             self._end(FinishReason.ABORT, None)
         elif output.finish_reason is not None:
@@ -142,7 +142,7 @@ class Choice:
         return replace(piece, text=text, reasoning=reasoning, calls=calls)
 
     def _stop_reason(self, output: RequestOutput) -> str | int | None:
-        """The model's own end is not reported, even if the client named it too."""
+        """Return the client's stop that was met; None for the model's own end, even if named."""
         if output.finish_reason is FinishReason.REPETITION:
             return REPETITION_DETECTED
         token_id = output.stop_token_id
@@ -173,7 +173,7 @@ class Choice:
 
 
 def given_up(output: RequestOutput) -> RequestError | None:
-    """Return the error of a sequence without an answer; an intended abort has no reason."""
+    """Return the error of a sequence that gave no answer; an intended abort is not an error."""
     if output.finish_reason is FinishReason.ERROR:
         return RequestError(
             output.error or "Internal server error", status=500, type="InternalServerError"

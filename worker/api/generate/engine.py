@@ -7,15 +7,15 @@ from worker.types import EngineStats
 
 
 class OutputStream(Protocol):
-    """The outputs of one sequence. One consumer at a time."""
+    """The outputs of one sequence, for one consumer at a time."""
 
     @property
     def request_id(self) -> str:
         """The sequence's id: the request's own, or one of its `branch_ids`."""
 
     async def next(self) -> RequestOutput:
-        """Return the tokens since the last call, of several steps for a slow consumer. Not called
-        again after an output with a `finish_reason`. Raises `EngineDeadError`.
+        """Return the tokens since the last call, which are of several steps if the consumer is
+        slow. Not called again after an output with a `finish_reason`. Raises `EngineDeadError`.
         """
 
     def close(self) -> None:
@@ -28,14 +28,14 @@ class Engine(Protocol):
 
     @property
     def is_progressing(self) -> bool:
-        """Alive, and its current step is within its budget; an idle engine progresses."""
+        """Whether the engine is alive and no step exceeds its time budget; true if it is idle."""
 
     @property
     def stats(self) -> EngineStats: ...
 
     @property
     def num_waiting_reported(self) -> int:
-        """Requests that waited at the engine's last step."""
+        """The number of requests that were waiting at the engine's last step."""
 
     def open(self, request: AddRequest) -> tuple[OutputStream, ...]:
         """Send a request; return a stream for it and for each of its branches, which the caller

@@ -20,14 +20,14 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Every prompt counts once. `cached_tokens` None: not shown."""
+    """Token counts that include every prompt once. `cached_tokens` None: not shown."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None
 
     def usage(self, *, whole: bool = False) -> Usage:
-        """Return the `usage` object of a frame, without unknown fields, or of a `whole` body."""
+        """Return the `usage` of a frame, without null fields, or of a `whole` body, with them."""
         # vLLM's bodies have nulls where its frames have no field.
         absent = None if whole else UNSET
         return Usage(
@@ -64,7 +64,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One whole choice; `pooled` is its embedding, `kv_transfer` is for a decode elsewhere."""
+    """One whole choice; `pooled` is its embedding, `kv_transfer` is for another worker's decode."""
 
     text: str
     ending: Ending
@@ -90,7 +90,7 @@ class ResponseHead:
 
 @dataclass(frozen=True, slots=True)
 class PromptFacts:
-    """The facts of the prompts; `choices_each` choices follow from each prompt."""
+    """Facts about the prompts; each prompt has `choices_each` choices."""
 
     token_ids: Sequence[Sequence[int]] | None = None
     text: str | None = None
@@ -104,7 +104,7 @@ _NO_FACTS = PromptFacts()
 
 
 class Frames:
-    """The wire form of one response; what is never streamed implements `body` alone."""
+    """The wire form of one response. Responses that are never streamed implement only `body`."""
 
     done: bytes = b""
 
@@ -134,7 +134,7 @@ class OpenAiFrames(Frames):
 
     @cached_property
     def start(self) -> bytes:
-        """`data: {…,` of a chunk, up to and with the key of the choices."""
+        """The beginning of a chunk, `data: {…,`, up to and including the key of the choices."""
         # A frame is written per engine step and request: what is constant is encoded once.
         head = self.head
         fields = {"id": head.id, "object": self.kind, "created": head.created, "model": head.model}
@@ -144,7 +144,7 @@ class OpenAiFrames(Frames):
         return self.start + self.tail(usage, metrics, last=True)
 
     def tail(self, usage: TokenCounts | None, metrics: Json | None, *, last: bool) -> bytes:
-        """`last`: the tail of a choice's last frame, or of the usage's."""
+        """Return a frame's end. `last`: of a choice's last frame, or of the one with the usage."""
         # The usual frame: nothing to encode.
         if not last and usage is None:
             return b"]}\n\n"

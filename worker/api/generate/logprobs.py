@@ -1,7 +1,7 @@
 """Log probabilities as the OpenAI API and vLLM write them. Pure.
 
-They follow the tokens: one whose text is held back or dropped has its entry all the same. Long ones
-are encoded in slices (`Columns`), as values of Python would take ten times the memory.
+Every token has an entry, even if its text is held back or dropped. Long lists are encoded in slices
+(`Columns`), because Python objects would take ten times the memory.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class LogprobsWriter:
     def prompt(
         self, prompt_ids: Sequence[int], prompt_text: str, entries: Sequence[TokenLogprobs]
     ) -> Iterator[Json]:
-        """Return the echoed prompt's part in slices; missing `entries` are null, as the first."""
+        """Return the echoed prompt's part in slices; missing `entries`, and the first, are null."""
         return iter(())
 
     def follow(self, prompt_text: str) -> None:
-        """Called before `take` if the answer follows an echoed prompt."""
+        """Prepare for `take` when the answer follows an echoed prompt."""
 
     def take(self, entries: Sequence[TokenLogprobs]) -> Json:
         raise NotImplementedError
@@ -56,7 +56,7 @@ class Columns:
                 parts.append(_encode(elements)[1:-1])
 
     def followed_by(self, parts: Iterator[Json]) -> Columns:
-        """Return a copy with more elements; the encoded ones are shared."""
+        """Return a copy with more elements; both share those already encoded."""
         columns = Columns()
         columns._parts = {name: list(own) for name, own in self._parts.items()}
         for part in parts:
@@ -95,7 +95,7 @@ class _NamedTokens(LogprobsWriter):
         self._as_ids = as_ids
 
     def _name(self, token_id: int) -> str:
-        """Return its text, U+FFFD for a piece of a character; or `token_id:N`."""
+        """Return the token's text, with U+FFFD for part of a character, or `token_id:N`."""
         if self._as_ids:
             return f"token_id:{token_id}"
         return self._bytes(token_id).decode("utf-8", "replace")
@@ -133,7 +133,7 @@ class CompletionLogprobs(_NamedTokens):
     def prompt(
         self, prompt_ids: Sequence[int], prompt_text: str, entries: Sequence[TokenLogprobs]
     ) -> Iterator[Json]:
-        """The first token has nothing to be likely after: null."""
+        """Yield the prompt's part in slices; its first token has null, as nothing precedes it."""
         decoder, offset, offsets = _UTF8("replace"), 0, []
         for token_id in prompt_ids:
             offsets.append(offset)
@@ -171,7 +171,7 @@ class CompletionLogprobs(_NamedTokens):
         return offset
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        """The first of several tokens with the same text counts."""
+        """Return log probabilities by text; of tokens with the same text, the first one counts."""
         by_text: dict[str, float] = {}
         for token_id, logprob in zip(entry.token_ids, entry.logprobs, strict=True):
             by_text.setdefault(self._name(token_id), clamped(logprob))
@@ -188,9 +188,9 @@ def _distinct(entry: TokenLogprobs) -> list[tuple[int, float]]:
 def prompt_logprobs(
     entries: Sequence[TokenLogprobs], num_tokens: int, num_likeliest: int, token_bytes: TokenBytes
 ) -> msgspec.Raw:
-    """vLLM's `prompt_logprobs`: {id: {logprob, rank, decoded_token}} for each prompt token, null
-    for the first one and those that `entries` do not reach. Tokens beyond `num_likeliest` (-1: all)
-    have no rank.
+    """Return vLLM's `prompt_logprobs`: {id: {logprob, rank, decoded_token}} for each prompt token,
+    null for the first one and those that `entries` do not reach. Tokens beyond `num_likeliest` (-1:
+    all) have no rank.
     """
     parts = [b"null"]
     parts += (_encode(_ranked(entry, num_likeliest, token_bytes)) for entry in entries)

@@ -1,4 +1,4 @@
-"""The open sequences: clients abort them by the ids they know."""
+"""The open sequences, which clients abort by the ids that they know."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OpenSequences:
         self._open: dict[str, _ListedStream] = {}
 
     async def leave(self, request_id: str, has_begun: Callable[[], bool]) -> NoReturn:
-        """Raise, once the worker drains, the error of a stream that may continue elsewhere."""
+        """Wait for the drain, then raise the error of a stream that may continue elsewhere."""
         await self._admission.drains.wait()
         if has_begun():
             self._engine.hand_over(request_id)
@@ -37,7 +37,7 @@ class OpenSequences:
         return listed
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Stop the sequences of ids of responses, of clients, or their own, in one pass."""
+        """Stop sequences in one pass by their response's id, the one clients know, or their own."""
         # Clients send the id that they saw, with the prefix of its API.
         wanted = {re.sub("^(resp|msg)_", "", request_id) for request_id in request_ids}
         # Aborting closes streams, which changes the list.
@@ -49,12 +49,12 @@ class OpenSequences:
 
 
 def response_of(request_id: str) -> str:
-    """Requests are named `{response id}-{index}-{random}`, and branches `{number}_{request id}`."""
+    """Return the response's id: requests are `{id}-{index}-{random}`, branches `{n}_{request}`."""
     return _BRANCH_PREFIX.sub("", request_id).rsplit("-", 2)[0]
 
 
 def own_id(request_id: str) -> str:
-    """Return the id of that response without its prefix: as the client knows it."""
+    """Return the id of the request's response without its prefix, as the client knows it."""
     return response_of(request_id).partition("-")[2]
 
 

@@ -32,7 +32,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A checked request. `echoes` are the texts of the prompts that answers begin with."""
+    """A checked request. `echoes` are the prompts' texts with which the answers begin."""
 
     requests: tuple[AddRequest, ...]
     text: TextParams

@@ -59,7 +59,7 @@ class PromptRun:
         return num_tokens_shown(self.prompt_logprobs)
 
     def echoed(self, writer: LogprobsWriter) -> Columns | None:
-        """Write the log probabilities of the echoed prompt (known by now), before an answer's."""
+        """Return the echoed prompt's log probabilities, known by now; None if it has no echo."""
         if self.echo is None:
             return None
         if self._echoed is None:
@@ -96,7 +96,7 @@ def usage_so_far(run: PromptRun, choice: Choice, *, cached: bool) -> TokenCounts
 
 
 def request_metrics(runs: Sequence[PromptRun]) -> dict[str, Any]:
-    """vLLM's `metrics` block; `tokens_per_second` is without the first tokens."""
+    """Return vLLM's `metrics` block; `tokens_per_second` leaves out the first tokens."""
     choices = [choice for run in runs for choice in run.choices if choice.last is not None]
     arrival = min(run.request.arrival_seconds for run in runs)
     outputs = [choice.last for choice in choices if choice.last is not None]

@@ -1,9 +1,9 @@
 """Streams that can continue at another worker. Pure.
 
-A stream with the field `resume` states in a response header what another worker needs beyond the
-request. After each write comes a comment with the ids of the tokens whose text has been written.
-The other worker takes the request with both, feeds the tokens to the parsers, and discards the
-results; its next write is the next write of the first worker.
+The stream of a request with `resume` states in a response header what another worker needs beyond
+the request. After each write comes a comment with the ids of the tokens whose text has been
+written. The other worker takes the request with both, feeds the tokens to the parsers, and discards
+the results; it then writes what the first worker would have written next.
 """
 
 import json
@@ -26,14 +26,14 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """The `header` for a stream to be resumed by, and whether the stream `has_begun` elsewhere."""
+    """The `header` by which a stream can be resumed, and whether it `has_begun` elsewhere."""
 
     header: str
     has_begun: bool
 
 
 def check_resume(resume: ResumeFields, prefix: str) -> None:
-    """Refuse an object that no header of ours can have held."""
+    """Refuse a `resume` object that no response header of this server can have held."""
     given = [name for name in _NEEDED if getattr(resume, name) is not None]
     if not given and resume.token_ids is None:
         return
@@ -53,7 +53,7 @@ def resumption_of(
     created: int,
     kv: dict[str, Any] | None = None,
 ) -> Resumption | None:
-    """Return a stream's resumption, if possible. Raises `RequestError` if one has to resume."""
+    """Return a resumption, None if impossible. Raises `RequestError` if the stream needs one."""
     resume, [first, *others] = request.resume, asked
     if resume is None:
         return None

@@ -1,4 +1,4 @@
-"""Run prepared requests on the engine: one task for each sequence, one record for each end."""
+"""Runs prepared requests on the engine, with one task and one record for each sequence."""
 
 import asyncio
 import time
@@ -44,7 +44,7 @@ class Runner:
         self._metrics = metrics
 
     async def answer(self, prepared: Prepared, exchange: Exchange) -> None:
-        """Run to the end and reply. Cancellation aborts the sequences that still run in the engine.
+        """Run a request and reply. Cancellation aborts the sequences still running in the engine.
 
         Nothing is sent before the first token (or keep-alive), so that an error has a status of its
         own and a proxy can retry. Raises `RequestError`, `EngineDeadError`, `ClientGoneError`.
@@ -157,7 +157,7 @@ class Runner:
             self._metrics.request_ended(run.record(choice, time.monotonic()))
 
     def _observe(self, choice: Choice, output: RequestOutput, previous: float | None) -> None:
-        """Observe the time to first token, then one gap for every step of an output."""
+        """Record the time to the first token, and later one gap for each step of an output."""
         latest = output.last_token_seconds
         if latest is None or not output.token_ids:
             return
@@ -214,7 +214,7 @@ class _Pending:
     echoed: Columns | None = None
 
     def replay(self, token_ids: Sequence[int]) -> None:
-        """Called first: the opening has been written, and so have these tokens."""
+        """Begin after the opening and these tokens, all of which have been written already."""
         self.begun, self.written = True, bool(token_ids)
         if self.writer is not None:
             self.writer.take([TokenLogprobs((token_id,), (0.0,), 1) for token_id in token_ids])

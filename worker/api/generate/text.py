@@ -1,4 +1,4 @@
-"""The model's text: conversations and texts → token ids."""
+"""The model's text side, which turns conversations and texts into token ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ ChatOptions = ChatRequest | TokenizeRequest
 
 
 def opens_a_turn(options: ChatOptions) -> bool:
-    """True if the prompt ends with the start of an assistant's turn."""
+    """Return whether the prompt ends with the start of an assistant's turn."""
     if options.continue_final_message and options.add_generation_prompt:
         raise RequestError(
             "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
@@ -106,12 +106,12 @@ class ModelText:
         return await off_loop_when_large(sum(map(len, texts)), partial(list, map(one, texts)))
 
     async def decode_all(self, prompts: Sequence[Sequence[int]]) -> list[str]:
-        """Decode token ids, control tokens included; in a thread if they are many together."""
+        """Decode sequences, with their control tokens; in a thread if they are long together."""
         one = partial(self.tokenizer.decode, skip_special_tokens=False)
         return await off_loop_when_large(sum(map(len, prompts)), partial(list, map(one, prompts)))
 
     def _check_length(self, text: str) -> None:
-        """No tokenizer averages 16 characters a token over a whole context."""
+        """Refuse a text that cannot fit: no tokenizer averages 16 characters per token."""
         if len(text) > 16 * self.limits.max_model_len:
             raise RequestError(
                 f"This model's maximum context length is {self.limits.max_model_len} tokens."

@@ -17,7 +17,7 @@ _INT64 = 1 << 63
 
 
 class ApiKeys:
-    """Bearer keys as digests: the time of a comparison reveals neither length nor a near miss."""
+    """Bearer keys, kept as digests so that the time of a comparison reveals nothing about them."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
@@ -32,7 +32,7 @@ class ApiKeys:
 
 
 def given_key(exchange: Exchange) -> str:
-    """Return the bearer token, or the header of Anthropic's clients; empty: none."""
+    """Return the bearer token, or the key in the header of Anthropic's clients; empty if none."""
     scheme, _, token = (exchange.header(b"authorization") or "").partition(" ")
     if scheme.lower() == "bearer":
         return token
@@ -41,8 +41,8 @@ def given_key(exchange: Exchange) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request as it arrived. `request_id` is the client's, `seconds` monotonic, `priority` the
-    header's, `kv_source` the worker that a picker names because it has KV of the prompt.
+    """One request as it arrived. `request_id` is the client's, `seconds` is monotonic, `priority`
+    is the header's, `kv_source` is the worker that a picker names because it has KV of the prompt.
     """
 
     request_id: str | None
@@ -55,9 +55,9 @@ class Arrival:
 def arrival_of(
     exchange: Exchange, request_id: str | None, now: float, api_keys: Sequence[str] = ()
 ) -> Arrival:
-    """Read the headers. The tenant is the API key in use, where there are several, with the
-    gateway's fairness id; without either "", the tenant of all anonymous clients. Raises
-    `RequestError` (400).
+    """Read the headers. The tenant is the API key in use, if there are several, with the gateway's
+    fairness id; with neither it is "", the tenant of all anonymous clients. Raises `RequestError`
+    (400).
     """
     tenant, priority = _tenant(exchange, api_keys), _priority(exchange)
     return Arrival(request_id, now, tenant, priority, exchange.header(KV_SOURCE.encode()))
@@ -76,7 +76,7 @@ def _tenant(exchange: Exchange, api_keys: Sequence[str]) -> str:
 
 
 def _short(name: str) -> str:
-    """A digest of a long name: names that differ only behind the limit stay different tenants."""
+    """Return a name, or a long one's digest, so that no two tenants share the shortened name."""
     if len(name) <= MAX_TENANT_CHARS and name.isprintable():
         return name
     # No printable name begins so: none can pose as the digest of another one.

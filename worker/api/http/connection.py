@@ -1,24 +1,24 @@
-"""One client connection, within limits: uvicorn's HTTP/1.1 protocol, and what it lets through.
+"""One client connection: uvicorn's HTTP/1.1 protocol, with limits and stricter checks.
 
-Uvicorn bounds neither the time nor the size of a request's head, forgets a pipelined request's
-owner when the client leaves, answers a broken request in the middle of another answer, and closes
-on unread data, which resets the connection and may take the answer along. Here:
+Uvicorn bounds neither the time nor the size of a request's head, does not tell pipelined requests
+that the client left, answers a broken request in the middle of another answer, and closes on unread
+data, which resets the connection, so that the answer may be lost. Here:
 
 - A head has `header_timeout_seconds`, 100 headers and 64 KiB; the body's limits are the
   application's (`Exchange`).
-- The parser's leniencies are off, and what it lets pass but proxies read differently is refused:
-  any transfer coding but `chunked`, HTTP/1.0 with one, no or several `Host`. Trailers are dropped.
+- The parser is not lenient, and what it accepts but proxies read differently is refused: a transfer
+  coding but `chunked`, HTTP/1.0 with one, and not exactly one `Host`. Trailers are dropped.
 - An `Upgrade` is ignored (RFC 9110, section 7.8): Java's clients offer h2c with every request.
 - HTTP/1.0 gets no chunks (RFC 9112, section 6.1): a stream ends with its connection.
 - An error answer goes out only when no other answer is on its way; otherwise that one is finished
   and the connection closed.
 - After an answer to a request that was not read to its end, the connection is half closed and what
-  still comes is thrown away for `LINGER_SECONDS`.
-- A client that half-closes behind its requests (`nc -N`) gets the answers to those that only read.
-  To us it looks like one that left, so whatever costs is aborted.
-- An application that returns in the middle of an answer wants the connection cut; that is no error.
-- Beyond `max_connections` a connection is answered 503 at once, so that file descriptors never run
-  out and the accept loop lives.
+  still arrives is discarded for `LINGER_SECONDS`.
+- A client that half-closes after its requests (`nc -N`) gets the answers to those that only read.
+  It looks like a client that left, so requests that cause work are aborted.
+- If the application returns in the middle of an answer, the connection is cut without an error.
+- A connection beyond `max_connections` is answered with 503 at once, so that file descriptors never
+  run out and connections can still be accepted.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ _RESERVED_FILES = 64
 
 
 def protocol_of(config: ApiConfig, refused: Callable[[int], None]) -> type[asyncio.Protocol]:
-    """`refused` gets the status of every request that is refused before the application sees it."""
+    """Return the protocol; `refused` gets the status of every request refused before the app."""
     protocol = partial(
         GuardedProtocol,
         header_timeout_seconds=config.header_timeout_seconds,
@@ -69,7 +69,7 @@ def protocol_of(config: ApiConfig, refused: Callable[[int], None]) -> type[async
 
 
 def allowed_connections(asked: int | None = None) -> int:
-    """The file limit must leave room for our own files, some of which a new engine needs."""
+    """Return how many connections the file limit allows beside our own and a new engine's files."""
     most = MAX_CONNECTIONS if asked is None else asked
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
@@ -159,7 +159,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Called when the client stops sending. True keeps our side open for short answers."""
+        """Handle the end of the client's data; return whether to stay open for short answers."""
         due = [cycle for cycle, _ in self.pipeline]
         if self._running is not None:
             due.append(self._running)
@@ -190,7 +190,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(self._refusal or _malformed(str(error)))
 
     def _parse(self, data: bytes) -> None:
-        """The parser takes what follows an offer to upgrade for another protocol."""
+        """Parse the data; a body after an offer to upgrade goes to a second parser."""
         while data:
             try:
                 self.parser.feed_data(data)
@@ -245,7 +245,7 @@ class GuardedProtocol(HttpToolsProtocol):
             raise self._refused(_malformed("the request's target cannot be read")) from error
 
     def on_message_complete(self) -> None:
-        """The parser only skips the body of an offered upgrade, which is no end of the request."""
+        """End the request, unless it offered an upgrade, whose body the parser only skips."""
         if self.parser.should_upgrade() and self._framing():
             return
         self._in_body = False
@@ -293,7 +293,7 @@ class GuardedProtocol(HttpToolsProtocol):
             raise self._refused(_malformed("exactly one Host header is needed"))
 
     def _refused(self, error: RequestError) -> RequestError:
-        """Keep the reason, because the parser does not pass on exceptions of callbacks."""
+        """Keep and return the error, because the parser hides the exceptions of callbacks."""
         self._refusal = error
         return error
 
@@ -347,7 +347,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _linger(self) -> bool:
-        """Called by `close`. True: what still comes is discarded until the answer is read."""
+        """Prepare to close; return whether to discard data until the client read the answer."""
         if not (self._in_body or self._in_head or self._deaf) or self._socket is None:
             return False
         self._deaf = True
@@ -367,7 +367,7 @@ class GuardedProtocol(HttpToolsProtocol):
 async def _send_without_chunks(
     cycle: RequestResponseCycle, send: Callable[[Any], Awaitable[None]], message: Any
 ) -> None:
-    """Announce each piece as the rest of the body: uvicorn then writes it without chunks."""
+    """Announce each piece as the rest of the body, so that uvicorn writes it without chunks."""
     if message["type"] == "http.response.start":
         if all(name != b"content-length" for name, _ in message["headers"]):
             cycle.chunked_encoding = False

@@ -1,7 +1,7 @@
 """One HTTP exchange over ASGI: reading the request within limits, writing the reply.
 
-Plain ASGI instead of a framework: a scrape every 50 ms and a write per token and stream leave no
-room for more, and a few dozen exact routes need none.
+This is plain ASGI: a scrape every 50 ms and a write per token and stream leave no time for a
+framework, and a few dozen exact routes need none.
 """
 
 import asyncio
@@ -192,7 +192,7 @@ class Exchange:
             return
 
     async def disconnected(self) -> None:
-        """Wait until the client is gone, then raise. The body must be read before."""
+        """Wait until the client is gone, then raise `ClientGoneError`. Read the body before."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         raise ClientGoneError
@@ -252,14 +252,14 @@ class Error(msgspec.Struct):
 
 
 class Unauthorized(msgspec.Struct):
-    """The 401, as vLLM words it."""
+    """The body of a 401, as vLLM words it."""
 
     error: Literal["Unauthorized"] = "Unauthorized"
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorForm:
-    """`body` makes a value of type `kind`; `event` precedes the data of a stream."""
+    """The errors of an API: `body` makes one of type `kind`; `event` precedes it in a stream."""
 
     body: Callable[[RequestError], msgspec.Struct]
     kind: type[msgspec.Struct]
@@ -281,7 +281,7 @@ def error_frame(error: RequestError, form: ErrorForm = OPENAI_ERRORS) -> bytes:
 
 
 def status_error(status: HTTPStatus, message: str | None = None) -> RequestError:
-    """An error of HTTP itself, whose type is the phrase of the status."""
+    """Return an error of HTTP itself, whose type is the phrase of the status."""
     return RequestError(message or status.phrase, status=status.value, type=status.phrase)
 
 
@@ -293,7 +293,7 @@ def headers_too_large() -> RequestError:
 
 
 def _decompressed(body: bytes, coding: str, max_bytes: int) -> bytes:
-    """Data behind the end is refused: many thousand parts would cost the square of their length."""
+    """Decompress a body; refuse data after its end, as many thousand parts take quadratic time."""
     stream = zlib.decompressobj(_CODINGS[coding])
     try:
         # A byte beyond the limit suffices: a bomb is refused without being inflated.

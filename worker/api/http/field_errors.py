@@ -33,8 +33,8 @@ def quoted(path: str, reason: str) -> FieldError:
 
 def malformed(message: str | tuple[str, ...], place: str = "") -> FieldError:
     """Return the 400 for a body of the wrong shape. `place` is the field's path
-    (`messages[0].role`), or the byte; type and `param` (`body.messages.0.role`) are those of vLLM's
-    validation errors.
+    (`messages[0].role`), or the byte's position; type and `param` (`body.messages.0.role`) are
+    those of vLLM's validation errors.
     """
     path = place.replace("[", ".").replace("]", "")
     parts = (message,) if isinstance(message, str) else message
@@ -49,7 +49,7 @@ def needed(value: str | None, place: str) -> str:
 
 @contextmanager
 def fields_named(names: Mapping[str, str]) -> Iterator[None]:
-    """Rename fields in errors of the block: `names` maps paths to those of another API."""
+    """Rename the fields in errors that the block raises; `names` maps paths to another API's."""
     try:
         yield
     except RequestError as error:

@@ -1,6 +1,6 @@
-"""Limits on a JSON body, counted before it is decoded, and the place where a broken body breaks.
+"""Limits on a JSON body, checked before it is decoded, and the place of the fault in broken JSON.
 
-C string functions count: a regular expression takes thirty times as long.
+The counting uses C string functions: a regular expression takes thirty times as long.
 """
 
 import re
@@ -28,7 +28,7 @@ _BYTE = re.compile(r" \(byte \d+\)")
 
 
 def check_json(body: bytes) -> None:
-    """Refuse a body of too many levels, containers or members; broken JSON may pass."""
+    """Refuse a body with too many levels, containers or members; broken JSON may pass."""
     containers = body.count(b"{") + body.count(b"[")
     # Brackets in strings count too, so this is an upper bound: the usual body costs no copy.
     if containers <= MAX_JSON_DEPTH and body.count(b":") <= MAX_JSON_MEMBERS:
@@ -44,7 +44,7 @@ def check_json(body: bytes) -> None:
 
 
 def num_containers(text: str) -> int:
-    """Count the objects and arrays of a JSON text: no fewer than a decoder creates."""
+    """Count the objects and arrays of a JSON text; a decoder creates no more than these."""
     return _num_containers(_outside_strings(text.encode()))
 
 
@@ -84,9 +84,9 @@ def _malformed(reason: str, place: int | None) -> RequestError:
 
 
 def _lone_surrogate(body: bytes, reason: str, place: int | None) -> int | None:
-    """Find the escaped surrogate that stopped the decoder at `place`, behind it or behind the
-    characters in place of its other half. Only that place is checked: a body may have a million
-    surrogates.
+    """Return the place of the escaped surrogate without another half that stopped the decoder at
+    `place`; None if there is none. Only the text just before `place` is checked: a body may have a
+    million surrogates.
     """
     if place is not None and "surrogate" in reason:
         last = place - _ESCAPE_BYTES

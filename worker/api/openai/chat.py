@@ -74,7 +74,7 @@ def _frames(
 
 @dataclass
 class ChatFrames(OpenAiFrames):
-    """`role` is whose turn the answer is; `echo` is the text of the turn that it continues."""
+    """Frames of a chat. `role` is whose turn it is; `echo` is the text that it continues."""
 
     role: str = "assistant"
     echo: str = ""
@@ -133,7 +133,7 @@ class ChatFrames(OpenAiFrames):
 
 
 def _chat_delta(delta: Delta) -> bytes:
-    """All that is new of a call is one entry: clients take the first one as it is."""
+    """Return a chunk's delta. Each call has one entry, as clients take its first one as it is."""
     # The usual frame: no dictionary to build.
     if not delta.reasoning and not delta.calls:
         return b'{"content":' + encode(delta.text) + b"}"

@@ -1,4 +1,4 @@
-"""The checks that APIs share: a request and its prompts → requests that the engine takes."""
+"""The checks that APIs share, which turn a request and its prompts into engine requests."""
 
 import random
 import secrets
@@ -47,7 +47,7 @@ _INT64 = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The prompts of a request and their fields; `texts` are the client's, if all are texts."""
+    """The prompts of a request and their fields; `texts` are as sent, empty if any is not text."""
 
     ids: list[list[int]]
     fields: Sequence[str]
@@ -88,7 +88,7 @@ class RequestChecks:
         new_frames: NewFrames,
         new_logprobs: NewLogprobs,
     ) -> Prepared:
-        """Check a request. `new_logprobs(True)` names tokens by ids. Raises `RequestError`."""
+        """Check a request. `new_logprobs(True)` gives tokens as ids. Raises `RequestError`."""
         _check_stream(request)
         limit = max_tokens_of(request, self._limits)
         prompts = await self._fitted(request, prompts, limit)
@@ -275,7 +275,7 @@ class RequestChecks:
         )
 
     def priority(self, asked: int | None, arrival: Arrival) -> int:
-        """The header outranks the body. Raises `RequestError` where there are no priorities."""
+        """Return the header's priority, else the body's. Raises `RequestError` if not enabled."""
         # The gateway's header outranks the client's body.
         priority = arrival.priority
         if priority is None:
@@ -297,7 +297,7 @@ def _check_stream(request: GenerationFields) -> None:
 
 
 def check_cache_salt(salt: str | None) -> None:
-    """The salt separates tenants' prefix caches, so an empty one is a mistake, not a default."""
+    """Check the salt: it separates tenants' prefix caches, so an empty one is a mistake."""
     if salt is None:
         return
     if not 1 <= len(salt) <= MAX_CACHE_SALT_CHARS or set(salt) & set("@/\\\0"):
@@ -306,7 +306,7 @@ def check_cache_salt(salt: str | None) -> None:
 
 
 def max_tokens_of(request: ChatRequest | CompletionRequest, limits: ModelLimits) -> int | None:
-    """Return the limit of an answer, checked; None: it may fill the context."""
+    """Return the checked limit of an answer's tokens; None if it may fill the context."""
     # An echo alone is an answer of no tokens.
     least, name, value = 1, "max_tokens", request.max_tokens
     if isinstance(request, CompletionRequest):
@@ -327,7 +327,7 @@ def max_tokens_of(request: ChatRequest | CompletionRequest, limits: ModelLimits)
 
 
 def _identity(request: ChatRequest | CompletionRequest, arrival: Arrival) -> tuple[str, int]:
-    """A resumed stream has its id and its time of creation already."""
+    """Return a response's id and time of creation; a resumed stream already has both."""
     prefix = "chatcmpl" if isinstance(request, ChatRequest) else "cmpl"
     resume = request.resume
     if resume is not None:
@@ -338,7 +338,7 @@ def _identity(request: ChatRequest | CompletionRequest, arrival: Arrival) -> tup
 
 
 def response_id(prefix: str, asked: str | None, arrival: Arrival) -> str:
-    """Return the header's id, the one the body asks for, or a new one."""
+    """Return the id in the header, else the one that the body asks for, else a new one."""
     # The id becomes part of the response and of the ids in the engine.
     if asked is not None and not (0 < len(asked) <= MAX_REQUEST_ID_CHARS and asked.isprintable()):
         reason = f" must have 1 to {MAX_REQUEST_ID_CHARS} printable characters."
@@ -349,7 +349,7 @@ def response_id(prefix: str, asked: str | None, arrival: Arrival) -> str:
 def prompts_of(
     prompt: str | list[str | int | list[int]], limits: ModelLimits | None = None
 ) -> list[str | list[int]]:
-    """Return the prompts; with `limits`, too many ids are refused before a look at each."""
+    """Return the prompts. With `limits`, refuse too many ids before a look at each of them."""
     name = Field("prompt")
     if not prompt:
         raise FieldError(name, " cannot be empty", param=name if prompt == "" else None)
@@ -401,7 +401,7 @@ def room_for_output(num_prompt_tokens: int, limits: ModelLimits) -> int:
 def truncated(
     token_ids: list[int], asked: int | None, side: str | None, max_tokens: int, limits: ModelLimits
 ) -> list[int]:
-    """Cut the prompt to `asked` tokens; -1 leaves room for `max_tokens` in the context."""
+    """Cut a prompt to `asked` tokens; -1 leaves room for `max_tokens` in the context."""
     if asked is None:
         return token_ids
     name = "truncate_prompt_tokens"

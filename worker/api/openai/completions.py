@@ -74,7 +74,7 @@ class CompletionFrames(OpenAiFrames):
     kind = "text_completion"
 
     def opening(self, index: int, usage: TokenCounts | None) -> bytes:
-        """Text completions have no role to announce; token ids of the prompt come by themselves."""
+        """Return a chunk with the prompt's token ids, if shown: there is no role to announce."""
         ids = self.prompt.ids_of(index)
         if ids is None:
             return b""

@@ -44,7 +44,7 @@ _IS_LITTLE_ENDIAN = array("H", [1]).tobytes() == b"\x01\x00"
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingFrames(Frames):
-    """Embeddings are cut to `dimensions`, then divided by their length if `normalizes`."""
+    """Frames of embeddings, cut to `dimensions`, then scaled to length 1 if `normalizes`."""
 
     head: ResponseHead
     dimensions: int | None

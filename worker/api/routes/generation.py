@@ -42,7 +42,7 @@ class _Shape(msgspec.Struct):
 
 
 class GenerationRoutes:
-    """Serves what generates; `/invocations` takes any of its bodies. Dialects add theirs."""
+    """Serves routes that generate; `/invocations` takes all their bodies. Dialects add routes."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class GenerationRoutes:
         return result
 
     def _report_load(self, exchange: Exchange) -> None:
-        """Some balancers ask for the load in a response header, in the ORCA format."""
+        """Report the load in a response header, in ORCA's format, to balancers that ask for it."""
         form = (exchange.header(b"endpoint-load-metrics-format") or "").lower()
         if form not in ("text", "json"):
             return
@@ -147,7 +147,7 @@ def answered_by(frames: Frames, prepared: Prepared, *, total_usage: bool = True)
 
 
 def _cause(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """A client that left explains all other failures."""
+    """Return the failure that caused the others: a client that left explains all of them."""
     leaves: list[BaseException] = []
     todo: list[BaseException] = [failures]
     while todo:

@@ -19,7 +19,7 @@ class PdProxy:
         self._leg = PrefillLeg(config.prefiller_networks, config.prefill_timeout_seconds)
 
     async def second_body(self, exchange: Exchange, body: bytes) -> bytes:
-        """Run the first leg; return the body to answer here. Raises `RequestError`."""
+        """Run the first leg; return the second's body, for this worker. Raises `RequestError`."""
         body = without_source(body)
         named = exchange.header(PREFILLER_HEADER.encode())
         if not named or exchange.path not in PATHS:

@@ -1,7 +1,7 @@
 """The first leg of a disaggregated request, which draws one token at the named prefill worker.
 
-`pointsman sidecar` runs it in front of a decode worker, and `worker --pd-proxy` in one. If it
-fails, the second leg continues without: its worker computes the prompt, or finds the fault.
+`pointsman sidecar` runs it in front of a decode worker, and `worker --pd-proxy` inside one. If it
+fails, the second leg runs without it: its worker computes the prompt, or finds the fault.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ Json = dict[str, Any]
 
 
 class PrefillLeg:
-    """Asks prefill workers, in `networks` alone (None: private ones but link-local addresses)."""
+    """Asks prefill workers in `networks` (None: private networks, but no link-local addresses)."""
 
     def __init__(self, networks: Sequence[str] | None, timeout_seconds: float) -> None:
         self._networks = networks
@@ -68,7 +68,7 @@ class PrefillLeg:
     async def second_body(
         self, session: aiohttp.ClientSession, url: str, headers: Headers, path: str, body: bytes
     ) -> bytes:
-        """Return the body of the second leg; after a first one that failed, the one that it was."""
+        """Return the body of the second leg: the original body if the first leg failed."""
         asked = decoded(body)
         if asked is None:
             return body
@@ -110,7 +110,7 @@ def decoded(body: bytes) -> Json | None:
 
 
 def without_source(body: bytes) -> bytes:
-    """Drop fields that name a source of KV, as a worker connects there: only we may name it."""
+    """Drop the fields that name a source of KV: a worker connects there, so only we may name it."""
     # The fields, unless they are spelled with escapes.
     if b"\\u" not in body and not any(name.encode() in body for name in _SOURCES):
         return body

@@ -35,7 +35,7 @@ Any viewer of such documents shows it; this server ships none, as it would load 
 
 
 class ProbeRoutes:
-    """`created` in model cards is the time of its construction."""
+    """Serves the probes; `created` in model cards is the time of its construction."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class ProbeRoutes:
         }
 
     async def _health(self, exchange: Exchange) -> None:
-        """503 when the engine is gone or hangs: alive, with work, and a step beyond its budget."""
+        """Answer 503 if the engine is gone or hangs: it has work, and a step is over budget."""
         await _reply(exchange, self._engine.is_alive and self._engine.is_progressing)
 
     async def _healthz(self, exchange: Exchange) -> None:
@@ -86,7 +86,7 @@ class ProbeRoutes:
         await exchange.reply(_OK)
 
     async def _ready(self, exchange: Exchange) -> None:
-        """503 also during a drain and while the engine sleeps: requests would wait."""
+        """Answer 503 also during a drain and while the engine sleeps: requests would wait."""
         reason = self._unready()
         if reason is not None:
             raise status_error(HTTPStatus.SERVICE_UNAVAILABLE, reason)
@@ -144,7 +144,7 @@ async def _reply(exchange: Exchange, good: bool) -> None:
 
 
 def _sources(config: KvEventsConfig) -> dict[str, KvEventSource]:
-    """Return publishers by data-parallel rank (only rank 0), without fields that are not vLLM's."""
+    """Return the publishers by data-parallel rank (0 only), with no fields but vLLM's."""
     if not config.enable_kv_cache_events:
         return {}
     return {"0": msgspec.convert(config, KvEventSource, from_attributes=True)}

@@ -1,4 +1,4 @@
-"""Token ids of texts and conversations, and back, as generation uses them."""
+"""Conversion of texts and conversations to the token ids that generation uses, and back."""
 
 from functools import partial
 
@@ -32,7 +32,7 @@ class TokenizationRoutes:
         }
 
     async def _tokenize(self, exchange: Exchange) -> None:
-        """The template of a conversation writes the model's prefix by default."""
+        """Answer with token ids; by default, a conversation's template adds the model's prefix."""
         body = await exchange.json_body(self._config.max_body_bytes)
         request = decode(body, TokenizeRequest)
         self._adapters.adapter_of(request.model)

@@ -29,13 +29,13 @@ _Finish = Annotated[
 
 
 class PromptDetails(msgspec.Struct):
-    """Part of `Usage`: the prompt's tokens that came from a cache."""
+    """Part of `Usage`: the number of prompt tokens that came from a cache."""
 
     cached_tokens: Count
 
 
 class Usage(msgspec.Struct):
-    """Token counts; every prompt counts once. Frames leave out what bodies have as null."""
+    """Token counts; every prompt counts once. Frames leave out fields that are null in bodies."""
 
     prompt_tokens: Count
     total_tokens: Count
@@ -45,7 +45,7 @@ class Usage(msgspec.Struct):
 
 
 class FunctionOut(msgspec.Struct):
-    """Part of `ToolCallOut`. The arguments are an object as JSON, unless the answer was cut."""
+    """Part of `ToolCallOut`. The arguments are JSON of an object, unless the answer was cut."""
 
     name: str
     arguments: str
@@ -60,7 +60,7 @@ class ToolCallOut(msgspec.Struct):
 
 
 class ChatMessageOut(msgspec.Struct):
-    """The assistant's turn; content is null beside calls or reasoning alone."""
+    """The assistant's turn; `content` is null if there are only calls or reasoning."""
 
     role: str
     content: str | None
@@ -186,19 +186,19 @@ class TokenizerInfo(msgspec.Struct):
 
 
 class Version(msgspec.Struct):
-    """Answer of `/version`: this package's."""
+    """Answer of `/version`: the version of this package."""
 
     version: str
 
 
 class Load(msgspec.Struct):
-    """Answer of `/load`: the number of sequences inside."""
+    """Answer of `/load`: the number of sequences being served."""
 
     server_load: Count
 
 
 class ModelPermission(msgspec.Struct):
-    """Part of `ModelCard`: fields that OpenAI's API once had, and clients may read."""
+    """Part of `ModelCard`: fields that OpenAI's API once had and that clients may still read."""
 
     id: str
     object: Literal["model_permission"]
@@ -266,21 +266,21 @@ class IsPaused(msgspec.Struct):
 
 
 class Sleeping(msgspec.Struct):
-    """Answer of `/sleep`, once the memory is given back."""
+    """Answer of `/sleep`, once the memory has been released."""
 
     status: Literal["sleeping"]
     level: SleepLevel
 
 
 class Awake(msgspec.Struct):
-    """Answer of `/wake_up`: asleep still if only a part was asked for."""
+    """Answer of `/wake_up`: still asleep if it was asked to wake only a part."""
 
     status: Literal["awake", "sleeping"]
     tags: list[WakeTag] | None
 
 
 class IsSleeping(msgspec.Struct):
-    """Answer of `/is_sleeping`: whether memory is given back."""
+    """Answer of `/is_sleeping`: whether memory has been released."""
 
     is_sleeping: bool
 
@@ -293,7 +293,7 @@ class ServerInfo(msgspec.Struct):
 
 
 class DumpedBlock(msgspec.Struct):
-    """One full block of the prefix cache; hashes are hexadecimal, as KV events name them."""
+    """One full block of the prefix cache; its hashes are those of KV events, in hexadecimal."""
 
     block_hash: str
     parent_block_hash: str | None

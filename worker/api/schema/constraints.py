@@ -1,4 +1,4 @@
-"""Constraints of answers → the text of a grammar; what the library would not enforce is refused."""
+"""Writes constraints of answers as grammars; what the library would not enforce is refused."""
 
 import re
 from collections.abc import Mapping
@@ -66,9 +66,9 @@ def grammar_of(constraint: Constraint) -> str:
 
 
 def after_reasoning(grammar: str, marks: Mapping[str, int], *, is_certain: bool) -> str:
-    """Return the grammar of an answer that reasons up to `</think>` and then matches `grammar`:
-    always if it `is_certain`, else if it begins with `<think>`. `marks` has the ids of those that
-    are control tokens.
+    """Return the grammar of an answer that reasons up to `</think>` and then matches `grammar`;
+    unless that `is_certain`, it reasons only if it begins with `<think>`. `marks` has the ids of
+    the marks that are control tokens.
     """
     begin, end = (
         f"<[{marks[mark]}]>" if mark in marks else f'"{mark}"' for mark in (THINK, END_OF_THINK)
@@ -121,7 +121,7 @@ def _parsed(text: str, field: str) -> dict[str, Any]:
 
 
 def _of_grammar(text: str, field: str) -> str:
-    """The library takes a grammar for Lark if it has a rule `start:`, as GBNF may have."""
+    """Return the grammar for a text in GBNF, or else in Lark; GBNF too may have a rule `start:`."""
     if _BEGINS_AS_GBNF.match(text):
         return grammar_from("gbnf", _PART_OF_GBNF.sub(_plain_gbnf, text))
     parts: list[str] = []
@@ -141,7 +141,7 @@ def _of_grammar(text: str, field: str) -> str:
 
 
 def _plain_gbnf(part: re.Match[str]) -> str:
-    r"""The library reads `\u00e9` without its zeros, and has a rule `start` of its own."""
+    r"""Replace escapes (the library misreads `\u00e9`) and the rule name `start`, which it uses."""
     if part[0][0] in '"[':
         return _ESCAPE_OF_GBNF.sub(_unescaped, part[0])
     return "start-of-gbnf" if part[0] == "start" else part[0]

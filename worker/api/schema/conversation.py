@@ -1,4 +1,4 @@
-"""The messages of a conversation, checked, as chat templates take them. Pure."""
+"""The messages of a conversation, checked, in the form that chat templates take. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -101,7 +101,7 @@ def _check_arguments(messages: Sequence[ChatMessage]) -> None:
 
 
 def _as_object(arguments: str | dict[str, Any]) -> dict[str, Any] | str:
-    """Arguments that a model got wrong stay text."""
+    """Return arguments as an object; text that is not JSON of an object stays text."""
     if isinstance(arguments, dict):
         return arguments
     try:
@@ -115,7 +115,7 @@ def _as_text(arguments: str | dict[str, Any]) -> str:
 
 
 def _reasoning(message: ChatMessage, place: str) -> str | None:
-    """The template decides whether the model sees the reasoning."""
+    """Return a turn's reasoning, if any; the template decides whether the model sees it."""
     given = {name: getattr(message, name) for name in ("reasoning", "reasoning_content")}
     if isinstance(message.content, list):
         given["content"] = thoughts_of(message.content)
@@ -137,7 +137,7 @@ def _reasoning(message: ChatMessage, place: str) -> str | None:
 
 
 def _content(message: ChatMessage, place: str, *, may_be_missing: bool) -> str:
-    """Null is a mistake, except where an assistant only called tools: servers answer it then."""
+    """Return a message's text. Null is a mistake, unless an assistant only called tools."""
     content = message.content
     if content is None or content is UNSET:
         may_be_missing = may_be_missing or message.refusal is not None

@@ -10,7 +10,7 @@ from worker.api.schema.requests import CacheSalt, RequestId, only, says
 
 
 class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of `POST /v1/embeddings`. `use_activation` (once `normalize`) makes each length 1."""
+    """Body of `POST /v1/embeddings`; `use_activation` (formerly `normalize`) scales to length 1."""
 
     input: Annotated[str | list[str | int | list[int]], says(minItems=1)]
     model: str | None = None
@@ -36,7 +36,7 @@ class PoolingRequest(EmbeddingRequest, kw_only=True):
 
 
 class Embedding(msgspec.Struct):
-    """The embedding of one input: numbers, or their float32 in little-endian order as base64."""
+    """The embedding of one input: numbers, or the base64 of little-endian float32 values."""
 
     index: Count
     embedding: list[float] | str
@@ -44,7 +44,7 @@ class Embedding(msgspec.Struct):
 
 
 class Pooled(msgspec.Struct):
-    """The same in the form of `/pooling`."""
+    """The embedding of one input, in the form of `/pooling`."""
 
     index: Count
     data: list[float] | str
@@ -52,7 +52,7 @@ class Pooled(msgspec.Struct):
 
 
 class EmbeddingList(msgspec.Struct, kw_only=True):
-    """Answer of `/v1/embeddings`: one for each input, in order."""
+    """Answer of `/v1/embeddings`: one embedding for each input, in order."""
 
     id: str
     object: Literal["list"] = "list"
@@ -64,7 +64,7 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
 
 
 class PooledList(msgspec.Struct, kw_only=True):
-    """Answer of `/pooling`: one for each input, in order."""
+    """Answer of `/pooling`: one embedding for each input, in order."""
 
     id: str
     object: Literal["list"] = "list"

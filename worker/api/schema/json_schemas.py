@@ -1,13 +1,13 @@
 r"""JSON Schemas rewritten so that the grammar library enforces them completely. Pure.
 
-The library accepts these cases and does not enforce them, so this module refuses or rewrites them:
+The library accepts some schemas without enforcing them; this module refuses or rewrites these:
 
-- A name may come twice in an object, so a least number of names can be missed unless each is known.
-- A `$ref` that leads back to itself in every alternative has no answer that ends.
-- Dates and times of its own may be on 30 February and have a second 60 at any time of day.
-- A name spelled with `\u` escapes is none of the `properties`, so each string has one spelling
-without them. Control characters without another escape cannot be drawn then.
-- White space between two tokens has no end, and models may write nothing else.
+- The library counts a repeated name twice, so `minProperties` holds only if all names are known.
+- A `$ref` that leads back to itself in every alternative has no finite answer.
+- The library's dates may be 30 February, and its times may have a second 60 at any time of day.
+- A name spelled with `\u` escapes matches none of the `properties`, so no string may have such an
+escape. Control characters that have no other escape can then not be drawn.
+- White space between two tokens is unlimited, and models may write nothing else.
 """
 
 import re
@@ -100,7 +100,7 @@ _FORMATS = {
 
 
 def enforceable(schema: dict[str, Any], options: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the schema that the library enforces. Raises `ValueError` where that cannot be."""
+    """Return the schema that the library enforces. Raises `ValueError` if there is none."""
     _check(schema)
     loop = _References(schema).endless()
     if loop is not None:
@@ -146,7 +146,7 @@ def _strings(value: object) -> Iterator[str]:
 
 
 def _has_control(pattern: str) -> bool:
-    """An end of a range does not count."""
+    """Return whether a pattern has a control character; the ends of a range do not count."""
     symbols = _SYMBOL.findall(pattern)
     depth = 0
     for place, symbol in enumerate(symbols):
@@ -187,7 +187,7 @@ def _rewritten(schema: Any) -> Any:
 
 
 def _is_idle(name: str, value: Any, schema: dict[str, Any]) -> bool:
-    """A keyword that demands nothing may be left out."""
+    """Return whether a keyword demands nothing, so that it may be left out."""
     if name == "format":
         return isinstance(value, str) and value not in _STANDARD_FORMATS
     if name in _COMPANIONS:
@@ -213,8 +213,8 @@ def ascii_classes(pattern: str) -> str:
 
 
 def _without_look_ahead(pattern: str) -> list[str]:
-    """Return patterns that all match only where `pattern` does: each look-ahead with which it
-    begins is one of them. Where that cannot be had, it is the pattern itself, which the library
+    """Return patterns that together match only where `pattern` does; each look-ahead with which it
+    begins is one of them. If that is not possible, return the pattern itself, which the library
     refuses.
     """
     rest = _SYMBOL.findall(_DECIMALS.sub(_decimals, pattern, count=1))
@@ -245,7 +245,7 @@ def _end_of_group(symbols: list[str]) -> int | None:
 
 
 def _never(body: str) -> str | None:
-    """Return a pattern of what does not begin as `body` says; None where that is too hard."""
+    """Return a pattern of what does not begin with `body`; None if that is too hard to write."""
     is_whole = body.endswith("$")
     body = body.removesuffix("$")
     units = [(match[1], match[2]) for match in _UNIT.finditer(body)]
@@ -275,7 +275,7 @@ def _other(unit: str) -> str:
 
 
 def _decimals(match: re.Match[str]) -> str:
-    """Return the same digits without the look-ahead that counts them, and nothing behind them."""
+    """Return a pattern of the same digits, to the end, without the look-ahead that counts them."""
     whole, limit, before, behind = match.groups()
     most = int(limit) - 1
     places = range(min(most, int(before or most)) + 1)
@@ -284,7 +284,7 @@ def _decimals(match: re.Match[str]) -> str:
 
 
 class _References:
-    """The references among the parts of a schema, and the parts without an answer that ends."""
+    """The references among a schema's parts, and the parts that no finite answer matches."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
         self._places: dict[str, dict[str, Any]] = {"": schema}
@@ -332,7 +332,7 @@ class _References:
             self._enter(part, base)
 
     def _target(self, reference: str, base: str) -> object:
-        """Return the schema that a reference names; None where that is not in the schema."""
+        """Return the schema that a reference names; None if it is not within this schema."""
         inside = reference.startswith("#")
         place, fragment = urldefrag(base + reference if inside else urljoin(base, reference))
         fragment = unquote(fragment)

@@ -42,7 +42,7 @@ class KvTransferFields(msgspec.Struct, kw_only=True):
 
 
 class KvTransfer(NamedTuple):
-    """`keeps`: the KV is stored, under its `name`; `source`: KV is taken from another engine."""
+    """The fate of a request's KV: stored under `name` if `keeps`, or taken from `source`."""
 
     keeps: bool = False
     name: str | None = None

@@ -48,7 +48,7 @@ _MODEL_ID: Json = {
 
 
 def package_version() -> str:
-    """The version is "0" when the package is not installed."""
+    """Return the package's version; "0" when it is not installed."""
     try:
         return version("pointsman")
     except PackageNotFoundError:

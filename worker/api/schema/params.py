@@ -53,8 +53,8 @@ class TextParams:
     """The parameters of the conversion from tokens to text, in the API process.
 
     `echo_only` answers with the prompt alone, without the one token that the engine had to draw.
-    `eos_id` is the model's own end (None: ignored); `extra_eos_ids` are reported as a sequence's
-    reason. `shown_ids` are control tokens that the text keeps for the parsers of answers.
+    `eos_id` is the model's own end (None: ignored); `extra_eos_ids` are reported as the reason for
+    a stop. `shown_ids` are control tokens that the text keeps for the parsers of answers.
     """
 
     stop: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class TextParams:
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """`vocab_size` counts embeddings. `max_logprobs` -1: as many as the vocabulary."""
+    """A model's limits. `vocab_size` counts embeddings; `max_logprobs` -1: the whole vocabulary."""
 
     max_model_len: int
     vocab_size: int
@@ -78,7 +78,7 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True)
 class SamplingContext:
-    """`defaults` are the model's own; `encode` gives the ids of a text without a prefix."""
+    """The model's side: its own `defaults`, and `encode`, which returns ids without a prefix."""
 
     limits: ModelLimits
     encode: Callable[[str], list[int]]
@@ -110,9 +110,9 @@ def sampling_of(
     searches: bool,
     constraint: str | None = None,
 ) -> Sampling:
-    """Check and default the sampling fields of prompts of `prompt_sizes` tokens. `searches`: a beam
-    search would run here. `constraint` names the field that constrains the answers. Raises
-    `RequestError`.
+    """Check the sampling fields for prompts of `prompt_sizes` tokens and fill in defaults.
+    `searches`: a beam search would run here. `constraint` names the field that constrains the
+    answers. Raises `RequestError`.
     """
     limits = context.limits
     params = sampling_params(request, max_tokens, _num_logprobs(request, limits), context, rng)
@@ -182,7 +182,7 @@ def sampling_params(
     context: SamplingContext,
     rng: random.Random,
 ) -> SamplingParams:
-    """Check and default the fields. `logprobs` is of the API's own fields; `rng` draws seeds."""
+    """Check fields and fill in defaults. `logprobs` is the API's own; `rng` draws seeds."""
     limits = context.limits
     # A further field with a range needs its row in `RANGES` alone.
     ranged: dict[str, Any] = {name: _in_range(request, name, context) for name in RANGES}
@@ -282,7 +282,7 @@ def _not_with_beams(name: str) -> FieldError:
 
 
 def _searching(params: SamplingParams, beam: BeamParams) -> SamplingParams:
-    """A search uses the model's own log probabilities, so draws' parameters mean nothing to it."""
+    """Return a search's parameters: it uses the model's log probabilities, as no token is drawn."""
     return SamplingParams(
         params.max_tokens,
         temperature=0.0,

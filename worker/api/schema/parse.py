@@ -18,7 +18,7 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 class IgnoredFieldError(RequestError):
-    """A `body` of this `kind` has a field to leave out."""
+    """Raised for a `body` of this `kind` that has a field to leave out."""
 
     body: bytes
     kind: type[msgspec.Struct]
@@ -28,12 +28,12 @@ class UnknownFieldError(IgnoredFieldError): ...
 
 
 def hint(*quiet: object) -> msgspec.Meta:
-    """Mark a field that has no effect. Null and the values `quiet` ask for nothing."""
+    """Mark a field without effect. Null and the values `quiet` ask for nothing."""
     return msgspec.Meta(extra={_HINT: quiet})
 
 
 class Whole(int):
-    """A whole number of at most 64 bits; clients whose numbers are all floats send `3.0`."""
+    """A whole number of at most 64 bits; `3.0` is one, as some clients send only floats."""
 
 
 # Messages may quote the client in the middle: the place is at the end.
@@ -83,9 +83,9 @@ class Ignored:
 def without_ignored_fields(
     body: bytes, kind: type[msgspec.Struct], *, all_known: bool = False
 ) -> tuple[bytes, Ignored]:
-    """Return the fields of a body that are known and have an effect, byte for byte, and the ignored
-    ones. Other faults stay. `all_known`: only hints can be ignored. Raises `RequestError` if it is
-    not JSON.
+    """Return a body with only the fields that are known and have an effect, byte for byte, and the
+    ignored fields. Other faults stay. `all_known`: only hints can be ignored. Raises `RequestError`
+    if the body is not JSON.
     """
     ignored = Ignored(all_known=all_known)
     try:
@@ -143,7 +143,7 @@ def _struct_of(
 
 
 def is_one_of(value: object, values: tuple[object, ...]) -> bool:
-    """Return if a value equals one of the values; true does not equal 1."""
+    """Return whether a value equals one of the values; true does not equal 1."""
     return any(v == value and isinstance(v, bool) is isinstance(value, bool) for v in values)
 
 
@@ -203,7 +203,7 @@ def _type_of(kind: type[msgspec.Struct]) -> inspect.StructType:
 
 
 def _parts(kind: inspect.Type) -> tuple[tuple[inspect.StructType, ...], inspect.Type | None]:
-    """Return the structs an object may be, and the type of an array's elements, if known."""
+    """Return the structs that an object may be, and the type of an array's elements, if known."""
     while isinstance(kind, inspect.Metadata):
         kind = kind.type
     if isinstance(kind, inspect.StructType):
@@ -280,7 +280,7 @@ def decode_supported(body: bytes, kind: type[Body]) -> Body:
 
 
 def refuse_unsupported(request: msgspec.Struct, within: str = "") -> None:
-    """Refuse (400) a field that is not built; `within` is the path before it, with its dot."""
+    """Refuse (400) a field that is not supported; `within` is the path before it, with a dot."""
     for name, neutral, fix in _neutral_values(type(request)):
         value = getattr(request, name)
         if value is not None and not is_one_of(value, neutral):

@@ -1,7 +1,7 @@
 """The bodies of OpenAI's API, as this worker takes them. Pure.
 
-A field that would change the answer and is not built is refused; the server leaves out one that
-would not (`hint`), and one that the API does not have, and warns. Ranges are checked in `params`.
+An unsupported field that would change the answer is refused; the server warns of one that would not
+(`hint`), or that the API does not have, and leaves it out. Ranges are checked in `params`.
 """
 
 from typing import Annotated, Any, Literal
@@ -48,12 +48,12 @@ RANGES: dict[str, tuple[float, float, float]] = {
 
 
 def says(**keywords: object) -> Meta:
-    """Keywords of JSON schema that msgspec does not check: `params` and others do."""
+    """Return keywords of JSON Schema that msgspec does not check; `params` and others do."""
     return Meta(extra_json_schema=keywords)
 
 
 def only(*neutral: object) -> Meta:
-    """Mark a field that is not built: null and these values ask for nothing, and pass."""
+    """Mark a field that is not supported; null and these values ask for nothing, and pass."""
     # The fix also keeps `only(1)` and `only(True)` apart: `Annotated` caches what compares equal.
     values = " or ".join(msgspec.json.encode(value).decode() for value in neutral)
     fix = f"leave it out or send {values}" if values else "leave it out"
@@ -131,7 +131,7 @@ class TagStructure(msgspec.Struct, forbid_unknown_fields=True):
 class StructuralTagFormat(
     msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="structural_tag"
 ):
-    """`response_format`: text with JSON of a schema behind each of the `triggers`."""
+    """`response_format`: text with JSON of a schema after each of the `triggers`."""
 
     structures: Annotated[list[TagStructure], says(minItems=1)]
     triggers: Annotated[list[str], says(minItems=1)]
@@ -206,9 +206,9 @@ class KvPeerFields(msgspec.Struct, kw_only=True):
 
 
 class ResumeFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`resume`. Empty, it asks for the answer's header `x-pointsman-resume`, an object, and
-    comments with the ids of the stream's tokens. That object, sent here with `token_ids`, makes the
-    stream continue after them; without them it begins anew, under the same id.
+    """`resume`. Empty, it asks for the response header `x-pointsman-resume`, which holds an object,
+    and for comments with the ids of the stream's tokens. That object, sent here with `token_ids`,
+    makes the stream continue after these; without them it begins anew, under the same id.
     """
 
     id: str | None = None
@@ -266,7 +266,7 @@ class GenerationFields(SamplingFields, kw_only=True):
 
 
 class ContentPart(msgspec.Struct):
-    """One part of a message's content; open, so that the error for an image names its type."""
+    """One part of a message's content. Unknown fields pass, so that an error can name its type."""
 
     type: str
     text: str | None = None
@@ -311,7 +311,7 @@ class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SentCall(msgspec.Struct, forbid_unknown_fields=True):
-    """One tool call of an earlier answer. Clients that gather a stream leave `index` in."""
+    """One tool call of an earlier answer. Clients that collected it from a stream keep `index`."""
 
     function: CalledFunction
     id: str | None = None
@@ -320,8 +320,8 @@ class SentCall(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One turn. The `Any` fields come back in assistant turns: only null or empty ones are taken,
-    except for those without a meaning for the model, `annotations` and `provider_specific_fields`.
+    """One turn. Clients send the `Any` fields back in assistant turns; these must be null or empty,
+    except for those that mean nothing to the model, `annotations` and `provider_specific_fields`.
     """
 
     role: Annotated[str, says(enum=sorted(ROLES))]
@@ -421,7 +421,7 @@ class TokenSampling(SamplingFields, kw_only=True):
 
 
 class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of `POST /inference/v1/generate`. The answer of a render route is one."""
+    """Body of `POST /inference/v1/generate`. The answer of a render route is such a body."""
 
     token_ids: list[TokenId]
     sampling_params: TokenSampling | None = None

@@ -1,4 +1,4 @@
-"""The table of routes: the server dispatches by it, and the OpenAPI document describes it."""
+"""The table of routes, by which the server dispatches and which the OpenAPI document describes."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A field of the query string; `many` fields may be repeated."""
+    """A field of the query string, which may be repeated if it is `many`."""
 
     name: str
     kind: Any
@@ -42,8 +42,8 @@ class Route:
     """One method on one exact path, or on `MODEL_PATH`.
 
     `body` and `answer` are the types of the JSON (a tuple: any of them; `answer` None: an empty
-    body). `statuses` are those besides 200 and every route's. `switch` is the field of `ApiConfig`
-    that turns the route on. A `guarded` route asks for an API key where there are any, whatever its
+    body). `statuses` are the route's own, besides 200. `switch` is the field of `ApiConfig` that
+    turns the route on. A `guarded` route asks for an API key where there are any, whatever its
     path.
     """
 
@@ -308,7 +308,7 @@ _DIALECTS = "worker.api.dialects"
 
 
 class Dialect(Protocol):
-    """A module of the shelf of dialects; `GenerationRoutes` make its handlers."""
+    """A module in `api/dialects`; `handlers` makes its handlers from `GenerationRoutes`."""
 
     ROUTES: tuple[Route, ...]
     handlers: Callable[[Any], dict[str, Handler]]

@@ -1,4 +1,4 @@
-"""`tools` and `tool_choice`: checked, for the template, and as a schema of answers. Pure."""
+"""The checks of `tools` and `tool_choice`, and their forms for templates and grammars. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ _NO_ARGUMENTS: Json = {"type": "object", "properties": {}, "additionalProperties
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """`schemas` are of the arguments, by function; `choice` "named" goes with `named`."""
+    """The choice of tools; `schemas` describe arguments by function. `named` is the one chosen."""
 
     schemas: Mapping[str, Json]
     choice: str
@@ -63,7 +63,7 @@ def template_tools(tools: Sequence[Tool] | None) -> list[Json] | None:
 
 
 def _check_parameters(schema: Json | UnsetType | None, place: str) -> None:
-    """Arguments are an object, by name, so a schema of them must describe one."""
+    """Check that a schema describes an object, because arguments are an object."""
     stated = schema.get("type", "object") if isinstance(schema, dict) else "object"
     if "object" not in (stated if isinstance(stated, list) else [stated]):
         got = msgspec.json.encode(stated).decode()
@@ -72,7 +72,7 @@ def _check_parameters(schema: Json | UnsetType | None, place: str) -> None:
 
 
 def tool_use(request: ChatRequest) -> ToolUse | None:
-    """Return the choice among tools that are checked; None without any. Raises `RequestError`."""
+    """Check the tools; return the choice among them, None without any. Raises `RequestError`."""
     choice = request.tool_choice
     if not request.tools:
         if choice in (None, "none", "auto"):
@@ -100,7 +100,7 @@ def tool_use(request: ChatRequest) -> ToolUse | None:
 
 
 def answer_schema(use: ToolUse) -> Json | None:
-    """Return the schema of an answer that must be calls; None: the answer is free."""
+    """Return the schema of an answer that must be calls; None if it need not be."""
     if use.named is not None:
         return dict(use.schemas[use.named])
     if use.choice != "required":
@@ -128,7 +128,7 @@ def answer_schema(use: ToolUse) -> Json | None:
 
 
 def _embedded(schema: Json, name: str, definitions: Json) -> Json:
-    """A schema that refers to itself becomes a definition, and its references lead there."""
+    """Return a schema, or if it refers to itself a reference to it among `definitions`."""
     root = "#/$defs/" + name.replace("/", "~1")
     moved, refers = _moved(schema, root)
     if not refers:

@@ -1,5 +1,5 @@
-"""Parsers of an answer's text, as it comes: tool calls and reasoning. Pure: no tokens, no requests,
-no JSON bodies.
+"""Parsers that find tool calls and reasoning in an answer's text as it comes. Pure: they know no
+tokens, requests or JSON bodies.
 
 `answer` reads an answer by the formats in `json_calls`, `python_calls` and `xml_calls`, which read
 from a `scanner` and write to a `writer`.

@@ -1,4 +1,4 @@
-"""An answer's text, as it comes → content, reasoning and tool calls."""
+"""Splits an answer's text, as it comes, into content, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ THINK, END_OF_THINK = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """The format of a model's calls. A call may begin anywhere with one of `begins`; without any,
-    an answer is calls from its beginning or has none. `short_ids`: templates take only ids of nine
-    letters and digits.
+    """The format of a model's calls. A call may begin anywhere with one of `begins`; if there are
+    none, calls must start at the beginning of an answer. `short_ids`: templates take only ids of
+    nine letters and digits.
     """
 
     calls: Callable[[Schemas], Calls]
@@ -79,7 +79,7 @@ def format_of_template(source: str) -> str | None:
 
 
 def begins_with_reasoning(reasoning_format: str, prompt: str, *, opens_a_turn: bool) -> bool:
-    """Return if an answer begins with reasoning: a prompt may open it, or close it at once."""
+    """Return whether an answer begins with reasoning; a prompt may open it, or close it at once."""
     end = prompt.rstrip()
     if end.endswith(REASONING_MARKS) or not opens_a_turn:
         return end.endswith(THINK)
@@ -88,7 +88,7 @@ def begins_with_reasoning(reasoning_format: str, prompt: str, *, opens_a_turn: b
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """The parts to find in the answers to one request. `schemas` are of the arguments, by function;
+    """The parts to find in the answers to one request. `schemas` describe arguments, by function;
     `tool_format` None: no calls. `named`: the whole answer is the arguments of that function.
     `reasons` None: no reasoning; else True if it begins in the prompt. `hidden` are control tokens.
     """
@@ -103,7 +103,7 @@ class AnswerForm:
     hidden: tuple[str, ...] = ()
 
     def without_calls(self) -> AnswerForm | None:
-        """Return the form of an answer without calls; None: its text is the answer."""
+        """Return the form of an answer without calls; None if its text is the answer."""
         if self.reasons is None:
             return None
         return replace(self, schemas={}, tool_format=None, named=None)
@@ -113,7 +113,7 @@ class AnswerForm:
 
 
 class AnswerParser:
-    """Parses one answer. How the text is cut changes the pieces of its results, not their sum."""
+    """Parses one answer. How the text is cut affects the pieces of its results, not their sum."""
 
     def __init__(self, form: AnswerForm) -> None:
         self._scanner = Scanner()
@@ -136,7 +136,7 @@ class AnswerParser:
         return self._writer.take()
 
     def finish(self, *, complete: bool, truncated: bool) -> Said:
-        """Return the rest. `complete`: an end may be missing; `truncated`: a begun call stays."""
+        """Return the rest. `complete`: marks may be missing; `truncated`: a begun call stays."""
         self._scanner.ended = True
         self._scanner.complete, self._scanner.truncated = complete, truncated
         next(self._parse, None)
@@ -169,7 +169,7 @@ def _answer(form: AnswerForm, scanner: Scanner, writer: AnswerWriter) -> Parse[N
 
 
 def _call(calls: Calls, scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
-    """At least a character of a mark is read, so that the same place is not tried twice."""
+    """Read a call, or at least a character of its mark, so that no place is tried twice."""
     scanner.mark()
     try:
         yield from calls(scanner, writer)

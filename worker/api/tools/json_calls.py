@@ -18,7 +18,7 @@ _CLOSING = re.compile(r"[\s}\]]+")
 
 
 def call_object(scanner: Scanner, writer: AnswerWriter, *, is_marked: bool = True) -> Parse[None]:
-    """Read one object. A call without a mark names a known function and has no other members."""
+    """Read one object. Without a mark, it must name a known function and have no other members."""
     call = _ObjectCall(scanner, writer, is_marked)
     yield from scanner.expect("{")
     try:
@@ -108,7 +108,7 @@ def _whole_arguments(scanner: Scanner) -> Parse[str]:
 
 
 def marked_object(scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
-    """Read `<tool_call>{…}</tool_call>`, also with several objects, or without the end mark."""
+    """Read `<tool_call>{…}</tool_call>`; there may be several objects, and no end mark."""
     yield from scanner.expect(TOOL_CALL)
     yield from scanner.blanks()
     while True:

@@ -25,7 +25,7 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 
 
 class Malformed(Exception):  # noqa: N818 (internal to the parsers)
-    """The text does not continue in the format in which it began."""
+    """Raised when the text does not continue in the format in which it began."""
 
 
 class Unfinished(Malformed): ...
@@ -35,7 +35,7 @@ def ignore(_: str) -> None: ...
 
 
 class Scanner:
-    """Sole owner of the text that was not read yet. Once it has `ended`, `complete` means that the
+    """Owns the text that has not been read yet. Once it has `ended`, `complete` means that the
     model ended by itself, `truncated` that it reached a limit; neither: a stop string ended it. A
     call ends before each of the marks `ends`, even if its own end is missing.
     """
@@ -109,7 +109,7 @@ class Scanner:
         return not (yield from self.peek()) and self.complete
 
     def close(self, literal: str) -> Parse[None]:
-        """Read a literal that closes a part of a call; it may be missing where the call is over."""
+        """Read a literal that closes a part of a call; it may be missing if the call is over."""
         if not (yield from self.skip(literal)) and not (yield from self.is_over()):
             yield from self.expect(literal)
 
@@ -134,7 +134,7 @@ class Scanner:
         return "".join(pieces)
 
     def until(self, literals: Sequence[str], write: Write) -> Parse[str | None]:
-        """Read up to the first of the literals; None at the end. What may begin one is held."""
+        """Read up to the first literal, holding what may begin one; return it, None at the end."""
         # Without literals it must match nowhere; an empty pattern would match at once.
         pattern = re.compile("|".join(map(re.escape, literals)) or r"(?!)")
         longest = max(map(len, literals), default=1) - 1
@@ -228,7 +228,7 @@ class Scanner:
         return (yield from self.next())
 
     def json_text(self) -> Parse[str]:
-        """Read a JSON string and decode it. Raises `Malformed` where it is no Unicode text."""
+        """Read a JSON string and decode it. Raises `Malformed` if it is not valid Unicode."""
         pieces: list[str] = []
         yield from self.json_string(pieces.append)
         text: str = json.loads("".join(pieces))
@@ -238,7 +238,7 @@ class Scanner:
 
 
 def is_unicode(text: str) -> bool:
-    """JSON can write halves of surrogate pairs, which UTF-8 cannot."""
+    """Return whether UTF-8 can encode a text: JSON can write halves of surrogate pairs."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -27,7 +27,7 @@ class Said:
 
 
 class AnswerWriter:
-    """Owns the parts that were not yet taken. `hidden` are control tokens, which are no content."""
+    """Owns the parts not yet taken. `hidden` are control tokens, which are not content."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class AnswerWriter:
         self._dropping = False
 
     def fail(self, raw: str, *, truncated: bool) -> None:
-        """Turn the call into content; in a `truncated` answer, begun arguments stay a call."""
+        """Turn the call into content; if the answer is `truncated`, one with arguments stays."""
         begun = self._open is not None or self._dropping
         if begun and truncated:
             self.end()

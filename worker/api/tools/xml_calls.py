@@ -1,7 +1,7 @@
 """Calls in tags, as Qwen3-Coder writes them:
 `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>`.
 
-A value ends at the next mark of any kind. A string is passed on as it comes, others when complete.
+A value ends at the next mark of any kind. Strings are passed on as they come, others when complete.
 """
 
 import json
@@ -60,7 +60,7 @@ def tagged_call(
 
 
 def _value(scanner: Scanner, writer: AnswerWriter, schema: Mapping[str, Any]) -> Parse[None]:
-    """Line breaks between a value and its tags are not part of it."""
+    """Read a value, without the line breaks between it and its tags."""
     is_text = schema.get("type", "string") == "string" and not schema.keys() & _OTHER_KINDS
     pieces: list[str] = []
     line_break = ""  # the last one, which is no part of the value if nothing follows
