@@ -28,7 +28,7 @@ class Engine(Protocol):
 
     @property
     def is_progressing(self) -> bool:
-        """Whether the engine is alive and no step exceeds its time budget; true if it is idle."""
+        """True if the engine is alive and no step exceeds its budget, as when it is idle."""
 
     @property
     def stats(self) -> EngineStats: ...

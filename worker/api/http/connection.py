@@ -1,6 +1,6 @@
 """One client connection: uvicorn's HTTP/1.1 protocol, with limits and stricter checks.
 
-Uvicorn bounds neither the time nor the size of a request's head, does not tell pipelined requests
+Uvicorn bounds neither the time nor the size of a request's head, does not notify pipelined requests
 that the client left, answers a broken request in the middle of another answer, and closes on unread
 data, which resets the connection, so that the answer may be lost. Here:
 
