@@ -1,4 +1,4 @@
-"""The values every room of the worker shares. Plain ints and tuples; no torch, no I/O, no clock."""
+"""The values that all rooms of the worker share: plain ints and tuples; no torch, I/O or clock."""
 
 from __future__ import annotations
 

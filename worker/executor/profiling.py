@@ -39,7 +39,9 @@ class ProfiledCache:
     max_model_len: int
 
     def start(self, num_to_draft: int) -> int:
-        """Return the start: mid second block, or less to leave room for drafts; below 1: none."""
+        """Return the position at which steps start: the middle of the second block, or less to
+        leave room for the drafts. If it is below 1, there is no room.
+        """
         middle = self.block_size + self.block_size // 2
         return min(middle, self.max_model_len - 2 - num_to_draft)
 

@@ -203,7 +203,7 @@ def join(shard: Shard, store: Any, device: torch.device) -> None:
 def agree_on_blocks(
     room: int | None, choose: Callable[[int | None], int], shard: Shard, device: torch.device
 ) -> int:
-    """Return `choose` of the least room of all ranks, in bytes, computed by rank 0 for all."""
+    """Return rank 0's result of `choose` for the least room, in bytes, of all ranks."""
     least = torch.tensor(_UNBOUNDED if room is None else room, device=device)
     distributed.all_reduce(least, distributed.ReduceOp.MIN)
     blocks = torch.zeros_like(least)
@@ -247,7 +247,7 @@ def _host_group() -> Any:
 
 
 class TensorParallelExecutor(Executor):
-    """Runs, on rank 0, the same steps as the other ranks, and answers; implements `Executor` and
+    """Runs the same steps on rank 0 as the other ranks do, and answers; implements `Executor` and
     `KvMemory`, for all the model's `num_kv_heads`. Raises `WorkerError` when a rank has ended.
     """
 

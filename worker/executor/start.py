@@ -134,7 +134,7 @@ def build_shard(
 
 @contextmanager
 def fitting(what: str, advice: str) -> Iterator[None]:
-    """Raise `ConfigError` if the block finds too little device memory for `what`."""
+    """Raise `ConfigError` if the device has too little memory for `what`."""
     try:
         yield
     except (torch.OutOfMemoryError, DeviceMemoryError) as error:
@@ -231,9 +231,8 @@ def choose_device(name: str, shard: Shard = WHOLE) -> torch.device:
 
 
 def choose_backend(name: str, device: torch.device, dtype: torch.dtype, block_size: int) -> Backend:
-    """Choose a backend: "auto" is Triton on a GPU with it, else flash-attn if it works, else torch.
-
-    Raises `ConfigError` for a backend that cannot work.
+    """Choose a backend. "auto" is Triton on a GPU, if it is installed, else flash-attn where it
+    works, else torch. Raises `ConfigError` for a backend that cannot work.
     """
     has_triton = find_spec("triton") is not None
     if name == "auto":

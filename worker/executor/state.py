@@ -149,6 +149,6 @@ class DeviceState:
         self._last_tokens, self.device_tables, self._tables = last_tokens, there, tables
 
     def _sent(self, tables: Ints) -> Tensor:
-        """Return tables on the device; a CPU's share the given memory, unless graphs use them."""
+        """Return `tables` on the device; a CPU shares their memory, except with graphs."""
         there = torch.from_numpy(tables)
         return there if self._is_shared else there.to(self.device, copy=True)

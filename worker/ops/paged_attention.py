@@ -101,7 +101,7 @@ def paged_attention(
 
 
 def _planes(cache: Tensor, block_tables: Tensor) -> Tensor:
-    """Return which planes [S, 2 · kv_heads, padded W] of a cache block tables [S, W] refer to."""
+    """Return the planes [S, 2 · kv_heads, padded W] of the cache that block tables [S, W] name."""
     num_planes, block_size = 2 * cache.shape[2], cache.shape[3]
     width = block_tables.shape[1]
     padded = padded_context(width * block_size, block_size) // block_size

@@ -238,7 +238,7 @@ def _kernels() -> Sums:
 
 
 def _try_out(sums: Sums, device: torch.device) -> None:
-    """Verify two drafts by "block", which uses all of the sums, and wait for the result."""
+    """Verify two drafts by the "block" method, which uses all sums, and wait for the result."""
     drafts = torch.tensor([[1, 2]], device=device)
     scores = torch.zeros(1, 3, 4, device=device)
     batch = DraftBatch(drafts, scores, certain(drafts, 4), torch.tensor([2], device=device))

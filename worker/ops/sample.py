@@ -521,9 +521,7 @@ def _completing(bad_words: Sequence[tuple[int, ...]], output: Sequence[int]) -> 
 def _penalize(
     logits: Tensor, specs: Sequence[SampleSpec], outputs: Sequence[Sequence[int]]
 ) -> None:
-    """Apply the penalties: repetition (Keskar et al., arXiv:1909.05858), then OpenAI's frequency
-    and presence.
-    """
+    """Apply the repetition penalty (Keskar et al., arXiv:1909.05858), then the two of OpenAI."""
     flat, size = logits.view(-1), logits.shape[1]
     seen, penalties, drawn, times, frequencies, presences = [], [], [], [], [], []
     for i, (spec, output) in enumerate(zip(specs, outputs, strict=True)):

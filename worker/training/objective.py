@@ -17,7 +17,7 @@ _PASS_DECAY = 0.8
 
 @dataclass(frozen=True, slots=True)
 class HeadObjective:
-    """The loss over `num_passes` consecutive drafts; `local_ids` comes from that function."""
+    """The loss over `num_passes` drafts in a row, with the result of the function `local_ids`."""
 
     num_passes: int
     local_ids: Tensor

@@ -224,7 +224,7 @@ class TextWriter:
             )
 
     def _file(self, directory: Path, whole: bool) -> dict[int, int]:
-        """Write the finished shards (without `whole`: all); return the target tokens of each."""
+        """Write finished shards (without `whole`: all); return each one's target token count."""
         members: dict[int, list[int]] = {}
         for index in self._ended:
             members.setdefault(index // SHARD_CONVERSATIONS, []).append(index)

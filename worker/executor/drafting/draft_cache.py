@@ -77,7 +77,7 @@ class DraftCache:
     def first_unsynced(
         self, tables: Sequence[Sequence[int]], lengths: Sequence[int], first_position: int
     ) -> list[int]:
-        """Return, for each, the first unsynced position from `first_position` on, or the length."""
+        """Return each sequence's first unsynced position from `first_position`, or its length."""
         size = self._block_size
         counts = [-(-length // size) for length in lengths]
         blocks = np.zeros((len(tables), max(counts, default=0)), np.int32)

@@ -36,8 +36,8 @@ def silu_mul(gate_up: Tensor, out: Tensor) -> None:
 
 
 def gelu_mul(gate_up: Tensor, out: Tensor) -> None:
-    """Write gelu(gate) · up as `silu_mul` does, by tanh: gate / (1 + exp(-2u)), u = sqrt(2 / pi) (g
-    + 0.044715 g³).
+    """Write gelu(gate) · up as `silu_mul` does; the GELU is by tanh: gate / (1 + exp(-2u)), with u
+    = sqrt(2 / pi) (g + 0.044715 g³).
     """
     _gated_mul(gate_up, out, is_gelu=True)
 
