@@ -9,9 +9,9 @@ MAX_ASKED_SECONDS: Final = 60.0  # a server may not ask for a day
 
 
 class Backoff:
-    """Delays that double up to `max_seconds`, each shortened by up to a half at random, so that
-    clients that lost a server together do not return together. Owns the number of failures in a
-    row.
+    """Computes delays that double up to `max_seconds`, each shortened at random by up to a half, so
+    that clients that lost a server together do not return together. Owns the number of consecutive
+    failures.
     """
 
     def __init__(self, rng: Random, max_seconds: float = MAX_SECONDS) -> None:
@@ -25,7 +25,7 @@ class Backoff:
     def next_seconds(
         self, asked_seconds: float | None = None, at_least_seconds: float = 0.0
     ) -> float:
-        """Return the delay after one more failure, and not less than the server asked for."""
+        """Return the delay after one more failure, at least the one that the server asked for."""
         doublings = min(self._failures, 30)  # beyond every limit, and a float
         self._failures += 1
         # Shortened, not lengthened: `max_seconds` is a promise about the longest silence.

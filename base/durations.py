@@ -9,7 +9,7 @@ MAX_SECONDS = 2**63 / 1e9  # Go's limit, an int64 of nanoseconds: 292 years
 
 
 def parse_duration(text: str) -> float:
-    """Read a Go duration in seconds. Raises `ValueError`, also for a negative one."""
+    """Convert a Go duration to seconds. Raises `ValueError`, also for a negative one."""
     if text == "0":  # the only number that Go takes without a unit
         return 0.0
     parts = _DURATION.findall(text)

@@ -10,13 +10,13 @@
     or --csv                      print CSV: not together with the flag before it
     <file> FILE                   an argument; [file] may be left out, and [files …] are any number
 
-The reader of the flag reads a value, or the one of the value's name. An interval after the name
-bounds a number: `N` and `PORT` are whole, `[` includes a bound and `(` does not. Words between `|`
-are the choices. A default is written as a user writes it; without one in the table it is the
-program's, e.g. that of the field which the flag sets. A line that begins with spaces continues the
-text before it.
+A value is read by the reader of its flag, or else by that of the value's name. An interval after
+the name bounds a number: `N` and `PORT` are whole, `[` includes a bound and `(` does not. Words
+separated by `|` are the choices. A default is written as a user writes it; if the table has none,
+the program's applies, e.g. that of the field that the flag sets. A line that begins with spaces
+continues the text before it.
 
-A wrong command line ends with status 2 and one sentence, which suggests what was misspelt.
+A wrong command line ends the program with status 2 and one sentence, with a guess at a misspelling.
 """
 
 import argparse
@@ -57,8 +57,8 @@ _TRUTH: Final = {"true": True, "t": True, "1": True, "false": False, "f": False,
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """A flag, or an argument (without spellings). `metavar` None: a flag takes no value, and an
-    argument has none but its name. `default` None: the table has none.
+    """A flag, or an argument (without spellings). If `metavar` is None, a flag takes no value, and
+    an argument is shown by its name. If `default` is None, the table gives none.
     """
 
     group: str
@@ -109,13 +109,13 @@ def rows(table: str) -> Iterator[Row]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Dialect:
-    """A program's way of reading its table.
+    """How a program reads its table.
 
-    `defaults` are those of flags without one in the table, and `fields` the attributes of flags
-    that are called otherwise. `errors` are raised by readers for texts that they refuse, beside
-    `ValueError`. With `takes_truth` a flag without a value also takes `=false`, as Go's programs
-    do; with the default `?` it is None until it is given. `settings` are more arguments of
-    argparse, by flag.
+    `defaults` apply to flags that have none in the table, and `fields` holds the attributes of
+    flags whose attribute is named otherwise. Readers raise `errors`, besides `ValueError`, for
+    texts that they refuse. With `takes_truth` a flag without a value also accepts `=false`, as in
+    Go's programs; with the default `?` it is None until it is given. `settings` are further
+    arguments of argparse, by flag.
     """
 
     readers: Readers = dataclasses.field(default_factory=dict)
@@ -201,7 +201,7 @@ Refusal: TypeAlias = tuple[str, Iterable[str]]
 
 
 def refuse(parser: argparse.ArgumentParser, refused: Mapping[str, Refusal]) -> None:
-    """Add flags of another program, by name, that are refused with a reason."""
+    """Add another program's flags, which are refused with a reason."""
     for name, (why, harmless) in refused.items():
         # Defaults bind the values of this round; a closure would see the last ones.
         def read(text: str, why: str = why, harmless: Iterable[str] = harmless) -> str:
@@ -214,13 +214,13 @@ def refuse(parser: argparse.ArgumentParser, refused: Mapping[str, Refusal]) -> N
 
 
 def defaults_of(*kinds: Any) -> dict[str, Any]:
-    """The defaults of the fields of dataclasses, by name; the first that has one counts."""
+    """Return the defaults of dataclass fields, by name; the first class that has one counts."""
     fields = [field for kind in reversed(kinds) for field in dataclasses.fields(kind)]
     return {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
 
 
 def configured(kind: Callable[..., T], given: argparse.Namespace, **others: Any) -> T:
-    """A dataclass: `others`, and for every other field the value of the flag that sets it."""
+    """Create a dataclass from `others` and, for all other fields, the flags that set them."""
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     return kind(**{n: getattr(given, n) for n in names if hasattr(given, n)} | others)
 
@@ -262,7 +262,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """A suggestion for a misspelt word, as the end of a sentence; empty without a guess."""
+    """Return a suggestion for a misspelt word as the end of a sentence; empty without a guess."""
     names = {one.strip("-"): one for one in known}  # dashes would make all flags alike
     found = difflib.get_close_matches(word.strip("-"), names, n=1, cutoff=0.7)
     return f"; did you mean {names[found[0]]}?" if found else ""
@@ -290,7 +290,7 @@ def _range(least: int | None, most: int | None) -> str:
 
 
 def _number(metavar: str, bounds: str) -> Reader:
-    """The reader of an interval such as `[1..]` or `(0..1]`; `N` is a whole number."""
+    """Return the reader of an interval such as `[1..]` or `(0..1]`; `N` is a whole number."""
     low, high = bounds[1:-1].split("..")
     if metavar in ("N", "PORT"):
         return whole_number(int(low) if low else None, int(high) if high else None)
@@ -318,7 +318,7 @@ def truth(text: str) -> bool:
 
 
 def url(text: str) -> str:
-    """Read the address of an HTTP server; without a scheme it is http."""
+    """Read the address of an HTTP server; the default scheme is http."""
     whole = text if "://" in text else f"http://{text}"
     try:
         parts = urlsplit(whole)
@@ -349,7 +349,7 @@ def strings(text: str) -> tuple[str, ...]:
 
 
 def byte_count(text: str) -> int:
-    """Read a number of bytes: plain, or with K, M, G or T (powers of 1024) behind it."""
+    """Read a number of bytes, plain or followed by K, M, G or T (powers of 1024)."""
     number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
     factor = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}.get(unit)
     if factor is None or not number.replace(".", "", 1).isdigit():

@@ -19,7 +19,7 @@ _OF_A_BODY: Final = ("content-type", "content-encoding", "accept-encoding")
 
 
 def new_session() -> aiohttp.ClientSession:
-    """Create a client without limits on connections and on the time of an answer."""
+    """Create a client without limits on its connections or on the time of an answer."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
@@ -31,7 +31,7 @@ def new_session() -> aiohttp.ClientSession:
 
 
 def forwarded_headers(headers: Iterable[tuple[str, str]], *removed: str) -> Headers:
-    """Select the end-to-end headers of a message, without those `removed` (in lower case)."""
+    """Select a message's end-to-end headers, except those in `removed` (in lower case)."""
     return [
         (name, value)
         for name, value in headers

@@ -1,6 +1,6 @@
 """An HTTP client off the hot path: whole bodies, bounded in time and in size.
 
-Commands of a few requests have `fleet.http_client`: importing aiohttp takes longer than they run.
+Commands of few requests use `fleet.http_client`: importing aiohttp takes longer than they run.
 """
 
 import os
@@ -37,7 +37,7 @@ class Response:
 
 
 class HttpClient:
-    """An async context manager without redirects, proxies and cookies. Owns its connections."""
+    """Owns its connections; an async context manager without redirects, proxies and cookies."""
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None

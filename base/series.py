@@ -1,10 +1,10 @@
-"""Counters, gauges and histograms that cost next to nothing to count with, and their exposition.
+"""Counters, gauges and histograms that cost next to nothing to update, and their exposition.
 
 Counting is a dictionary look-up and an addition, without locks: one thread counts and renders. The
-deprecated twins of a series are computed when the page is rendered; numbers of label sets that
-coincide there are added up. The text is written directly, because the page is rendered in the
-thread that serves requests and `prometheus_client` takes several times as long; a registry of that
-library can collect the same numbers.
+deprecated twins of a series are computed when the page is rendered; if label sets coincide there,
+their numbers are added up. The text is written directly, because the page is rendered in the thread
+that serves requests and `prometheus_client` takes several times as long; a registry of that library
+can collect the same numbers.
 """
 
 from bisect import bisect_left
@@ -46,8 +46,8 @@ N = TypeVar("N")
 
 
 class _Series(Generic[N]):
-    """A series with its label sets (then it has no number of its own), or one of those. `N` is the
-    type of its number: a float, or the counts and the sum of a histogram.
+    """A series that has label sets (and then no number of its own), or one of its label sets. `N`
+    is the type of its number: a float, or the counts and the sum of a histogram.
     """
 
     __slots__ = ("_children", "declaration")
@@ -71,7 +71,7 @@ class _Series(Generic[N]):
         return [(values, child._number()) for values, child in self._children.items()]
 
     def samples(self, number: N) -> Iterator[tuple[str, str, float]]:
-        """Suffix of the name, `le` label ("" for none), and value of each sample."""
+        """Yield the suffix of the name, `le` label ("" for none), and value of each sample."""
         raise NotImplementedError
 
     def added(self, one: N, other: N) -> N:
@@ -142,13 +142,13 @@ Rows: TypeAlias = Callable[[], Iterable[tuple[Labels, float]]]
 
 
 class Computed(_Number):
-    """Computed when it is read: storing the numbers of all endpoints would hold up requests."""
+    """A series computed when it is read: storing all endpoints' numbers would hold up requests."""
 
     __slots__ = ("_rows",)
     kind = "gauge"
 
     def __init__(self, declaration: Declaration, rows: Rows) -> None:
-        """`rows` returns the same values until the page is complete."""
+        """`rows` must return the same values until the page is complete."""
         super().__init__(declaration)
         self._rows = rows
 
@@ -239,7 +239,7 @@ AnySeries: TypeAlias = "Counter | Gauge | Histogram | Summary"
 
 
 def metrics_of(series: _Series[Any]) -> Iterator[Metric]:
-    """The series and its twins, as a collector of `prometheus_client`."""
+    """Yield the series and its twins as metrics of `prometheus_client`."""
     for name, text, labels, numbers in _tables(series):
         metric = Metric(_family(series, name), text, series.kind)
         for values, number in numbers:
@@ -250,7 +250,7 @@ def metrics_of(series: _Series[Any]) -> Iterator[Metric]:
 
 
 def text_of(series: _Series[Any]) -> Iterator[str]:
-    """The series and its twins in Prometheus text format, line by line."""
+    """Yield the series and its twins in Prometheus text format, line by line."""
     for name, text, labels, numbers in _tables(series):
         yield head_text(name, series.kind, text)
         for values, number in numbers:
@@ -262,8 +262,8 @@ def text_of(series: _Series[Any]) -> Iterator[str]:
 
 
 class Page:
-    """The text of series without twins, whose counts are whole numbers. It owns the text of each
-    label set and writes it anew when its number has changed: a picker reads the page 20 times a
+    """Renders series that have no twins and whose counts are whole numbers. Owns the text of each
+    label set and rewrites it only when its number has changed: a picker reads the page 20 times a
     second.
     """
 
@@ -335,7 +335,7 @@ def _tables(series: _Series[N]) -> Iterator[tuple[str, str, Labels, Iterable[tup
 
 
 def _family(series: _Series[Any], name: str) -> str:
-    """The name of the family in `prometheus_client`, which adds the `_total` of counters itself."""
+    """Return the name of the family in `prometheus_client`, which itself adds `_total`."""
     return name.removesuffix("_total") if series.kind == "counter" else name
 
 

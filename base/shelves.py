@@ -5,8 +5,8 @@ from types import ModuleType
 
 
 def load_shelf(name: str) -> ModuleType | None:
-    """Import the module `name` of a shelf; None without it. Raises `ModuleNotFoundError` where only
-    a package that it needs is missing.
+    """Import the module `name` of a shelf; return None if there is none. Raises
+    `ModuleNotFoundError` if only a package that the module needs is missing.
     """
     try:
         return import_module(name)

@@ -1,4 +1,4 @@
-"""The end of a command whose output is not read to its end (`pointsman doctor | head`)."""
+"""Ends a command whose output is not read to its end (`pointsman doctor | head`)."""
 
 import contextlib
 import io
@@ -37,7 +37,7 @@ def _output() -> os.stat_result | None:
 
 
 def _was_replaced(before: os.stat_result) -> bool:
-    """The library that draws tables replaces a broken pipe by the null device, and exits."""
+    """Check for the null device, by which the table library replaces a broken pipe as it exits."""
     now = _output()
     return now is not None and not os.path.samestat(before, now)
 

@@ -1,5 +1,5 @@
-"""The command lines of `pointsman`, by command. Those that are not here are in `flags_in`, a module
-that is read without the code that runs the command.
+"""The command lines of `pointsman`, by command. Flags that are not here are in the module
+`flags_in`, which is read without the code that runs the command.
 """
 
 import argparse
@@ -20,7 +20,7 @@ _PICKER = """
 
 
 class CommandLine(NamedTuple):
-    """`about` is for the list of commands, and for `--help` without a `description`."""
+    """The line of a command. `about` is for lists, and for `--help` without a `description`."""
 
     about: str
     flags: str = ""
@@ -65,7 +65,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _host(text: str) -> str:
-    """Envoy and the picker take addresses."""
+    """Replace `localhost` by its address, because Envoy and the picker take addresses only."""
     return "127.0.0.1" if text == "localhost" else text
 
 

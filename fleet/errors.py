@@ -1,8 +1,8 @@
-"""Errors that a user can act on, said in one sentence."""
+"""Errors that a user can act on, each stated in one sentence."""
 
 
 class FleetError(Exception):
-    """The message of this error is all that is printed."""
+    """An error of which only the message is printed."""
 
     status = 1
 

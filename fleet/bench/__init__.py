@@ -1,7 +1,7 @@
-"""`pointsman bench`: load for any OpenAI endpoint, and its measurements.
+"""`pointsman bench`: puts load on any OpenAI endpoint, and measures it.
 
 `arrivals`, `workload`, `traces` and `load` make the load; `slo`, `summary`, `comparison`, `report`
-and `page` turn outcomes into numbers and documents. All of these are values and functions of
-values. Only `client`, `driver` and `shard` use a socket or wait; `picker_config` changes the
-configuration of a running picker, and `command` is the command.
+and `page` turn outcomes into numbers and documents. All of these only compute values from values.
+Only `client`, `driver` and `shard` use a socket or wait; `picker_config` changes the configuration
+of a running picker, and `command` is the command.
 """

@@ -64,9 +64,9 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 class Record:
     """The result of one request, in seconds of the client's clock.
 
-    `intended` is when it should have been sent, which latencies count from; `sent` is when the
-    client began to connect or send. `gaps` are those between chunks with tokens. `error` is empty
-    for a complete answer; `text` is stored only for the next turn of a session.
+    `intended` is when it should have been sent, and latencies count from then; `sent` is when the
+    client began to connect or send. `gaps` are the times between chunks with tokens. `error` is
+    empty for a complete answer; `text` is stored only for the next turn of a session.
     """
 
     intended: float
@@ -250,8 +250,8 @@ class Client:
         self.in_flight = 0
 
     async def ask(self, body: bytes, outcome: Record) -> None:
-        """Return when `outcome` is complete. A persistent connection that the server has closed
-        meanwhile is replaced by another one, and is no failure.
+        """Return once `outcome` is complete. If the server has closed a persistent connection in
+        the meantime, another one replaces it, which is no failure.
         """
         payload = b"%bcontent-length: %d\r\n\r\n%b" % (self._head, len(body), body)
         self.in_flight += 1

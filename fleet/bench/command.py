@@ -42,7 +42,7 @@ _PROBE_WORDS = (8, 264)
 
 
 def bench_command(argv: Sequence[str], out: Callable[[str], None], screen: Console) -> int:
-    """Run `pointsman bench …`; returns the exit status. Raises `FleetError`."""
+    """Run `pointsman bench …`; return the exit status. Raises `FleetError`."""
     settings = read_settings(argv)
     _allow_many_connections()
     bench = Bench(settings, screen)
@@ -73,7 +73,7 @@ def bench_command(argv: Sequence[str], out: Callable[[str], None], screen: Conso
 
 
 def _allow_many_connections() -> None:
-    """An open loop has a connection for each request in flight."""
+    """Raise the limit of open files: an open loop has a connection for each open request."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -81,7 +81,7 @@ def _allow_many_connections() -> None:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """A future stage: its endpoint, configuration of the picker, and the number of its draws."""
+    """A stage to run: its endpoint, the picker's configuration, and the number of its draws."""
 
     load: StageLoad
     endpoint: Target
@@ -107,7 +107,7 @@ class Bench:
         return [summary(stage, self.settings.objective) for stage in self.stages]
 
     async def run(self, model: str) -> None:
-        """Run all stages, until Ctrl-C. Raises `FleetError` if there is no stage to report yet."""
+        """Run all stages, until Ctrl-C. Raises `FleetError` if no stage can be reported yet."""
         settings = self.settings
         self._about = f"{settings.url}, {model}, {time.strftime('%Y-%m-%d %H:%M:%S %z')}"
         is_chat = settings.api == "chat"
@@ -157,7 +157,7 @@ class Bench:
                 yield PlannedStage(load, endpoints[min(which, len(endpoints) - 1)], number, config)
 
     async def _tokens_per_word(self, endpoint: Target, form: RequestForm) -> float:
-        """Measure the tokens of a word by the usage of two requests. Raises `FleetError`."""
+        """Measure the tokens per word by the usage of two requests. Raises `FleetError`."""
         client, ring, counts = endpoint.client(self.settings.timeout), WordRing(0, 1.0), []
         for number, words in enumerate(_PROBE_WORDS):
             outcome = Record(time.perf_counter())

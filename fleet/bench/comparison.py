@@ -19,7 +19,7 @@ _ENOUGH = 5  # rounds
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Medians of A and B; the geometric mean of B / A, and its interval, if it has one."""
+    """The medians of A and B, the geometric mean of B / A, and its interval, if it has one."""
 
     first: float
     second: float
@@ -58,7 +58,7 @@ _NUMBERS: Mapping[str, Callable[[Summary], float | None]] = {
 
 
 def compare(turns: Sequence[Summary], seed: int) -> TurnComparison:
-    """Compare turns by their names; a round with only one of its two is left out."""
+    """Compare turns by their names; a round that has only one of its two turns is left out."""
     named = {one.name: one for one in turns}
     numbers = [name[1:] for name in named if name[0] == "A" and f"B{name[1:]}" in named]
     found = {}

@@ -31,7 +31,7 @@ class Sender(Protocol[SentBody]):
     def in_flight(self) -> int: ...
 
     async def ask(self, body: SentBody, outcome: Record, /) -> None:
-        """Return when `outcome` is complete; a failure is its `error`."""
+        """Return once `outcome` is complete; a failure is stored in its `error`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class RequestForm:
 
 @dataclass(frozen=True, slots=True)
 class ClientPulse:
-    """Measures the client's own share of the times: `late_seconds` is the delay of a timer."""
+    """A sample of the client's own share of the times: `late_seconds` is the delay of a timer."""
 
     at: float
     late_seconds: float
@@ -67,7 +67,7 @@ class ClientPulse:
 
 @dataclass(slots=True)
 class Driver(Generic[Body]):
-    """Owns the results of one stage, which begins at `begin_at`, by the clock, or at once."""
+    """Owns the results of one stage, which begins at the clock time `begin_at`, or at once."""
 
     client: Sender[Body]
     form: Form[Body]
@@ -126,7 +126,7 @@ class Driver(Generic[Body]):
 
     async def _session(self, session: TurnSession, due: float) -> float:
         """Run all turns; a failed turn ends the session, because the next one would lack its
-        answer. Returns the seconds for which the last answer asked to send nothing.
+        answer. Return for how many seconds the last answer asked the client to send nothing.
         """
         messages = [{"role": "system", "content": session.system}] if session.system else []
         last = len(session.exchanges) - 1

@@ -1,4 +1,4 @@
-"""The flags of `pointsman bench`, and what they come to."""
+"""The flags of `pointsman bench`, and the settings that they give."""
 
 import math
 import os
@@ -192,13 +192,13 @@ class LoadSettings:
 
     @property
     def seconds(self) -> float:
-        """The duration of a stage; with only a number of requests it lasts until they are sent."""
+        """The duration of a stage; with only a number of requests, until they are sent."""
         if self.duration is not None:
             return self.duration
         return 30.0 if self.requests is None else 1e7
 
     def check(self) -> None:
-        """Raises `UsageError` for flags that contradict each other."""
+        """Raise `UsageError` for flags that contradict each other."""
         if self.speed is not None and self.trace is None:
             raise UsageError("--speed is for a --trace")
         if self.prefix_prompts is not None and self.prefix_groups is None:
@@ -283,7 +283,7 @@ def read_settings(argv: Sequence[str]) -> Settings:
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Raises `UsageError` before a run whose result `write_text` could not write."""
+    """Raise `UsageError` before a run whose result `write_text` could not write."""
     why = None
     if path.is_dir():
         why = "it is a folder; the result needs the name of a file"

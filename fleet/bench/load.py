@@ -53,7 +53,7 @@ def sessions_of(settings: LoadSettings) -> Sessions:
 
 
 def draws_of(seed: int, stage: int, tenant: int = 0) -> Random:
-    """One seed gives `bench` and `simulate` the same draws; the first 32 bits are for texts."""
+    """Return a stage's draws, equal in `bench` and `simulate`; the first 32 bits are for texts."""
     return Random(f"{seed}/{stage}/{tenant}")
 
 

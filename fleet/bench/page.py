@@ -327,7 +327,7 @@ def _distribution(
     limits: Sequence[Json],
     what: str,
 ) -> Json:
-    """Return shares up to p99.9. `times` may be a sample of those whose `spreads` are given."""
+    """Return the shares up to p99.9. `times` may be samples of the times behind `spreads`."""
     curves, knots, rest = list[list[Point]](), list[list[tuple[float, float, str]]](), list[str]()
     medians, tails = [], []
     for values, known in zip(times, spreads, strict=True):

@@ -45,7 +45,7 @@ class FollowedConfig:
         self._write(self._original)
 
     async def use(self, text: bytes, name: str) -> None:
-        """Return when the picker uses the configuration. Raises `FleetError` if it rejects it."""
+        """Return once the picker uses the configuration. Raises `FleetError` if it rejects it."""
         wanted, before = text.decode(errors="replace"), self._look().last_error
         self._write(text)
         try:
@@ -69,6 +69,6 @@ class FollowedConfig:
 
 
 def read_configs(names: Sequence[str]) -> tuple[bytes, ...]:
-    """Read files, or names that `simulate --policies` knows. Raises `UsageError`."""
+    """Read configurations by file, or by a name of `simulate --policies`. Raises `UsageError`."""
     every = [policy(name, "--compare")[1] for name in names]
     return tuple(DEFAULT_CONFIG if one is None else one.encode() for one in every)

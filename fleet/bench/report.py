@@ -64,7 +64,7 @@ def lines_of(one: Summary, slo: Slo | None) -> Iterator[str]:
 
 
 def stages_table(rows: Sequence[Sequence[Summary]]) -> Iterator[str]:
-    """Write a line for each stage, of one run or of several: then mean ± standard deviation."""
+    """Yield a line for each stage: of one run, or mean ± standard deviation of several."""
     first = max(12, *(len(row[0].name) + 2 for row in rows)) if rows else 12
     wide = 12 if all(len(row) == 1 for row in rows) else 19
     yield f"{'stage':>{first}}" + "".join(f"{name:>{wide}}" for name, _ in _STAGE_COLUMNS)

@@ -1,11 +1,11 @@
 """One load-generating process: its part of the load, its start, and its stream of results.
 
-Each process draws all arrivals and lengths from the seed, and makes and sends only every n-th
-session, at its time since a common beginning: so the load does not depend on their number. Pickled
+Each process draws all arrivals and lengths from the seed, but makes and sends only every n-th
+session, at its time after a common beginning; so the load does not depend on their number. Pickled
 values pass through a pair of sockets: the `LoadShard`; None, when the process is ready; the time of
 the beginning (`perf_counter`, the same clock in all processes of a machine); every tenth of a
-second an `Observed` with new results; None after the last. Another byte or the end of the
-connection stops the process early, so none outlives the bench.
+second an `Observed` with new results; None after the last. Any other byte, or the end of the
+connection, stops the process early, so that none outlives the bench.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Target:
 
 
 def endpoint_of(base: str, is_chat: bool, headers: Sequence[tuple[str, str]]) -> Target:
-    """Read an address, `base`, with or without the `/v1` that other clients want."""
+    """Read the address `base`, with or without the `/v1` that other clients require."""
     parts = urlsplit(base)
     path = parts.path.rstrip("/").removesuffix("/v1")
     path += "/v1/chat/completions" if is_chat else "/v1/completions"
@@ -76,7 +76,7 @@ def endpoint_of(base: str, is_chat: bool, headers: Sequence[tuple[str, str]]) ->
 
 @dataclass(frozen=True, slots=True)
 class LoadShard:
-    """The part of a stage that one process sends. `novelty` makes its texts new."""
+    """The part of a stage that one process sends. `novelty` makes its texts differ from others."""
 
     number: int
     processes: int
@@ -119,7 +119,7 @@ class LoadShard:
 
 @dataclass(slots=True)
 class _OwnTexts:
-    """Makes no text for sessions of other processes: the draws do not depend on it."""
+    """Makes no text for sessions of other processes: the draws do not depend on texts."""
 
     ring: WordRing
     are_made: bool = False
@@ -129,7 +129,7 @@ class _OwnTexts:
 
 
 class _Channel:
-    """Values over one connection. They are trusted: both ends are this program."""
+    """Sends and receives values, which it trusts: this program is at both ends."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -144,7 +144,7 @@ class _Channel:
         self._writer.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
 
     async def receive(self) -> Any:
-        """Raises `EOFError` or `OSError` when the other end has closed."""
+        """Return the next value. Raises `EOFError` or `OSError` when the other end has closed."""
         size = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES), "big")
         return pickle.loads(await self._reader.readexactly(size))
 
@@ -169,7 +169,7 @@ class ShardProcess:
         self._name = name
 
     async def receive(self) -> Any:
-        """Raises `FleetError` if the process has ended."""
+        """Return the next value. Raises `FleetError` if the process has ended."""
         try:
             return await self.channel.receive()
         except (EOFError, OSError) as error:
@@ -180,7 +180,7 @@ class ShardProcess:
             raise FleetError(f"{self._name} {how}; its share of the load is lost") from error
 
     async def follow(self) -> None:
-        """Return when it has sent its shard and has all answers. Raises `FleetError`."""
+        """Return once the process has sent its shard and has all answers. Raises `FleetError`."""
         seen = self.seen
         while (new := await self.receive()) is not None:
             seen.outcomes += new.outcomes
@@ -213,7 +213,7 @@ async def started(shard: LoadShard) -> AsyncIterator[ShardProcess]:
 
 
 async def follow(processes: Sequence[ShardProcess]) -> None:
-    """Follow all to their ends; a cancellation stops them first. Raises `FleetError`."""
+    """Follow all processes to their ends; a cancellation stops them first. Raises `FleetError`."""
     following = asyncio.gather(*(one.follow() for one in processes))
     try:
         # Shielded, so that after Ctrl-C the last results still arrive.

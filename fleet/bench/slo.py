@@ -1,6 +1,6 @@
 """Service-level objectives: `ttft<1s,itl<50ms` bounds each request, `ttft_p95<1s` a whole run.
 
-A request's `itl` is its mean (also called TPOT); that of a run is over all gaps between tokens.
+The `itl` of a request is the mean of its gaps (also called TPOT); that of a run is over all gaps.
 """
 
 import operator
@@ -18,7 +18,7 @@ _BOUND = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A bound in seconds (exclusive or not, by `sign`); `quantile` None: for each request."""
+    """A bound in seconds (exclusive or not, by `sign`); if `quantile` is None, on each request."""
 
     metric: str
     quantile: str | None
@@ -26,7 +26,7 @@ class Bound:
     seconds: float
 
     def holds(self, seconds: float | None) -> bool:
-        """Check if a measured time is within the bound; a time that was not measured is."""
+        """Check if a time is within the bound; a time that was not measured counts as within it."""
         if seconds is None:
             return True
         compare = operator.lt if self.sign == "<" else operator.le
@@ -39,7 +39,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Bounds that all have to hold, those of requests for at least `share` of them."""
+    """Bounds that must all hold; those on single requests, for at least `share` of the requests."""
 
     bounds: tuple[Bound, ...]
     share: float = 0.99
@@ -53,7 +53,7 @@ class Slo:
 
 
 def read_bounds(text: str) -> tuple[Bound, ...]:
-    """Raises `ValueError` with what is accepted instead."""
+    """Read bounds. Raises `ValueError` with a message that says what is accepted instead."""
     bounds = []
     for part in text.replace(" ", "").split(","):
         found = _BOUND.fullmatch(part)

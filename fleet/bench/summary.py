@@ -29,8 +29,8 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class ClientLoad:
-    """The bench's own load: the 99th percentile of the delays of sends and of timers and the share
-    of a core, of the worst of its processes; CPU seconds for each request.
+    """The bench's own load. Its worst process gives the 99th percentile of the delays of sends and
+    of timers, and the share of a core; the CPU seconds are for each request.
     """
 
     processes: int
@@ -58,8 +58,8 @@ class ClientLoad:
 class Summary:
     """One stage, without its warm-up. Rates are over `seconds`, from the first intended time to the
     last answer; `offered_rate` is that of the requests that were due while they were still
-    arriving. `goodput` is the share of all requests answered within the objectives of requests,
-    `missed` are the objectives that do not hold; `client` is None for a simulation.
+    arriving. `goodput` is the share of all requests that were answered within the objectives of
+    requests, `missed` are the objectives that do not hold; `client` is None for a simulation.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The observations of one stage. `begun` and the outcomes' times are of one clock; the first
+    """The observations of one stage. `begun` and the outcomes' times are on one clock; the first
     `warmup_seconds` are not counted. `client` is None for a simulation.
     """
 
@@ -136,7 +136,7 @@ def stage_of(
 
 
 def spread(values: Sequence[float] | NDArray[np.float64]) -> Spread | None:
-    """Quantiles are interpolated between the two nearest values."""
+    """Return the distribution of values; quantiles are interpolated between the two nearest."""
     if not len(values):
         return None
     numbers = np.asarray(values, dtype=np.float64)

@@ -56,7 +56,7 @@ Number = tuple[float, int]
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The first configuration, the requests of all runs on one clock, and the tokens of answers."""
+    """A recording's first configuration, all runs' requests on one clock, and answers' tokens."""
 
     config: str
     requests: Mapping[Number, tuple[float, RequestLine]]
@@ -90,7 +90,7 @@ def recording(path: Path, flag: str) -> Recording:
 
 def read_trace(path: Path, output_tokens: int) -> list[TracedRequest]:
     """Read the requests of a file in the order of their times, which begin at 0. `output_tokens` is
-    for requests without a recorded length of their answer. Raises `UsageError` with line and field.
+    for requests whose answer has no recorded length. Raises `UsageError` with line and field.
     """
     rows = sorted(_requests(path, output_tokens), key=lambda one: one.at_seconds)
     if not rows:
@@ -156,7 +156,7 @@ def _azure(lines: Iterable[str]) -> Iterator[TracedRequest]:
 
 
 def _recorded(found: Recording, output_tokens: int) -> Iterator[TracedRequest]:
-    """A recorded prompt is not sent: only the equality of its beginning, in blocks of 64 tokens."""
+    """Yield requests. Prompts are not sent: only equal leading blocks of 64 tokens stay equal."""
     for number, (at, request) in found.requests.items():
         prompts = request.prompts or ()
         sizes = request.prompt_bytes or tuple(map(len, prompts))
@@ -172,7 +172,7 @@ def _recorded(found: Recording, output_tokens: int) -> Iterator[TracedRequest]:
 
 
 def _chain(prompt: bytes) -> Iterator[int]:
-    """An id of each full block, which depends on it and on all blocks before it."""
+    """Yield an id of each full block, which depends on it and on all blocks before it."""
     step, value = RECORDING_BLOCK_TOKENS * _TOKEN_BYTES, 0
     for at in range(0, len(prompt) - step + 1, step):
         value = crc32(prompt[at : at + step], value)
@@ -180,7 +180,7 @@ def _chain(prompt: bytes) -> Iterator[int]:
 
 
 def read_recorded(path: Path) -> tuple[str, list[str]]:
-    """Return the first configuration, and notes. Raises `UsageError`."""
+    """Return a recording's first configuration, and notes on what it lacks. Raises `UsageError`."""
     found = recording(path, "--replay")
     if not found.requests:
         raise UsageError(f"--replay: {path} has no request")

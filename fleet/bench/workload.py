@@ -1,7 +1,7 @@
 """The content of requests: sessions of turns, with text made of common words.
 
-One long ring of words is drawn once, and every text is a slice of it behind a word of its own: a
-prompt costs a copy, and two texts share a beginning only on purpose.
+One long ring of words is drawn once, and every text is a slice of it after a word of its own: so a
+prompt costs one copy, and two texts share a beginning only on purpose.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,7 +46,7 @@ class SessionTurn:
 
 @dataclass(frozen=True, slots=True)
 class TurnSession:
-    """`at_seconds` is the time of the session in a trace; None if arrivals are drawn."""
+    """A session of turns; `at_seconds` is its time in a trace, None if arrivals are drawn."""
 
     system: str
     exchanges: tuple[SessionTurn, ...]
@@ -58,7 +58,7 @@ class Texts(Protocol):
 
 
 class WordRing:
-    """Texts of about as many tokens as asked for; `seed` selects another ring of words."""
+    """Makes texts of about as many tokens as asked for; `seed` selects the ring of words."""
 
     def __init__(self, seed: int, tokens_per_word: float) -> None:
         rng = Random(seed)
@@ -71,7 +71,7 @@ class WordRing:
         self._mark = rng.getrandbits(32)
 
     def text(self, key: int, num_tokens: int) -> str:
-        """Return a text; of two texts of one key, one begins with the other."""
+        """Return a text. Of two texts with the same key, the longer begins with the shorter."""
         words = max(1, round(num_tokens / self._tokens_per_word))
         mixed = ((key ^ self._mark) * 0x9E3779B97F4A7C15) & (2**64 - 1)  # Fibonacci hashing
         # Texts differ in their first word; it is a word because each digit is a token.
@@ -86,9 +86,9 @@ class WordRing:
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """Sessions of drawn lengths. Each begins with a system prompt of `prefix_tokens`: that of one
-    of `prefix_groups`, or, if that is 0, its own. With `prefix_prompts` a group has only that
-    number of first questions (as in the data set `shared_prefix` of inference-perf).
+    """Sessions of drawn lengths. Each begins with a system prompt of `prefix_tokens`: one that a
+    group of the `prefix_groups` shares or, if there are none, its own. With `prefix_prompts` a
+    group has only that many first questions (as in the data set `shared_prefix` of inference-perf).
     """
 
     input_tokens: TokenRange = TokenRange(512, 512)
@@ -149,7 +149,7 @@ Sessions = Callable[[Texts, Random], Iterable[TurnSession]]
 
 
 def traced_sessions(trace: Sequence[TracedRequest], speed: float) -> Sessions:
-    """The sessions of a trace, in which `speed` seconds pass in each of ours. Can be pickled."""
+    """Return a trace's sessions; `speed` of its seconds pass in one of ours. Can be pickled."""
     return partial(_traced, trace, speed)
 
 

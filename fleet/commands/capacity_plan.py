@@ -1,6 +1,4 @@
-"""`pointsman plan`: the number of replicas that a load needs, by the model that the picker scales
-with.
-"""
+"""`pointsman plan`: the replicas that a load needs, by the model with which the picker scales."""
 
 import argparse
 import json
@@ -29,7 +27,7 @@ _UNSTATED = "give --rate, --input-tokens and --output-tokens, or --bench FILE, o
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """`rows` are predictions around `replicas`, which `is_enough` for the objective or not."""
+    """A plan for a group: `rows` are predictions near `replicas`, which may not be enough."""
 
     name: str
     replicas: int
@@ -39,7 +37,7 @@ class GroupPlan:
 
 
 def plan_command(given: argparse.Namespace, say: Callable[[str], None]) -> int:
-    """Print the plan. Status 1 when a group's `maxReplicas` are too few. Raises `FleetError`."""
+    """Print the plan; return 1 if a group's `maxReplicas` are too few. Raises `FleetError`."""
     groups = _groups(given.file)
     objective = groups[0].scaling.objective
     if given.slo is not None:
@@ -75,7 +73,7 @@ def _groups(path: Path) -> tuple[ScaledGroup, ...]:
 
 
 def objective_of(text: str) -> LatencyObjective:
-    """Read bounds of `--slo`; of several shares, the highest is for both. Raises `UsageError`."""
+    """Read the bounds of `--slo`; the highest share applies to both. Raises `UsageError`."""
     try:
         bounds = read_bounds(text)
     except ValueError as error:
@@ -129,7 +127,7 @@ class _Bench(msgspec.Struct, frozen=True):
 
 
 def load_of_bench(path: Path) -> Load:
-    """The load that a bench offered in its last stage. Raises `UsageError`."""
+    """Return the load that a bench offered in its last stage. Raises `UsageError`."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=_Bench)
     except OSError as error:
@@ -149,7 +147,7 @@ def load_of_bench(path: Path) -> Load:
 
 
 def load_of_picker(views: PickerViews) -> Load:
-    """Measure the load of a picker's pool; 0 is unknown. Raises `FleetError`."""
+    """Measure the load of a picker's pool; 0 means unknown. Raises `FleetError`."""
     seen = views.look(0, DECISIONS)
     records = [views.decision(one.request_id) for one in seen.decisions]
     rate, tokens = seen.pool.pool.requests_per_second or 0.0, seen.pool.pool.tokens_per_second

@@ -45,7 +45,7 @@ _MAX_PIECES = 1024
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """`picker` is asked for the worker that answered, if the answer does not name it."""
+    """The options of a chat. `picker` is asked for the worker if the answer does not name it."""
 
     url: str = "http://127.0.0.1:8080"
     model: str | None = None
@@ -58,7 +58,7 @@ class ChatOptions:
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """`write` gets the answers, and `note` the remarks beside them; None: no user reads them."""
+    """Where a chat appears: `write` gets answers, `note` remarks; None if no user reads them."""
 
     write: Write
     read_line: ReadLine
@@ -66,7 +66,7 @@ class Terminal:
 
 
 class Wrapped:
-    """Writes lines that end between words; a word appears once it is complete."""
+    """Writes text in lines that end between words; a word appears once it is complete."""
 
     def __init__(self, write: Write, columns: Callable[[], int]) -> None:
         self._write, self._columns = write, columns
@@ -149,9 +149,9 @@ class _Facts:
 
 
 def chat(options: ChatOptions, terminal: Terminal, fetch: Fetch | None = None) -> int:
-    """Answer one prompt, or talk until `read_line` raises EOFError; returns the exit status.
-    `fetch` downloads a model that is offered first. Raises `FleetError` when the server cannot be
-    reached or refuses; in a conversation with a user only at its beginning.
+    """Answer one prompt, or talk until `read_line` raises EOFError; return the exit status. `fetch`
+    downloads a model that is offered first. Raises `FleetError` when the server cannot be reached
+    or refuses; in a conversation with a user, only at its beginning.
     """
     model = options.model or first_model(options.url)
     talk = _Talk(options, model, terminal)
@@ -251,7 +251,7 @@ class _Talk:
             self.note(text)
 
     def turn(self, text: str) -> bool:
-        """Ask, and write the answer as it arrives; False when Ctrl-C ended it early."""
+        """Ask, and write the answer as it arrives; return False if Ctrl-C ended it early."""
         self._conversation.ask(text)
         said: list[str] = []
         facts = _Facts()
@@ -312,7 +312,7 @@ class _Talk:
         raise FleetError("the answer broke off: the worker behind it is gone")
 
     def _look_up(self, facts: _Facts) -> None:
-        """A failure only omits the worker's name."""
+        """Ask the picker for the worker's name; if that fails, the name is only left out."""
         picker, request_id = self._options.picker, facts.request_id
         if facts.endpoint is not None or picker is None or request_id is None:
             return
@@ -323,7 +323,7 @@ class _Talk:
 
 
 def _content(event: dict[str, Any]) -> str:
-    """Raises `FleetError` for an error event."""
+    """Return the text of an event. Raises `FleetError` for an error event."""
     if "error" in event:
         raise FleetError(f"the answer broke off: {event['error'].get('message', event['error'])}")
     choices = event.get("choices") or [{}]  # the chunk with the usage has none

@@ -126,7 +126,7 @@ def _up(argv: list[str]) -> int:
 
 
 def _joined(argv: list[str], flag: str) -> list[str]:
-    """argparse takes a value that begins with a dash only behind a `=`."""
+    """Join `flag` to its value by `=`: argparse refuses a separate one that begins with a dash."""
     if flag not in argv[:-1]:
         return argv
     at = argv.index(flag)
@@ -292,7 +292,7 @@ def _train_draft(argv: list[str]) -> int:
 
 
 def with_default_model(argv: list[str], is_training: bool = False) -> list[str]:
-    """Complete a worker's flags by the default model, and replace names of models by paths."""
+    """Complete a worker's flags with the default model, and replace names of models by paths."""
     from fleet.run.models import resolve_model, with_found_draft_model
 
     known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)

@@ -54,9 +54,7 @@ class _Search:
         self._path = f"/decisions/{wanted}"
 
     def run(self) -> tuple[bytes, tuple[PoolAddress, ...]]:
-        """Return a record, and the pools of several that know the request, that of the record
-        first.
-        """
+        """Return a record; if several pools know the request, also those, the record's first."""
         url = self._options.url
         answer = self._get(url + self._path)
         if answer.status != 404:
@@ -71,7 +69,7 @@ class _Search:
         raise FleetError(_said(answer, "nothing is known of this request, or not any more"))
 
     def _in_any(self, pools: tuple[PoolAddress, ...]) -> tuple[bytes, tuple[PoolAddress, ...]]:
-        """Find the newest; errors of a pool matter only if no other pool knows the request."""
+        """Find the newest record; a pool's errors matter only if no other knows the request."""
         found, failed = [], []
         for pool in pools:
             answer = self._get(pool.url + self._path)

@@ -15,7 +15,7 @@ Print = Callable[[str], None]
 
 
 def source() -> Path:
-    """The folder of the files: a wheel's copy (`scripts/one_package.py`), else the clone's."""
+    """Return their folder: a wheel's copy (`scripts/one_package.py`), else the clone's."""
     copy = _HERE / "deploy"
     return copy if copy.is_dir() else _HERE.parent / "deploy"
 
@@ -27,7 +27,7 @@ def known() -> list[str]:
 
 
 def files_command(given: argparse.Namespace, out: Print) -> int:
-    """Write the files below its names; without names list all. Raises `FleetError`."""
+    """Write the files at or below the names; without names list all. Raises `FleetError`."""
     every, names, into = known(), given.names, given.into
     if not names:
         for name in every:

@@ -14,7 +14,7 @@ Print = Callable[[str], None]
 
 
 def ps_command(_given: argparse.Namespace, environment: Mapping[str, str], out: Print) -> int:
-    """Raises `FleetError` if there is no fleet."""
+    """Print the processes of all fleets here. Raises `FleetError` if there is none."""
     fleets = running_fleets(environment)
     if not fleets:
         raise FleetError("no fleet runs here: `pointsman up` starts one")

@@ -1,4 +1,4 @@
-"""`pointsman replay`: decide the requests of a recording again and report differences."""
+"""`pointsman replay`: decide the requests of a recording again, and report differences."""
 
 import argparse
 import time
@@ -59,7 +59,7 @@ def replay_command(options: argparse.Namespace, out: Console, err: Print) -> int
 
 
 def replayed(file: Path, config: Path | None, limit: int, experimental: bool) -> Report:
-    """Raises `RecordingError` and `ConfigError`."""
+    """Replay a recording. Raises `RecordingError` and `ConfigError`."""
     other = None
     if config is not None:
         other = OtherConfig(read_config_file(config, "--config"), str(config), experimental)
@@ -78,7 +78,7 @@ def replayed(file: Path, config: Path | None, limit: int, experimental: bool) ->
 
 
 def show(report: Report, out: Console, limit: int) -> None:
-    """Print tables in a terminal, else lines. Clients chose the texts, which are escaped."""
+    """Print tables in a terminal, else lines. Texts are escaped, since clients chose them."""
     comparison = report.comparison
     for line in _headline(report):
         _print_line(line, out)

@@ -130,7 +130,7 @@ def _glyphs(console: Console) -> Glyphs:
 
 @contextlib.contextmanager
 def _keys(keyboard: TextIO) -> Iterator[Callable[[float], str]]:
-    """Read the keys pressed within `seconds`, "" for none."""
+    """Yield a function that reads a key pressed within so many seconds, "" for none."""
     if not keyboard.isatty():
         yield _no_keys
         return
@@ -153,7 +153,7 @@ def _keys(keyboard: TextIO) -> Iterator[Callable[[float], str]]:
 
 @contextlib.contextmanager
 def _ending_by_signals() -> Iterator[None]:
-    """Let signals end the program like Ctrl-C, also Ctrl-C that the parent process ignores."""
+    """Let signals end the program as Ctrl-C does, and Ctrl-C too where the parent ignores it."""
 
     def end(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

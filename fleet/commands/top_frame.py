@@ -1,6 +1,5 @@
 """One picture of a picker for a terminal: a pure function of the picker's state, the size of the
-terminal, and the wishes of its user. Every line is made in exactly the available width, so nothing
-wraps.
+terminal, and the wishes of its user. Every line has exactly the available width, so nothing wraps.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class Title:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """`text` filters the names in both lists; with `is_typing`, keys extend it."""
+    """The user's choices: `text` filters both lists by name; with `is_typing`, keys extend it."""
 
     sort: str = "trouble"
     text: str = ""
@@ -101,7 +100,7 @@ class Wishes:
         ]
 
     def pressed(self, key: str, seen: Seen | None) -> Wishes:
-        """A key is a character, "up", "down", "enter", "escape" or "backspace"."""
+        """Apply a key: a character, "up", "down", "enter", "escape" or "backspace"."""
         if self.is_typing:
             return self._typed(key)
         if key in ("up", "down", "k", "j"):
@@ -173,7 +172,7 @@ class _Space:
 
 
 def _share_out(endpoints: int, bands: int, requests: int, height: int | None) -> _Space:
-    """The numbers of rows for endpoints and requests, lines that count the rest included."""
+    """Return the numbers of rows for endpoints and requests, with lines that count the rest."""
     if height is None:
         return _Space(endpoints, REQUESTS_WITHOUT_LIMIT)
     around = 3 + 2 + (2 if bands else 0) + 3  # fixed and blank lines

@@ -58,7 +58,7 @@ ASCII = Glyphs("#", ".", "_.-=+*#@", "~", "+", "!", "x", "?")
 
 
 def clean(text: str, glyphs: Glyphs) -> str:
-    """Remove everything from `text` that a terminal would obey, and line breaks."""
+    """Remove line breaks from `text`, and everything that a terminal would obey."""
     is_ascii = glyphs is ASCII
     return "".join(
         one if one.isprintable() and (one.isascii() or not is_ascii) else glyphs.unprintable
@@ -67,7 +67,7 @@ def clean(text: str, glyphs: Glyphs) -> str:
 
 
 def cell(text: str, width: int, glyphs: Glyphs, *, right: bool = False) -> str:
-    """`text` in exactly `width` cells, cut with a mark if it is longer."""
+    """Return `text` in exactly `width` cells, cut with a mark if it is longer."""
     text = clean(text, glyphs)
     length = cell_len(text)
     if length > width:
@@ -89,7 +89,7 @@ def bar(share: float, width: int, glyphs: Glyphs) -> str:
 
 
 def sparkline(values: tuple[float | None, ...], highest: float, width: int, glyphs: Glyphs) -> str:
-    """The last `width` values, the newest at the right; blank for unknown values."""
+    """Draw the last `width` values, the newest at the right; unknown values are blank."""
     steps = glyphs.steps
     top = len(steps) - 1
     shown = [

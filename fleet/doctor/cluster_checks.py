@@ -277,7 +277,7 @@ def _lease(cluster: ClusterFacts) -> Iterator[JudgeFinding]:
 
 
 def _may_be(pod: Json, holder: str) -> bool:
-    """A holder has the name of its Pod, or of the host if it does not know its Pod."""
+    """Check if `holder` may be this Pod; one that does not know its Pod has its host's name."""
     if at(pod, "spec", "hostNetwork") or at(pod, "spec", "hostname"):  # its host has another name
         return True
     name = str(at(pod, "metadata", "name"))
@@ -304,7 +304,7 @@ def _selected(cluster: ClusterFacts) -> Iterator[JudgeFinding]:
 
 
 def _ports(cluster: ClusterFacts) -> Iterator[JudgeFinding]:
-    """Pods need not declare any port; only one that declares others is wrong."""
+    """Find the Pods that declare ports, but not the pool's; Pods need not declare any."""
     pool = pool_value(cluster)
     if pool is None:
         return

@@ -59,7 +59,7 @@ _UNKNOWN = "$("
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """An action; `name` "" is any object, `namespace` "" is for kinds without namespaces."""
+    """An action; `name` "" means any object, `namespace` "" is for kinds without namespaces."""
 
     resource: ApiResource
     verb: str
@@ -71,8 +71,8 @@ class Right:
 class ClusterFacts:
     """A pool's namespace and its objects, as the API server sent them.
 
-    `problem`: the API server was not reached. `unseen` are kinds that could not be read, with the
-    reason. `who` is the account whose rights were checked, `denied` those that are missing,
+    `problem` is why the API server was not reached. `unseen` are kinds that could not be read, with
+    the reason. `who` is the account whose rights were checked, `denied` the rights that it lacks,
     `rights_problem` why they are not known. `served` maps kinds to whether the server has them.
     `lease` is that of the election. `now` is in seconds since 1970.
     """
@@ -139,7 +139,7 @@ def is_ready(pod: Json) -> bool:
 
 
 def words_of(pod: Json, container: Json) -> list[str]:
-    """The command line as the Pod states it; `$(NAME)` stays if its value is from elsewhere."""
+    """Return a container's command line; `$(NAME)` stays if its value comes from elsewhere."""
     known = variables_of(pod, container)
     parts = [at(container, key) for key in ("command", "args")]
     words = [str(one) for part in parts if isinstance(part, list) for one in part]
@@ -185,7 +185,7 @@ def is_on(pod: Json, switch: str = _ELECTION) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ServedPools:
-    """`port` is the common one; `namespace` that of the Lease, and of replicas' slices."""
+    """Pools of a picker. All have `port`; `namespace` is that of the Lease and replicas' slices."""
 
     namespace: str
     pools: tuple[PoolFlags, ...]
@@ -207,7 +207,7 @@ def _lease_name(namespace: str, pool: str) -> LeaseName:
 
 
 def serving_of(pod: Json) -> ServedPools | None:
-    """Return the pools that a picker's Pod states to serve; None if it states none, or not all."""
+    """Return the pools that a picker's Pod says it serves; None if it names none, or not all."""
     for container in listed(pod, "spec", "containers"):
         words = words_of(pod, container)
         pools = _pools(words)
@@ -249,8 +249,8 @@ def _namespace(pod: Json, container: Json, words: list[str]) -> str:
 
 
 class ClusterLook:
-    """Looks at a pool once, for the rights of `user`; None: of the account of the picker's Pods if
-    they are found, else of the account that asks.
+    """Looks at a pool once, and at the rights of `user`; if None, of the account of the picker's
+    Pods or, if none are found, of the account that asks.
     """
 
     def __init__(
@@ -312,7 +312,7 @@ class ClusterLook:
         )
 
     async def _pool(self, kind: ApiResource) -> Json | None:
-        """List by name, as the picker does, whose Role permits no more than that."""
+        """Find the object by listing, as the picker does, whose Role permits no more than that."""
         selection = Selection(self._namespace, field_selector=f"metadata.name={self._pool_name}")
         return next(iter(await self._list(kind, selection) or ()), None)
 
@@ -336,7 +336,7 @@ class ClusterLook:
             raise UnreachableError(f"a list of {resource.plural} holds no objects") from error
 
     async def _seen(self, resource: ApiResource, asked: Awaitable[Any]) -> Any:
-        """Return the answer, or None and store why, unless it is a 404."""
+        """Return the answer; if there is none, store why, unless it is a 404, and return None."""
         try:
             return await asked
         except ApiError as error:
@@ -398,7 +398,7 @@ def lease_of(cluster: ClusterFacts) -> LeaseName | None:
 
 
 def _needed(pools: ApiResource, cluster: ClusterFacts, lease: LeaseName | None) -> Iterator[Right]:
-    """Kinds that do not exist need no rights yet."""
+    """Yield the rights that a picker needs; kinds that do not exist need none yet."""
     space = cluster.namespace
     yield from (Right(PODS, verb, space) for verb in ("list", "watch"))
     yield from (Right(pools, verb, space, cluster.pool_name) for verb in ("list", "watch"))

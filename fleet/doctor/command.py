@@ -36,7 +36,7 @@ CHECKS = tuple(
 def doctor_command(
     arguments: argparse.Namespace, environment: Mapping[str, str], out: Print
 ) -> int:
-    """Returns the exit status: 0 nothing wrong, 1 warnings only, 2 errors."""
+    """Return the exit status: 0 if nothing is wrong, 1 for warnings only, 2 for errors."""
     if arguments.pool is None and any(getattr(arguments, name) for name in _OF_A_CLUSTER):
         build_parser().error("--kubeconfig, --kube-context and --as need --pool NAME")
     if arguments.list:
@@ -58,13 +58,13 @@ def doctor_command(
 
 
 def diagnose(facts: Facts, only: Collection[str] = ()) -> tuple[Diagnosis, ...]:
-    """Run the checks (`only`, or all) and return their findings without repetitions."""
+    """Run the checks (those in `only`, or all) and return their findings without repetitions."""
     checks = [check for check in CHECKS if not only or check.name in only]
     return tuple(dict.fromkeys(one for check in checks for one in check.diagnose(facts)))
 
 
 def _complete(options: argparse.Namespace, environment: Mapping[str, str]) -> None:
-    """Without a flag, take the fleet that was started last, or a picker at its default address."""
+    """Without a flag, choose the fleet started last, or a picker at its default address."""
     ways = ("picker", "envoy_config", "envoy_admin", "certificate", "pool")
     if not any(getattr(options, name) for name in ways):
         running = running_fleets(environment)
@@ -157,7 +157,7 @@ def _looked_at(facts: Facts) -> list[str]:
 
 
 def text_lines(found: Sequence[Diagnosis], looked_at: Sequence[str], width: int) -> Iterator[str]:
-    """Render lines of at most `width` characters where words allow; worst first."""
+    """Render findings, worst first, in lines of at most `width` characters where words allow."""
     for severity in Severity:
         group = [one for one in found if one.severity is severity]
         if group:

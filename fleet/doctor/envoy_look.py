@@ -47,7 +47,7 @@ class Manager:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A way of requests through a processor; parts that the document lacks are empty."""
+    """A path of requests through a processor; parts that the document lacks are empty."""
 
     manager: Manager
     processor: Json
@@ -161,7 +161,7 @@ class HostSeen:
 
 @dataclass(frozen=True, slots=True)
 class EnvoyFacts:
-    """One Envoy. `hosts` are known only of a running one; `problem` is why there are no facts."""
+    """One Envoy. `hosts` are known only for a running one; `problem` is why there are no facts."""
 
     source: str
     setup: EnvoySetup = field(default_factory=EnvoySetup)
@@ -262,7 +262,7 @@ def _destinations(route: Json) -> tuple[str, ...]:
 
 
 def _normalised(value: Any) -> Any:
-    """Convert to protobuf's field names, and structs of a stated type to that type."""
+    """Convert names to those of protobuf, and structs that state their type to that type."""
     if isinstance(value, list):
         return [_normalised(one) for one in value]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Values at paths of documents of unknown origin: JSON, decoded and unchecked."""
+"""Reads values at paths of documents of unknown origin: JSON, decoded and unchecked."""
 
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -8,14 +8,14 @@ Json: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ConfigPart:
-    """A part of a configuration, and the name of its place for texts."""
+    """A part of a configuration, and the name of its place that texts use."""
 
     place: str
     document: Json
 
 
 def at(value: Any, *path: str) -> Any:
-    """The value at the end of a path of keys; None if there is none."""
+    """Return the value at the end of a path of keys; None if there is none."""
     for step in path:
         value = value.get(step) if isinstance(value, dict) else None
     return value
@@ -37,7 +37,7 @@ def texts(value: Any, *path: str) -> list[str]:
 
 
 def seconds(value: Any) -> float | None:
-    """A duration in JSON's spelling ("0.250s"); None for anything else."""
+    """Read a duration in JSON's spelling ("0.250s"); return None for anything else."""
     if not isinstance(value, str) or not value.endswith("s"):
         return None
     try:

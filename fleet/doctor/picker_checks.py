@@ -195,7 +195,7 @@ def _peers(facts: Facts) -> Iterator[JudgeFinding]:
 
 
 def _named(picker: PickerFacts) -> int:
-    """Count the other replicas of its command line, which may name itself, or one twice."""
+    """Count the other replicas on the command line, which may name itself, or one twice."""
     text = flag_in(list(picker.words), "--peers") or ""
     named = len({one.strip() for one in text.split(",") if one.strip()})
     # It reached a replica twice, so the flag names more than there are.

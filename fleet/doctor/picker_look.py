@@ -42,10 +42,10 @@ Now = Callable[[], datetime]
 class PickerFacts:
     """One picker. `problem` is the reason why nothing else is known.
 
-    `readiness` is the text of `/readyz`; `ahead_seconds` is the difference of its clock to this
-    one's; `metrics` are the sums of the judged series, by name. `files` (open files and their
-    limit) and `words` (its command line) are known only of a picker on this machine. `peer_calls`
-    counts its calls to replicas by their result.
+    `readiness` is the text of `/readyz`; `ahead_seconds` is how far its clock is ahead of this one;
+    `metrics` are the sums of the judged series, by name. `files` (open files and their limit) and
+    `words` (its command line) are known only of a picker on this machine. `peer_calls` counts its
+    calls to replicas by their result.
     """
 
     url: str
@@ -66,9 +66,9 @@ class PickerFacts:
 class WorkerFacts:
     """One worker, as it answers the doctor.
 
-    `metrics_names` are the names of all its series, None when `/metrics` is no metrics page;
+    `metrics_names` are the names of all its series, None if `/metrics` is not a metrics page;
     `metrics_kind` is the type of that page. `expected` are the names by which the picker reads its
-    load. `models` None: `/v1/models` is not such a list.
+    load. `models` is None if `/v1/models` is not a list of models.
     """
 
     address: str
@@ -122,7 +122,7 @@ async def ask_picker(url: str, now: Now = utc_now) -> PickerFacts:
 
 
 async def _refuse_several(url: str) -> None:
-    """Raise `NoPageError` if `url` is that of a picker of several pools, and not of one of them."""
+    """Raise `NoPageError` if `url` is that of a picker of several pools and names none of them."""
     try:
         page = await PageClient(list_of(url)).page("")
     except NoPageError:

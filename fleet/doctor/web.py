@@ -44,7 +44,7 @@ class PageClient:
         self._seconds = timeout_seconds
 
     async def page(self, path: str) -> WebPage:
-        """Send GET and read the answer. Raises `NoPageError`."""
+        """Send a GET request and read the answer. Raises `NoPageError`."""
         try:
             address, base, host, tls = _place(self.url)
             headers = [("host", host), ("connection", "close")]
@@ -61,7 +61,7 @@ class PageClient:
 
 
 def _place(url: str) -> tuple[Address, str, str, ssl.SSLContext | None]:
-    """Return address, prefix of paths, Host header and TLS. Raises `ValueError`."""
+    """Return the address, path prefix, Host header and TLS of a server. Raises `ValueError`."""
     parts = urlsplit(url)
     if parts.scheme == "unix":
         return PipeAddress(unquote(parts.path)), "", "localhost", None

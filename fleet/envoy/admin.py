@@ -82,7 +82,7 @@ def _seen(host: _Host) -> Host:
 
 
 async def drain(admin: Address) -> None:
-    """End each connection with its next answer, and accept none. Raises `NoReplyError`."""
+    """End each connection with its next answer, and accept no new ones. Raises `NoReplyError`."""
     # Ends each connection with its next answer, which draining listeners alone does not.
     await probe.request(admin, "/healthcheck/fail", "POST")
     await probe.request(admin, "/drain_listeners", "POST")

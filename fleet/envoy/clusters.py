@@ -123,7 +123,7 @@ def _override_host() -> Json:
 
 def picker_cluster(config: BootstrapConfig) -> Json:
     """Build the picker's cluster. One failed stream, or one failed health check, takes it out of
-    use: a request whose body is on its way to a dead picker cannot be saved, the next one can.
+    use: a request whose body is on its way to a dead picker cannot be saved, but the next one can.
     """
     if config.pickers_file is None:
         found = assignment(PICKER, [config.picker], [config.picker_health])
@@ -175,7 +175,7 @@ def _from_a_file(path: str) -> Json:
 
 
 def _from_the_picker(discovery: EndpointDiscovery) -> Json:
-    """The last endpoints stay while no picker answers; Envoy's pause is half a minute."""
+    """Ask a picker for endpoints; the last stay while none answers. Envoy's own pause is 30 s."""
     back_off = {"base_interval": "0.25s", "max_interval": "2s"}
     service = {"cluster_name": DISCOVERY, "retry_policy": {"retry_back_off": back_off}}
     source = {
@@ -198,7 +198,7 @@ def _discovered(source: Json, **names: str) -> Json:
 
 
 def discovery_cluster(discovery: EndpointDiscovery) -> Json:
-    """It has no health checks, since no other one can be asked; pings detect that it hangs."""
+    """Build a cluster without health checks: no other can be asked, and pings detect a hang."""
     keepalive = {"interval": "5s", "timeout": "2s"}
     return {
         "name": DISCOVERY,

@@ -127,7 +127,7 @@ def _routes(config: BootstrapConfig) -> Json:
 
 
 def _pool_route(config: BootstrapConfig, name: str) -> Json:
-    """The picker sees the path before the rewrite."""
+    """Build the route of one pool; the picker sees the path before the rewrite."""
     # No header of the request, which a client could choose.
     named = {"grpc_initial_metadata": [{"key": POOL_METADATA, "value": name}]}
     route = _route(config, name, f"/{name}/")
@@ -136,7 +136,7 @@ def _pool_route(config: BootstrapConfig, name: str) -> Json:
 
 
 def _chosen_route(config: BootstrapConfig, name: str) -> Json:
-    """The picker that chooses a pool clears the route, and this one is found then."""
+    """Build the route that is found once the picker has chosen this pool and cleared the route."""
     route = {**_route(config, name, "/"), "name": f"{name}-by-model"}
     route["match"]["headers"] = [{"name": POOL_METADATA, "string_match": {"exact": name}}]
     return route
@@ -149,7 +149,7 @@ def _undecided() -> Json:
 
 
 def _nowhere(pools: Sequence[str]) -> Json:
-    """Answer requests for no pool, which the picker does not see."""
+    """Answer requests that name no pool; the picker does not see them."""
     known = ", ".join(f"/{name}/" for name in pools)
     text = f"There is no pool at this path; they are below {known}"
     route = _answer("nowhere", {"prefix": "/"}, 404, text)

@@ -44,8 +44,8 @@ async def exchange(
     tls: ssl.SSLContext | None = None,
     max_bytes: float = math.inf,
 ) -> tuple[h11.Response, bytes]:
-    """Return head and body of the answer to a request without a body. The caller limits the time.
-    Raises `OSError` and `h11.ProtocolError`, also for more than `max_bytes`.
+    """Return the head and body of the answer to a request without a body. The caller limits the
+    time. Raises `OSError` and `h11.ProtocolError`, also for more than `max_bytes`.
     """
     if isinstance(address, SocketAddress):
         reader, writer = await asyncio.open_connection(address.host, address.port, ssl=tls)
@@ -94,7 +94,7 @@ async def until(
 
 
 async def until_true(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Repeat until `condition` holds; `NoReplyError` counts as no. The caller limits the time."""
+    """Wait until `condition` holds; `NoReplyError` counts as false. The caller limits the time."""
     while True:
         with contextlib.suppress(NoReplyError):
             if await condition():

@@ -20,7 +20,7 @@ def seconds(value: float) -> str:
 
 
 def address(value: Address) -> Json:
-    """A TCP address or a unix socket that only its owner may open."""
+    """Return the JSON of a TCP address, or of a unix socket that only its owner may open."""
     if isinstance(value, SocketAddress):
         return {"socket_address": {"address": value.host, "port_value": value.port}}
     return {"pipe": {"path": value.path, "mode": 0o600}}

@@ -136,13 +136,13 @@ class BootstrapConfig:
 
     @property
     def effective_message_timeout_seconds(self) -> float:
-        """Return how long one answer of the picker may take before Envoy continues without it.
+        """How long one answer of the picker may take before Envoy continues without it.
 
         With buffered bodies it is 1 s: each request sent to a picker that hangs waits this long,
-        until the health check has detected it. Shorter would send requests past a picker that is
-        merely busy. In full duplex it is 10 s, to no great effect: Envoy applies no timeout while a
-        request body is streamed both ways (measured), so a picker that hangs is taken out of use by
-        its health check alone.
+        until the health check has detected it. A shorter time would send requests past a picker
+        that is merely busy. In full duplex it is 10 s, to no great effect: Envoy applies no timeout
+        while a request body is streamed both ways (measured), so a picker that hangs is taken out
+        of use by its health check alone.
         """
         if self.message_timeout_seconds is not None:
             return self.message_timeout_seconds

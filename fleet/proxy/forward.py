@@ -22,8 +22,8 @@ Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def runner_of(handle: Handle, drain_seconds: float, reads: bool = False) -> web.AppRunner:
-    """Create a server for every path. A request is cancelled when its client disconnects. With
-    `reads`, compressed bodies are decompressed.
+    """Create a server that handles every path. A request is cancelled when its client disconnects.
+    With `reads`, compressed bodies are decompressed.
     """
     application = web.Application(client_max_size=MAX_BODY_BYTES)
     application.router.add_route("*", "/{path:.*}", handle)
@@ -97,7 +97,7 @@ async def pass_on(
     data: bytes | aiohttp.StreamReader | None,
     headers: Headers,
 ) -> web.StreamResponse:
-    """Answer as the server at `url` does, chunk by chunk; 503 when it does not answer."""
+    """Answer as the server at `url` does, chunk by chunk, or with 503 when it does not answer."""
     response: web.StreamResponse | None = None
     try:
         async with session.request(

@@ -2,7 +2,7 @@
 
 When a stream is requested with the field `resume`, a worker of this project follows each write with
 a comment that has the ids of the tokens written. The front passes bytes on up to such a comment and
-holds the rest: so the client has the text of exactly the tokens that are known here. The last
+holds the rest, so the client has the text of exactly the tokens that are known here. The last
 write, with the finish reason, is passed on together with `[DONE]`. When a stream breaks before
 that, the front sends the request again with those tokens, and another worker continues after them
 (`worker.api.generate.resumption`). A stream is broken when its connection is, when it ends without
@@ -69,7 +69,7 @@ class FrontOptions:
 
 
 def front_command(given: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT. Raises `FleetError` when the port cannot be listened on."""
+    """Serve until SIGTERM or SIGINT. Raises `FleetError` when it cannot listen on the port."""
     return asyncio.run(_serve(FrontOptions(**vars(given))))
 
 
@@ -87,7 +87,7 @@ class _Asked(msgspec.Struct):
 
 
 class Front:
-    """Owns whether it drains: then broken streams end, because workers may be ending too."""
+    """Knows whether it is draining: broken streams then end, because workers may be ending too."""
 
     def __init__(self, options: FrontOptions, session: aiohttp.ClientSession) -> None:
         self.options = options
@@ -130,7 +130,7 @@ def _is_held(request: web.Request) -> bool:
 
 
 class _BrokenError(Exception):
-    """`is_refusal`: no worker has failed with the request."""
+    """The answer is broken. With `is_refusal`, no worker has failed with the request."""
 
     def __init__(self, reason: str, *, is_refusal: bool = False) -> None:
         super().__init__(reason)
@@ -223,7 +223,7 @@ class _Client:
 
 
 class _Course:
-    """One request, from worker to worker. Owns its failures since the last token."""
+    """One request on its way from worker to worker. Owns its failures since the last token."""
 
     def __init__(
         self, front: Front, url: str, headers: Headers, client: _Client, body: bytes, marked: bool
@@ -382,7 +382,7 @@ class _Course:
             return await source.content.readany()
 
     async def _take_whole(self, source: aiohttp.ClientResponse) -> None:
-        """Pass on an answer that cannot be resumed; a small one when it is complete."""
+        """Pass on an answer that cannot be resumed; a small one is held until it is complete."""
         most = 0 if source.content_type == _EVENT_STREAM else MAX_HELD_BYTES
         held = bytearray()
         try:

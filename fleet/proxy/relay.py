@@ -15,7 +15,7 @@ class Relay:
     """Forwards new connections to `target`; while that refuses them, so does the relay."""
 
     def __init__(self, address: SocketAddress, target: SocketAddress) -> None:
-        """Raises `FleetError` when another server listens there."""
+        """Begin to listen. Raises `FleetError` when another server listens there."""
         self.target = target
         try:
             self._socket = socket.create_server((address.host, address.port))

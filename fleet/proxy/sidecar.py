@@ -1,9 +1,10 @@
 """`pointsman sidecar`: both legs of a disaggregated request, in front of a decode worker.
 
 A request whose header `x-prefiller-host-port` names a prefill worker is sent there and to the
-decode worker. With `nixlv2` the prefill worker is first, and the decode worker gets its description
-of the KV (`worker.api.routes.prefill_leg`). With `sglang` both get the same body at once: it names
-a room at the prefill worker's bootstrap server, where the decode worker waits for the KV.
+decode worker. With `nixlv2` the prefill worker goes first, and the decode worker gets its
+description of the KV (`worker.api.routes.prefill_leg`). With `sglang` both get the same body at
+once: it names a room at the prefill worker's bootstrap server, where the decode worker waits for
+the KV.
 
 When a client disconnects, the running leg ends; but SGLang's prefill worker is not interrupted,
 because the decode worker may be reading from its room.
@@ -41,7 +42,7 @@ _ROOMS_AT_ONCE = 1000  # started in the same nanosecond
 
 @dataclass(frozen=True, slots=True)
 class SidecarOptions:
-    """`prefiller_networks` None: private ones."""
+    """The options of a sidecar. `prefiller_networks` None means the private networks."""
 
     host: str
     port: int
@@ -75,7 +76,7 @@ class Sidecar:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(cls, options: SidecarOptions) -> AsyncIterator[Sidecar]:
-        """Create a sidecar with connections; cancel its prefills at the end."""
+        """Yield a sidecar with connections; cancel its prefills at the end."""
         async with new_session() as session:
             sidecar = cls(options, session)
             try:

@@ -1,4 +1,4 @@
-"""The processes of a fleet on this machine; no command but `up` and `restart`, and no proxy.
+"""The processes of a fleet on this machine; the only commands here are `up` and `restart`.
 
 `up` is the story from start to stop. `layout` computes from the options which processes there are,
 with `devices`, `models` and `preflight` for what it needs; `process` supervises one of them, with

@@ -40,7 +40,7 @@ class OrderProgress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class OrderOutcome(msgspec.Struct, frozen=True, tag="outcome"):
-    """The last line; `failure` is None on success. `cut` requests were not finished."""
+    """The fleet's last line. `failure` is None on success; `cut` counts unfinished requests."""
 
     failure: str | None = None
     cut: int = 0
@@ -51,7 +51,7 @@ _Answer = OrderProgress | OrderOutcome
 
 
 class Control:
-    """`obey` executes an order and returns how many requests it cut; it raises `FleetError`."""
+    """Passes orders to `obey`, which returns the number of cut requests or raises `FleetError`."""
 
     def __init__(self, path: str, obey: Obey) -> None:
         self._path, self._obey = path, obey
@@ -106,7 +106,7 @@ async def _listening(
 
 
 def give(order: Order, path: str, say: Say) -> int:
-    """Return how many requests the order cut. Raises `FleetError`, also if it is partly done."""
+    """Give an order; return how many requests it cut. Raises `FleetError`, even if partly done."""
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             connection.settimeout(_CONNECT_SECONDS)
@@ -134,7 +134,7 @@ def _read(lines: Iterable[bytes], say: Say) -> OrderOutcome:
 
 
 def restart_command(given: argparse.Namespace, environment: Mapping[str, str], say: Say) -> int:
-    """Return 0 once all parts are back, 3 if requests were cut meanwhile. Raises `FleetError`."""
+    """Restart parts; return 0 once all are back, 3 if requests were cut. Raises `FleetError`."""
     fleet = the_fleet(environment, given.port)
     parts = tuple(FleetPart) if given.part == ALL else (FleetPart(given.part),)
     if fleet.control is None:

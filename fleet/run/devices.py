@@ -76,7 +76,7 @@ def choose(wanted: str, gpus: Sequence[Gpu]) -> list[Gpu]:
 
 
 def find(environment: Mapping[str, str], query: Callable[[], str] | None = None) -> list[Gpu]:
-    """Find the GPUs of `nvidia-smi` that CUDA_VISIBLE_DEVICES does not hide, if it runs."""
+    """Find the GPUs that `nvidia-smi`, if it runs, lists and CUDA_VISIBLE_DEVICES does not hide."""
     try:
         text = (query or _ask)()
     except (OSError, subprocess.SubprocessError):

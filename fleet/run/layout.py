@@ -144,7 +144,7 @@ class PickerPlan:
 
 @dataclass(frozen=True, slots=True)
 class EnvoyPlan:
-    """`again` is for a crash; `number` counts Envoys from 1, `epoch` the hot restarts."""
+    """One Envoy. `again` is run after a crash; `number` counts from 1, `epoch` hot restarts."""
 
     program: Program
     again: Program
@@ -171,7 +171,7 @@ class FleetPlan:
 
     @property
     def _gpus_each(self) -> int:
-        """More GPUs than exist are for a worker that takes none, or will refuse its flags."""
+        """The GPUs for each worker; more than exist if it takes none or will refuse its flags."""
         flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
         flags.add_argument("--device", default="auto")
         flags.add_argument("--tensor-parallel-size", default="1", dest="size")
@@ -240,7 +240,7 @@ class FleetPlan:
 
     @property
     def hot_restart_memory(self) -> Path | None:
-        """None of the fleet's Envoys removes this shared memory."""
+        """The path of the shared memory, which none of the fleet's Envoys removes."""
         number = self.site.hot_restart_id
         # Envoy multiplies its base id by ten.
         return None if number is None else Path(f"/dev/shm/envoy_shared_memory_{10 * number}")
@@ -256,7 +256,7 @@ class FleetPlan:
         return self.site.folder / "hot"
 
     def worker(self, index: int, port: int, beside: WorkerPlan | None = None) -> WorkerPlan:
-        """A replacement of `beside`, which still runs, uses other GPUs. Raises `FleetError`."""
+        """Plan a worker, on other GPUs than `beside`, which it replaces. Raises `FleetError`."""
         options, site = self.options, self.site
         threads = max(1, site.cores // max(1, options.workers))
         name, decodes = worker_name(index), bool(options.prefill) and index >= options.prefill
@@ -338,7 +338,7 @@ class FleetPlan:
         return PickerPlan(program, at[0], at[1], at[2], record)
 
     def envoy(self, number: int = 1, epoch: int = 0) -> EnvoyPlan:
-        """Plan the Envoy of that number; it takes over from its predecessor unless `epoch` is 0."""
+        """Plan Envoy number `number`; it takes over from its predecessor unless `epoch` is 0."""
         options, folder = self.options, self.site.folder
         suffix = "" if number == 1 else f"-{number}"
         path = folder / f"envoy{suffix}.yaml"
@@ -425,6 +425,6 @@ def worker_name(index: int) -> str:
 
 
 def _python(module: str) -> tuple[str, ...]:
-    """The parameter is the whole name, because `scripts/one_package.py` changes module names."""
+    """Return a module's command. `scripts/one_package.py` changes names, so pass the whole one."""
     # -P: do not import a folder of the current directory that has the name of one of our packages.
     return (sys.executable, "-P", "-m", module.removesuffix(".__main__"))

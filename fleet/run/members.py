@@ -96,7 +96,7 @@ async def _serves(plan: WorkerPlan) -> None:
 
 
 async def _listens(address: SocketAddress) -> None:
-    """Wait for any answer, also one of a server that is not ready yet."""
+    """Wait for any answer, even from a server that is not ready yet."""
     await probe.until(address, "/", lambda reply: reply.status > 0)
 
 
@@ -105,7 +105,7 @@ def write_bootstrap(plan: EnvoyPlan) -> None:
 
 
 async def arrive(child: Child, group: asyncio.TaskGroup, limit_seconds: float) -> None:
-    """Return once the child is ready. Raises `FleetError`, when it is completely removed."""
+    """Return once the child is ready. Raises `FleetError` only once it is completely removed."""
     name = child.program.name
     running = group.create_task(_contained(child), name=name)
     try:
@@ -129,7 +129,7 @@ async def _contained(child: Child) -> None:
 
 
 class Rotation:
-    """The files by which parts enter and leave service, each replaced as a whole."""
+    """Writes the files by which parts enter and leave service, each replaced as a whole."""
 
     def __init__(self, layout: FleetPlan) -> None:
         self._plan = layout

@@ -1,4 +1,4 @@
-"""Models: found, downloaded once from the catalogue, and used only if their checksum is right."""
+"""Finds models, downloads them once from the catalogue, and uses none with a wrong checksum."""
 
 import argparse
 import contextlib
@@ -50,7 +50,7 @@ def cached_path(model: CatalogModel) -> Path:
 
 
 def catalog_model(name: str | None) -> CatalogModel | None:
-    """Find the model of that name, if the catalogue has it; None is the default model."""
+    """Find the catalogue's model of that name, if it has one; None means the default model."""
     if name is None:
         return DEFAULT
     return next((model for model in CATALOG if model.name == name), None)
@@ -61,7 +61,7 @@ def better_than(path: Path | None) -> CatalogModel | None:
 
 
 def offer(served: str) -> CatalogModel | None:
-    """Return a better model to offer, once for each cache folder and if it fits the machine."""
+    """Return a better model to offer, if it fits the machine, once for each cache folder."""
     found = _AVAILABLE.search(_MEMINFO.read_text()) if _MEMINFO.is_file() else None
     has_memory = found is not None and int(found[1]) << 10 >= _WORKERS * BETTER.memory_bytes
     if served != DEFAULT.name or cached_path(BETTER).is_file() or not has_memory:

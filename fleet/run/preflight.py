@@ -69,7 +69,7 @@ def check_options(options: FleetOptions) -> list[devices.Gpu]:
 
 
 def read_objectives(path: Path, say: Callable[[str], None], *, clients_may_name: bool) -> str:
-    """Read documents for the file of endpoints. Raises `FleetError` if any would be skipped."""
+    """Read documents for the endpoints file. Raises `FleetError` if any would be skipped."""
     from picker.config.pool_file import read_policies  # noqa: PLC0415 (slow, as in _check_config)
 
     try:
@@ -91,7 +91,7 @@ def read_objectives(path: Path, say: Callable[[str], None], *, clients_may_name:
 
 
 def check_programs(layout: FleetPlan) -> None:
-    """Raises `UsageError` for what the parsers of picker and worker would refuse."""
+    """Raise `UsageError` for flags that the parsers of picker and worker would refuse."""
     given = layout.picker().program.argv
     parser = picker_flags.build_parser()
     parser.prog = "pointsman up"

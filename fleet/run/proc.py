@@ -18,7 +18,7 @@ class Listener:
 
 
 def connections(pid: int, port: int) -> int:
-    """Count the connections of a process with that local port; 0 once it has ended."""
+    """Count a process's connections on that local port; 0 once it has ended."""
     opened = _open_files(_PROC / str(pid))
     at_port = _sockets(str(pid), port)
     return sum(name in opened for name, state in at_port if state != _LISTENING)
@@ -38,7 +38,7 @@ def listener_at(port: int) -> Listener | None:
 
 
 def writers(folder: Path) -> Iterator[tuple[Path, int, int]]:
-    """Find processes that write to a file in `folder`: the file, process id, bytes of memory."""
+    """Yield the log file, process id and memory in bytes of processes that write in `folder`."""
     for process in _PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):  # ended, or of another user
             path = Path(os.readlink(process / "fd" / "1"))

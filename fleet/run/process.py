@@ -23,7 +23,7 @@ _TAIL_LINES = 8
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`environment` is added to that of this process; `log_path` gets all output."""
+    """A program to run. `environment` is added to ours; `log_path` receives all its output."""
 
     name: str
     argv: tuple[str, ...]
@@ -46,8 +46,8 @@ _REAPER = (sys.executable, "-I", "-S", reaper.__file__)
 
 
 class Reaper:
-    """Owns the process that ends our children if this one is killed. With `turn`, children start
-    one at a time, so that signals are handled between two of many.
+    """Owns the process that ends our children if this one is killed. Under the lock `turn`,
+    children start one at a time, so that signals are handled in between.
     """
 
     def __init__(self) -> None:
@@ -62,8 +62,8 @@ class Reaper:
         )
 
     async def start(self, program: Program) -> asyncio.subprocess.Process:
-        """Until its group is adopted, the program is only the reaper's script, which ends with this
-        process by itself. Raises `FleetError`.
+        """Start a program. Until its group is adopted, it is only the reaper's script, which ends
+        with this process by itself. Raises `FleetError`.
         """
         try:
             with program.log_path.open("ab") as log:
@@ -139,7 +139,7 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """Return the process id, which is also its process group; None while it is not running."""
+        """The id of the process and of its group; None while it is not running."""
         return None if self._process is None else self._process.pid
 
     async def run(self) -> None:
@@ -221,7 +221,7 @@ class Child:
                 self._process.send_signal(signal.SIGTERM)
 
     async def stop(self, drain_seconds: float, grace_seconds: float = 0.0) -> None:
-        """After `drain_seconds` the program is asked to hurry, after `grace_seconds` killed."""
+        """Stop the process: after `drain_seconds` hurry it, after `grace_seconds` kill it."""
         self.retire()
         await self._end(drain_seconds, grace_seconds)
 

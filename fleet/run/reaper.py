@@ -5,8 +5,8 @@ lines `+GROUP`, `-GROUP` and `/PATH` from its standard input, which only the fle
 the end of input every process group still on the list is terminated, and killed if it does not end;
 then files are removed, and folders too unless a line `.` said that the fleet removes them itself.
 
-With a command line as its arguments the script is the first moment of a process of that fleet: it
-becomes the program once its group is on the list, or ends if the fleet is killed in between.
+With a command line as its arguments, the script starts a process of that fleet: it becomes the
+program once its group is on the list, or ends if the fleet is killed before that.
 """
 
 import os
@@ -18,7 +18,7 @@ GRACE_SECONDS = 3.0
 
 
 def signal_group(group: int, number: int) -> bool:
-    """Send a signal to a process group; False when it has no process left."""
+    """Send a signal to a process group; return False if it has no process left."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:
@@ -29,7 +29,7 @@ def signal_group(group: int, number: int) -> bool:
 
 
 def read_input() -> tuple[set[int], list[str], list[str]]:
-    """Return the groups that live at the end of input, and the files and folders left."""
+    """Return the groups that live at the end of input, and the files and folders to remove."""
     groups: set[int] = set()
     files: list[str] = []
     folders: list[str] = []

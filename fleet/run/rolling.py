@@ -1,7 +1,7 @@
 """Restarts of a fleet's parts that cost no request.
 
 A new process serves, and every sender of requests has found it healthy, before the old one is taken
-out. The old one is taken out by all senders, and has finished its requests, before it is ended.
+out. All senders have stopped using the old one, and it has finished its requests, before it ends.
 
 - Picker: a new one starts beside the old one. Envoy gets the addresses of both, and once it finds
   the new one healthy, only that of the new one.
@@ -44,7 +44,7 @@ _COUNTED = (admin.COMPLETED, admin.FAILED, admin.WITHOUT_PICKER)
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """New processes run in `group`; `moved` is called with a picker that takes over."""
+    """What a restart uses. New processes run in `group`; `moved` gets a picker that takes over."""
 
     plan: FleetPlan
     members: Members
@@ -57,7 +57,7 @@ class Scene:
         return self.plan.options.startup_seconds
 
     async def until(self, condition: Callable[[], Awaitable[bool]], complaint: str) -> None:
-        """Wait for a condition; `NoReplyError` is "not yet". Raises `FleetError` in the end."""
+        """Wait for a condition; `NoReplyError` counts as false. Raises `FleetError` on timeout."""
         try:
             async with asyncio.timeout(self.limit_seconds):
                 await probe.until_true(condition)
@@ -108,14 +108,14 @@ def _shown(address: SocketAddress) -> str:
 
 
 class PickerRestart:
-    """Replaces the picker. Owns the ports of the last but one, which are free again."""
+    """Replaces the picker. Owns the ports of the last picker but one, which are free again."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
         self._spare: tuple[int, int, int] | None = None
 
     async def run(self, say: Say) -> None:
-        """Raises `FleetError` when the new one fails to start; the old one then stays."""
+        """Replace the picker; the old one stays if no new one starts. Raises `FleetError`."""
         scene, old = self._scene, self._scene.members.picker
         plan = scene.plan.picker(self._ports(), self._record(old))
         new = scene.members.new_picker(plan)
@@ -152,7 +152,7 @@ class PickerRestart:
             raise
 
     def _ports(self) -> tuple[int, int, int]:
-        """Ports alternate, unless those of the last but one are taken."""
+        """Return the ports of the last picker but one, or others if those are taken."""
         spare = self._spare
         if spare is not None and all(is_free(_HOST, port) for port in spare):
             return spare
@@ -160,7 +160,7 @@ class PickerRestart:
         return found[0], found[1], found[2]
 
     def _record(self, old: Picker) -> Path | None:
-        """Choose a file of its own while the old picker writes to the other."""
+        """Choose another file to record into while the old picker writes to the first."""
         first = self._scene.plan.options.record
         if first is None or old.plan.record != first:
             return first
@@ -173,7 +173,7 @@ class WorkerRestart:
         self._envoy_has_pool = scene.plan.options.routing is Mechanism.OVERRIDE_HOST
 
     async def run(self, say: Say) -> None:
-        """Raises `FleetError` for the first that does not come back; the others are left alone."""
+        """Restart all until one does not come back, for which it raises `FleetError`."""
         count = len(self._scene.members.workers)
         if count == 1:
             await self._replace_the_only_one(say)
@@ -249,9 +249,9 @@ class WorkerRestart:
             await scene.until(lambda: scene.envoy_forgot(POOL, absent), "Envoy still uses a worker")
 
     async def _until_idle(self, address: SocketAddress, name: str, say: Say) -> float:
-        """Wait, up to a limit, until a worker has no requests in flight; returns the seconds left.
-        With a front it does not wait: a worker that ends hands its streams over to the front.
-        (Envoy retries a request that was only just picked for it elsewhere, if it has the pool.)
+        """Wait, up to a limit, until a worker has no requests in flight; return the seconds left.
+        With a front, do not wait: a worker that ends hands its streams over to the front. (If Envoy
+        has the pool, it retries elsewhere a request for which the worker was just picked.)
         """
         if self._scene.plan.front is not None and self._envoy_has_pool:
             return self._scene.plan.options.drain_seconds
@@ -282,7 +282,7 @@ class WorkerRestart:
 
 
 class EnvoyRestart:
-    """Owns the address of its predecessor, and the number of requests that were `cut`."""
+    """Replaces Envoy. Owns the address of the last one, and counts the `cut` requests."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -290,7 +290,7 @@ class EnvoyRestart:
         self._address_of_the_gone: socket.socket | None = None
 
     async def run(self, say: Say) -> None:
-        """Raises `FleetError` when the new one fails to start; the old one then stays."""
+        """Replace Envoy; the old one stays if the new one fails to start. Raises `FleetError`."""
         scene, old = self._scene, self._scene.members.envoy
         if scene.plan.site.hot_restart_id is None:
             raise FleetError("Envoy hands over through shared memory, and /dev/shm is not writable")
@@ -327,8 +327,8 @@ class EnvoyRestart:
             await asyncio.sleep(probe.POLL_SECONDS)
 
     async def _unfinished(self) -> int:
-        """Estimate what the old Envoy still has, as it cannot be asked: those of all workers except
-        the new Envoy's. Idle connections have none.
+        """Estimate the old Envoy's unfinished requests, as it cannot be asked: those of all
+        workers, except the new Envoy's. Idle connections have none.
         """
         scene = self._scene
         addresses = [one.plan.address for one in scene.members.workers]
@@ -343,8 +343,8 @@ class EnvoyRestart:
         return max(0, int(at_workers) - max(sum(before), sum(after)))
 
     def _answer_for(self, gone: Envoy) -> None:
-        """Receive the messages to an Envoy that has ended. Its successor sends it an order to end,
-        once, and aborts if no socket receives it (measured); it waits ten seconds for one.
+        """Receive the messages for an Envoy that has ended. Its successor sends it one order to
+        end, waits ten seconds for a socket, and aborts if none receives it (measured).
         """
         path = self._scene.plan.hot_restart_socket(_epoch(gone))
         if self._address_of_the_gone is not None:
@@ -355,7 +355,7 @@ class EnvoyRestart:
             self._address_of_the_gone.bind(str(path))
 
     async def _ensure_a_listener(self, old: Envoy) -> None:
-        """Restore the listener of a port whose Envoy died just after it took over."""
+        """Restore the listener of the port if its Envoy died just after it took over."""
         try:
             await probe.request(self._scene.plan.ingress, "/v1/models")
         except probe.NoReplyError:
@@ -378,8 +378,8 @@ class RollingRestart:
         self._busy: str | None = None
 
     async def obey(self, order: Order, say: Say) -> int:
-        """Return how many requests were cut. Raises `FleetError` for the first part that fails to
-        return, and while another restart is in progress.
+        """Execute an order; return how many requests it cut. Raises `FleetError` for the first part
+        that fails to return, and while another restart is in progress.
         """
         if self._busy is not None:
             raise FleetError(f"a restart of {self._busy} is under way; wait until it is done")

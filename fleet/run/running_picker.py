@@ -50,7 +50,7 @@ def picker_behind(url: str, environment: Mapping[str, str]) -> str:
 
 
 def which_of_several(named: str | None, environment: Mapping[str, str]) -> str | None:
-    """A line that says which picker is used, if several run here and none was named."""
+    """Return a line that says which picker is used, if several run here and none was named."""
     running = [] if named else [fleet.picker for fleet in running_fleets(environment)]
     if len(running) < 2:
         return None
@@ -72,7 +72,7 @@ def running_fleets(environment: Mapping[str, str]) -> list[RunningFleet]:
 
 
 def the_fleet(environment: Mapping[str, str], port: int | None) -> RunningFleet:
-    """Find the fleet that runs here, of several the one at `port`. Raises `FleetError`."""
+    """Find the fleet that runs here; of several, the one at `port`. Raises `FleetError`."""
     found = [fleet for fleet in running_fleets(environment) if port in (None, fleet.port)]
     if not found:
         where = "" if port is None else f" on port {port}"
@@ -85,7 +85,7 @@ def the_fleet(environment: Mapping[str, str], port: int | None) -> RunningFleet:
 
 @contextlib.contextmanager
 def shown(fleet: RunningFleet, environment: Mapping[str, str]) -> Iterator[None]:
-    """Hold the file of a fleet. Without it, commands only lose the default of `--picker`."""
+    """Publish a fleet's file; without it, commands only lose the default of `--picker`."""
     path = _folder(environment) / f"fleet-{os.getpid()}.json"
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):

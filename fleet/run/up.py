@@ -70,7 +70,7 @@ def up(
 
 @contextlib.contextmanager
 def _folder(say: Say) -> Iterator[Path]:
-    """A private folder for sockets, settings and logs, which remains after unexpected failures."""
+    """Yield a private folder for sockets, settings and logs; it survives unexpected failures."""
     folder = Path(tempfile.mkdtemp(prefix="pointsman-"))
     stays = True
     try:
@@ -169,7 +169,7 @@ class _Fleet:
         self._stop.set()
 
     async def _run_envoy(self) -> None:
-        """Open its port once a picker answers: earlier requests would bypass the picker."""
+        """Open Envoy's port once a picker answers: earlier requests would bypass the picker."""
         picker = self._members.picker.child
         await picker.settled.wait()
         if picker.ready.is_set() and not self._stop.is_set():
@@ -382,7 +382,7 @@ def _row(what: str, text: str) -> str:
 
 
 def _first_call(url: str, model: str) -> str:
-    """The prompt is one that the default model answers correctly (docs/models.md has the share)."""
+    """Return a curl command; the default model answers its prompt correctly (docs/models.md)."""
     body = {
         "model": model,
         "stream": True,

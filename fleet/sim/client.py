@@ -23,7 +23,7 @@ _TEMPLATE = chr(VOCABULARY[0])
 
 
 class TokenTexts:
-    """Texts of exactly `num_tokens` tokens, with the beginnings of a `WordRing`."""
+    """Makes texts of exactly `num_tokens` tokens, which begin as those of a `WordRing` do."""
 
     def __init__(self, seed: int) -> None:
         self._text, self._mark = _ring(seed)
@@ -52,7 +52,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class TokenForm:
-    """Makes prompts of all messages so far, behind as many tokens as a chat template has."""
+    """Makes prompts of all messages so far, after as many tokens as a chat template has."""
 
     template_tokens: int = 0
 

@@ -39,7 +39,7 @@ Out = Callable[[str], None]
 
 
 def simulate_command(argv: Sequence[str], out: Out, note: Out) -> int:
-    """`note` gets each simulation that ends, and each late event. Raises `FleetError`."""
+    """Run the command. `note` gets each ended simulation and late event. Raises `FleetError`."""
     settings = read_settings(argv)
     ends: list[float] = []
     with Processes(_simulated, settings.processes or cores()) as processes:
@@ -185,7 +185,7 @@ class _Run:
     tenants: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
     def jobs(self, workers: int | None = None) -> Iterator[_Job]:
-        """List jobs by loads, then policies, then seeds. Raises `UsageError`."""
+        """List the jobs by load, then policy, then seed. Raises `UsageError`."""
         settings = self.settings
         seeds = range(settings.seed, settings.seed + settings.seeds)
         sessions = {seed: self.sessions(seed) for seed in seeds}
@@ -373,7 +373,7 @@ def _run_of(name: str, argv: Sequence[str]) -> _Run:
 
 
 def _verdict(found: Mapping[str, Sequence[_Row]]) -> Iterator[str]:
-    """Find each policy's distance to the best of a load: by goodput, and by mean time."""
+    """Yield lines on each policy's distance to the best of a load, by goodput and mean time."""
     lost = dict[str, list[tuple[float, float, str]]]()
     for scenario, rows in found.items():
         for load in dict.fromkeys(row.load for row in rows):

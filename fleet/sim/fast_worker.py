@@ -1,4 +1,4 @@
-"""A worker that costs some events for each request, while the exact one costs some for each token.
+"""A worker that costs a few events per request, where the exact one costs a few per token.
 
 The linear latency model gives all steps that run the same sequences the same length. So steps are
 taken in jumps: to the next end of an answer, to the step that finds no free block, or, if a request
@@ -7,7 +7,7 @@ an answer are a slice of it.
 
 Admission is that of the scheduler. Inexact are: sequences use half a block more than their tokens
 need, on average; a prompt becomes a hit as a whole, after its last chunk; when blocks run out, the
-last admitted sequence is preempted; a request that waits for KV enters the queue when it has come.
+last admitted sequence is preempted; a request that waits for KV enters the queue once it is there.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class BlockCache:
                 self._references[name] = count + 1
 
     def release(self, hashes: Sequence[int]) -> None:
-        """Release ends before beginnings, so that beginnings are evicted last."""
+        """Release later blocks first, so that beginnings are evicted last."""
         for name in reversed(hashes):
             count = self._references[name] - 1
             if count:
@@ -142,8 +142,8 @@ def _digest(name: int) -> bytes:
 
 
 def chain(tokens: Sequence[int], size: int, names: list[int], until: int) -> list[int]:
-    """Extend `names` by those of the next blocks, up to block `until`. A name is a polynomial hash
-    of its block's tokens and all before it, modulo 2^64:
+    """Extend `names` by the names of the next blocks, up to block `until`. A name is a polynomial
+    hash of the tokens of its block and of all blocks before it, modulo 2^64:
 
     name_i = name_{i-1} · P + block_i = P^{i+1} · (name_{-1} + Σ_{j≤i} block_j · P^{-(j+1)})
     """
@@ -167,7 +167,7 @@ def _odd(size: int) -> NDArray[np.uint64]:
 
 
 class FastWorker:
-    """The interface of `LivingWorker`, for the model `linear` without terms of context."""
+    """Has the interface of `LivingWorker`, for the model `linear` without terms of context."""
 
     def __init__(
         self,
@@ -233,9 +233,7 @@ class FastWorker:
         kv_source: KvSource | None = None,
         keeps_kv: bool = False,
     ) -> Answered:
-        """Compute the whole answer; `first` is called with its first token. Raises
-        `WorkerGoneError`.
-        """
+        """Compute the whole answer; call `first` at its first token. Raises `WorkerGoneError`."""
         del request_id
         if self.is_dead:
             raise WorkerGoneError
@@ -258,7 +256,7 @@ class FastWorker:
     # KV of other workers
 
     def _fetches(self, one: _Sequence, source: KvSource) -> bool:
-        """Begin to fetch KV, if that saves computing a block."""
+        """Begin to fetch KV if that saves computing a block; return whether it does."""
         if self._kv is None:
             return False
         end = min(source.num_tokens, len(one.prompt) - 1)
@@ -302,7 +300,7 @@ class FastWorker:
         self._prefilling, self._decoding = [], []
 
     def check_integrity(self) -> None:
-        """Raises `AssertionError` if counters are wrong; call it between steps."""
+        """Raise `AssertionError` if counters are wrong; to be called between steps."""
         begun = [*self._prefilling, *(one for *_, one in self._decoding)]
         if self.cache.references != sum(one.held for one in begun):
             raise AssertionError("references to blocks do not add up")

@@ -92,7 +92,7 @@ def load_of(settings: dict[str, Any]) -> LoadSettings:
 
 
 def guess(stages: Sequence[_Stage], workers: int) -> WorkerSpeed:
-    """Solve for the numbers from the stages' means. Raises `FleetError`."""
+    """Solve for the speed of a worker from the stages' means. Raises `FleetError`."""
     rows = [row for one in stages if (row := _means(one, workers)) is not None]
     if len(rows) < 2:
         raise FleetError(
@@ -121,7 +121,7 @@ def guess(stages: Sequence[_Stage], workers: int) -> WorkerSpeed:
 
 
 def _means(one: _Stage, workers: int) -> tuple[float, ...] | None:
-    """Return gap, TTFT, decoding sequences, uncached tokens of a request, requests a second."""
+    """Return gap, TTFT, decoding sequences, uncached tokens per request, and requests a second."""
     if one.ttft is None or one.itl is None or one.e2e is None or not one.requests:
         return None
     if not (one.itl.mean > 0 and one.ttft.mean > 0):
@@ -193,7 +193,7 @@ class Refinement:
         return every
 
     def errors(self, every: Sequence[Summary]) -> Numbers:
-        """Logarithms of simulated over measured: stages, metrics, quantiles."""
+        """Return logarithms of simulated over measured values, by stage, metric and quantile."""
         found = np.zeros((len(self._stages), len(_METRICS), len(_QUANTILES)))
         for row, (one, measured) in enumerate(zip(every, self._stages, strict=True)):
             for column, metric in enumerate(_METRICS):
@@ -276,7 +276,7 @@ def nearest(residuals: Callable[[Numbers], Numbers], begun: Numbers, least: Numb
 
 
 def fit_command(flags: argparse.Namespace, out: Callable[[str], None]) -> int:
-    """Raises `FleetError`, and writes nothing then."""
+    """Run `pointsman fit`. Raises `FleetError`, and then writes nothing."""
     run = read_run(flags.run)
     refuse_unwritable(flags.out)
     if flags.out.exists() and flags.out.samefile(flags.run):

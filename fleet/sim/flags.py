@@ -1,4 +1,4 @@
-"""The flags of `pointsman simulate`, and what they come to."""
+"""The flags of `pointsman simulate`, and the settings that they give."""
 
 import re
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _EVENT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`number` is that of a worker, from 1, or how many are added."""
+    """An event in a fleet. `number` is that of a worker, from 1, or how many are added."""
 
     at_seconds: float
     kind: str
@@ -170,7 +170,7 @@ class SimulateSettings(LoadSettings):
                 raise UsageError(f"--event {event}: there is no worker {event.number} then")
 
     def check_roles(self) -> None:
-        """Raises `UsageError` for flags of prefill and decode workers that have no use."""
+        """Raise `UsageError` for flags of prefill and decode workers that have no use."""
         if (self.prefill is None) is not (self.decode is None):
             raise UsageError("--prefill and --decode go together: give both, or neither")
         if self.prefill is not None:
@@ -183,7 +183,7 @@ class SimulateSettings(LoadSettings):
 
 
 def read_settings(argv: Sequence[str]) -> SimulateSettings:
-    """Raises `UsageError`; with `--scenario`, only for flags that no scenario has."""
+    """Parse flags. Raises `UsageError`; with `--scenario`, only for flags that no scenario has."""
     settings = SimulateSettings(**vars(build_parser().parse_args(argv)))
     if settings.scenario is None:
         settings.check()

@@ -50,10 +50,10 @@ class Answered:
 
 
 class LivingWorker:
-    """Owns one engine. `run` is its life; requests may arrive at any time.
+    """Owns one engine, which works while `run` runs; requests may arrive at any time.
 
     `publish` gets the changes of its prefix cache, with each step's outputs, if the settings record
-    them. With `connect` KV moves between it and other workers.
+    them. With `connect`, KV moves between this worker and others.
     """
 
     def __init__(
@@ -146,9 +146,7 @@ class LivingWorker:
         kv_source: KvSource | None = None,
         keeps_kv: bool = False,
     ) -> Answered:
-        """Compute the whole answer; `first` is called with its first token. Raises
-        `WorkerGoneError`.
-        """
+        """Compute the whole answer; call `first` at its first token. Raises `WorkerGoneError`."""
         cached, token_ids, gaps, last = 0, list[int](), array("d"), 0.0
         exported: KvSource | None = None
         answer = self.answer(request_id, prompt, num_output, kv_source, keeps_kv)
@@ -175,7 +173,7 @@ class LivingWorker:
             listener.put_nowait(None)
 
     def check_integrity(self) -> None:
-        """Raises `IntegrityError` if the scheduler contradicts its blocks."""
+        """Raise `IntegrityError` if the scheduler contradicts its blocks."""
         self._scheduler.check_integrity()
 
     def _pass(self, seconds: float, follows: bool) -> None:

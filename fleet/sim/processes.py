@@ -1,4 +1,4 @@
-"""Independent jobs in several processes, with the results of one."""
+"""Runs independent jobs in several processes, with the same results as in one."""
 
 import os
 import signal
@@ -25,8 +25,8 @@ class _Worker:
 
 
 class Processes(Generic[J, R]):
-    """Owns up to `count` processes, which start with the first jobs that are more than one; a
-    context manager that ends them. Function, jobs and results are pickled.
+    """Owns up to `count` processes, which start once there is more than one job; a context manager
+    that ends them. The function, jobs and results are pickled.
     """
 
     def __init__(self, function: Callable[[J], R], count: int) -> None:
@@ -42,7 +42,7 @@ class Processes(Generic[J, R]):
         self._stack.close()
 
     def results(self, jobs: Sequence[J], ended: Callable[[J], None]) -> Iterator[R]:
-        """Yield results in the order of jobs, of which `ended` gets each. Raises `FleetError`."""
+        """Yield results in the order of jobs; `ended` gets each ended job. Raises `FleetError`."""
         if min(self._count, len(jobs)) <= 1:
             for job in jobs:
                 result = self._function(job)

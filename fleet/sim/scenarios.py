@@ -2,8 +2,8 @@
 
 Shapes are those of the sources: llm-d's posts "KV-Cache Wins You Can See" (S1, S6), "Sticky until
 saturated" (S2, S3), its studies of weights (S4) and of predicted latency (S5), the traces of
-Mooncake (S7). Ramps are ladders of a few steps, each of a fleet that begins empty; lengths with a
-standard deviation of 30 % are even between ± 52 %; S5 and S7 are traces of our own with the
+Mooncake (S7). Ramps are ladders of a few steps, each with a fleet that begins empty; lengths with a
+standard deviation of 30 % are uniform between ± 52 %; S5 and S7 are traces of our own with the
 published means.
 """
 
@@ -23,7 +23,7 @@ _AWARE = ("default", "precise", "predicted", "cache_aware", "dynamo")
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`tenants` have a priority and a share of the rate each, by objective."""
+    """A benchmark. `tenants` maps objectives to a priority and a share of the rate each."""
 
     title: str
     flags: str
@@ -34,8 +34,8 @@ class Scenario:
 
 
 def _spiky(rng: Random) -> list[TracedRequest]:
-    """Eight times a minute at 1/s and one at 5/s: a system prompt of 1,000 tokens, 40 conversations
-    of which each request has the next piece, and questions and answers with heavy tails.
+    """Return requests at 1/s and 5/s in turn, a minute each, eight times. Each has the next piece
+    of one of 40 conversations, after a system prompt of 1,000 tokens; lengths have heavy tails.
     """
     requests, at = list[TracedRequest](), 0.0
     histories = [[100 * one] for one in range(40)]
@@ -55,8 +55,8 @@ def _spiky(rng: Random) -> list[TracedRequest]:
 
 
 def _mooncake(rng: Random) -> list[TracedRequest]:
-    """A thousand requests of up to 16,384 tokens in blocks of 512, four in ten of which are known:
-    conversations that grow, behind a few system prompts.
+    """Return a thousand requests of up to 16,384 tokens in blocks of 512, of which four in ten are
+    known: conversations that grow, after a few system prompts.
     """
     requests, at = list[TracedRequest](), 0.0
     sessions: list[list[int]] = []

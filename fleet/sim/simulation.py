@@ -21,7 +21,7 @@ _RARELY = (100_000, 50, 100)
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A sender of a load: `objective` has the priority that the simulation gives it."""
+    """A sender of load; `objective` has the priority that the simulation gives it."""
 
     name: str
     settings: LoadSettings
@@ -31,7 +31,7 @@ class Tenant:
 
 
 def simulate(simulation: Simulation, tenants: Sequence[Tenant], draws: int) -> list[Stage]:
-    """`draws` numbers the stages of a run, whose arrivals differ. Raises `ConfigError`."""
+    """Simulate; `draws` numbers a run's stages, whose arrivals differ. Raises `ConfigError`."""
     thresholds = gc.get_threshold()
     gc.set_threshold(*_RARELY)  # most objects of a simulation live to its end
     try:

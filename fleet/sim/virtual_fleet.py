@@ -1,4 +1,4 @@
-"""A fleet in virtual time, made of the production cores without their wires."""
+"""A fleet in virtual time, made of the production code without its network."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ T = TypeVar("T", bound="VirtualPicker")
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """All but the load. The first `prefill` workers only run prompts for the others."""
+    """Everything but the load. The first `prefill` workers only run prompts for the others."""
 
     workers: int = 4
     worker: WorkerSettings = field(default_factory=WorkerSettings)
@@ -185,7 +185,7 @@ class VirtualFleet:
 
     def kill(self, number: int) -> None:
         """Kill a worker with everything it has in flight. It stays in the pool for
-        `NOTICE_SECONDS`, in which the proxy finds its port closed and tries the picker's next
+        `NOTICE_SECONDS`, during which the proxy finds its port closed and tries the picker's next
         endpoint.
         """
         member = self._member(number)
@@ -257,7 +257,7 @@ class VirtualFleet:
     async def _prefilled(
         self, decision: RouteDecision, name: str, prompt: Sequence[int]
     ) -> KvSource | None:
-        """Run the prompt as a sidecar does, if the picker names a prefill worker that lives."""
+        """Run the prompt as a sidecar does, if the picker names a prefill worker that is alive."""
         address = dict(decision.set_headers).get(PREFILLER_HEADER)
         if address is None:
             return None

@@ -29,7 +29,7 @@ class VirtualPull:
         self._timer = asyncio.get_running_loop().call_later(seconds, self.end, part)
 
     def end(self, part: KvPart | None = None) -> None:
-        """Complete the transfer, or fail it. Idempotent."""
+        """Complete the transfer, or fail it without a `part`. Idempotent."""
         if not self.done:
             self.done, self.part = True, part
             if self._timer is not None:
@@ -87,7 +87,9 @@ class VirtualKv:
         return KvOffer(KvSource("", 0, self._name, name, num_tokens), blocks, until)
 
     def pull(self, source: KvSource, digest: bytes, start: int) -> VirtualPull:
-        """A transfer fails at the next turn of the loop, with its source, or in due time."""
+        """Begin a transfer. It may fail at the next turn of the loop, when its source closes, or
+        when its time is up.
+        """
         pull = VirtualPull(self._arrived)
         peer = self._peers.get(source.engine_id or "")
         held = None if peer is None else peer._given(source.transfer_id, digest)
@@ -106,7 +108,7 @@ class VirtualKv:
     has_questions, num_promised, bell = False, 0, -1
 
     def ask(self, peer: KvPeer, wanted: WantedKv) -> VirtualPull:
-        """Fail at the next turn of the loop: no peer has questions."""
+        """Return a transfer that fails at the next turn of the loop: peers answer no questions."""
         del peer, wanted
         pull = VirtualPull(self._arrived)
         pull.end_in(0.0, None)

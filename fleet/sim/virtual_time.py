@@ -9,14 +9,14 @@ T = TypeVar("T")
 
 
 class _Jumping(selectors.DefaultSelector):
-    """Waits for nothing: without ready events, the time is that of the next timer."""
+    """Never waits: if no event is ready, the clock jumps to the time of the next timer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now_seconds = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Raises `RuntimeError` on a deadlock, when no timer is left."""
+        """Return the ready events. Raises `RuntimeError` on a deadlock, when no timer is left."""
         ready = super().select(0)
         if not ready:
             if timeout is None:
