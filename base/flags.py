@@ -109,7 +109,7 @@ def rows(table: str) -> Iterator[Row]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Dialect:
-    """How a program reads its table.
+    """A program's way of reading its table.
 
     `defaults` apply to flags that have none in the table, and `fields` holds the attributes of
     flags whose attribute is named otherwise. Readers raise `errors`, besides `ValueError`, for

@@ -89,7 +89,7 @@ class Record:
 
     @property
     def times(self) -> dict[str, float | None]:
-        """Its latencies by the names that objectives use; None for missing ones."""
+        """The latencies by the names that objectives use; None for missing ones."""
         first, gaps = self.first_token, self.output_tokens - 1
         spread = None if first is None or gaps < 1 else (self.last_token - first) / gaps
         ttft = None if first is None else first - self.intended

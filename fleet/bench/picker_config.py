@@ -24,7 +24,7 @@ _NEEDS = (
 
 
 class FollowedConfig:
-    """A context manager that restores the file which a picker follows. Raises `FleetError`."""
+    """A context manager that restores the file that a picker follows. Raises `FleetError`."""
 
     def __init__(self, look: Look) -> None:
         self._look = look

@@ -58,7 +58,7 @@ class ChatOptions:
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """Where a chat appears: `write` gets answers, `note` remarks; None if no user reads them."""
+    """A chat's user. `write` gets answers, `note` remarks; it is None if no user reads them."""
 
     write: Write
     read_line: ReadLine
@@ -108,7 +108,7 @@ class Conversation:
         self.turns.append({"role": "user", "content": text})
 
     def answer(self, text: str) -> None:
-        """Add an answer; without one, the question is removed again."""
+        """Add an answer; without one, remove the question again."""
         if text:
             self.turns.append({"role": "assistant", "content": text})
         else:

@@ -22,7 +22,7 @@ _IN_ASCII = str.maketrans({"×": "x", "→": "->", "µ": "u", "…": "~"})
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How to show the text: `zone` None means the local one, `limit` None shows all candidates."""
+    """The form of the text: `zone` None means the local one, `limit` None shows all candidates."""
 
     glyphs: Glyphs = _ALL_GLYPHS
     zone: tzinfo | None = None

@@ -130,7 +130,7 @@ def _glyphs(console: Console) -> Glyphs:
 
 @contextlib.contextmanager
 def _keys(keyboard: TextIO) -> Iterator[Callable[[float], str]]:
-    """Yield a function that reads a key pressed within so many seconds, "" for none."""
+    """Yield a function that reads a key pressed within a number of seconds, "" for none."""
     if not keyboard.isatty():
         yield _no_keys
         return

@@ -104,7 +104,7 @@ def failure_mode(cluster: ClusterFacts | None) -> str | None:
 
 
 def pool_value(cluster: ClusterFacts) -> Pool | None:
-    """Read the pool; None when there is none, or it is invalid."""
+    """Read the pool; return None if there is none, or if it is invalid."""
     return None if cluster.pool is None else read_pool(cluster.pool).value
 
 

@@ -136,7 +136,7 @@ class BootstrapConfig:
 
     @property
     def effective_message_timeout_seconds(self) -> float:
-        """How long one answer of the picker may take before Envoy continues without it.
+        """The time that one answer of the picker may take before Envoy continues without it.
 
         With buffered bodies it is 1 s: each request sent to a picker that hangs waits this long,
         until the health check has detected it. A shorter time would send requests past a picker

@@ -44,7 +44,7 @@ _COUNTED = (admin.COMPLETED, admin.FAILED, admin.WITHOUT_PICKER)
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a restart uses. New processes run in `group`; `moved` gets a picker that takes over."""
+    """A restart's setting. New processes run in `group`; `moved` gets a picker that takes over."""
 
     plan: FleetPlan
     members: Members
