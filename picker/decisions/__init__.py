@@ -1,5 +1,5 @@
-"""The decision as one value, the ring behind `explain`, and the views of a decision for users.
+"""The record of one decision, the ring behind `explain`, and the views of a decision for users.
 
-`steps` are calls of plugins, `decision` collects them. `ring` stores decisions, as `packing` packs
-them; `showing` turns one into `views`, with sentences.
+`steps` records the calls of plugins, and `decision` collects them. `ring` stores decisions in the
+form that `packing` gives them; `showing` turns one into `views`, with explaining sentences.
 """

@@ -1,7 +1,7 @@
-"""One request as a value: the client's wish, the choice of its endpoint, the outcome.
+"""One request as a value: what the client asked for, the choice of an endpoint, and the outcome.
 
-The director creates one `Decision` when a request arrives and fills it in on the way; nothing else
-changes it but the ring. Watchers get it when the request leaves and when it is over. Then it is
+The director creates one `Decision` when a request arrives and fills it in on the way; only the ring
+changes it besides. Watchers get it when the request leaves and when it is over. Then it is
 condensed: the heavy parts are dropped, and the ring stores the rest. The garbage collector does not
 track it.
 """
@@ -24,9 +24,9 @@ NO_STAGES: Mapping[str, str] = {}  # msgspec encodes no read-only views
 
 
 class ResponseTimes(msgspec.Struct, frozen=True):
-    """`ttft_seconds` is from the arrival of the request to the first non-empty piece of the body
-    (None: there was none); `num_bytes` counts the body as the endpoint sent it.
-    `processing_seconds` is the time that the picker added.
+    """The times and size of a response. `ttft_seconds` runs from the arrival of the request to the
+    first non-empty piece of the body (None: there was none); `num_bytes` is the size of the body as
+    the endpoint sent it. `processing_seconds` is the time that the picker added.
     """
 
     is_streaming: bool
@@ -48,10 +48,10 @@ Seen: TypeAlias = tuple[Sequence[Candidate], ...] | PackedCandidates
 
 
 class PackedProfile(msgspec.Struct, frozen=True, gc=False):
-    """`scorers` are names with weights, `scores` their packed scores of the stored candidates,
-    which may be fewer than `num_scored`; `num_tied` shared the best total (None: all are stored,
-    count them). `picked` are keys. `filters` name the removed endpoints only where candidates are
-    packed.
+    """The result of a profile. `scorers` are names with weights, `scores` their packed scores of
+    the stored candidates, perhaps fewer than `num_scored`. `num_tied` candidates share the best
+    total (None: all are stored; count them). `picked` are keys of endpoints. `filters` name the
+    removed endpoints only where the candidates are packed.
     """
 
     name: str
@@ -68,16 +68,16 @@ class PackedProfile(msgspec.Struct, frozen=True, gc=False):
 
 # Untracked: ten thousand records would be long pauses of the garbage collector.
 class Decision(msgspec.Struct, gc=False):
-    """One request. Times called `at` are on the clock of the requests, all in seconds.
+    """One request. All times are in seconds; those called `at` are on the clock of the requests.
 
     `number` is unique within the process, unlike the ids of clients. A request without a body has
     no `request` and no `result`: any endpoint will do.
 
     `queue_seconds` is the part of `decision_seconds` spent in flow control. `candidates` are those
-    of the scheduler, `steps` the calls of plugins not yet counted, `attributes` the findings of
-    producers. While a recording runs, all random draws of the last attempt come from `seed`.
-    `is_prepared`: hooks were called; `endpoint_key`: it has left. `destination` is empty without a
-    decision. Only the ring sets `profiles`, `matched_prefix_tokens` and `stages`.
+    that the scheduler saw, `steps` the calls of plugins not yet counted, `attributes` the findings
+    of producers. While a recording runs, all random draws of the last attempt come from `seed`.
+    `is_prepared` is set when hooks are called, `destination` by the decision, `endpoint_key` when
+    the request leaves. Only the ring sets `profiles`, `matched_prefix_tokens` and `stages`.
     """
 
     number: int
@@ -124,7 +124,7 @@ class Decision(msgspec.Struct, gc=False):
     refused: RefusalView | None = None
 
     def condense(self) -> None:
-        """Drop all that the ring does not show, and the refusal, which references frames."""
+        """Drop everything that the ring does not show, and the refusal, which refers to frames."""
         self.request = self.attributes = self.result = None
         self.steps.clear()  # frames of an error that a step holds may refer to the steps
         self.candidates, self.set_headers = (), ()
@@ -148,13 +148,13 @@ class FilteredOutError(RefusedError):
 
 
 class Watchers:
-    """The observers of decisions; each has any of the methods named here.
+    """The observers of decisions; each has some of the methods named here.
 
     They must be quick and must not raise. `waits`: the request was parsed and may have to wait, for
     flow control or for a producer's look-up. `decided`: it leaves for its endpoint. `streamed`: a
-    piece of its streaming response arrived, with the seconds since the one before. `finished`: it
-    is over, for any reason. `plugin_failed`: a plugin raised an error other than a refusal, or
-    timed out.
+    piece of its streaming response arrived; the argument is the seconds since the previous one.
+    `finished`: it is over, for any reason. `plugin_failed`: a plugin raised an error other than a
+    refusal, or timed out.
     """
 
     __slots__ = ("decided", "finished", "plugin_failed", "streamed", "waits")

@@ -1,10 +1,10 @@
-"""The profiles of a decision in little memory and little time.
+"""Packs the profiles of a decision, using little memory and little time.
 
 Scores are packed as soon as the decision is made, while they are still in the processor's caches.
-Loads are not, since that would read them number by number: under load a decision references the
-candidates, which it shares with adjacent decisions, because scrapes are less frequent. The
-candidates of a decision without neighbours are packed when the request is over, which delays no
-request. Of more than `MAX_CANDIDATES` only the best are stored.
+Loads are not, because packing reads them number by number: under load a decision refers to the
+candidates, which it shares with adjacent decisions, since scrapes are less frequent. The candidates
+of a decision without neighbours are packed when the request is over, which delays no request. Only
+the best `MAX_CANDIDATES` candidates are stored.
 """
 
 import struct
@@ -48,7 +48,7 @@ class _Ran(msgspec.Struct):
 
 
 def _plain(value: Any) -> Any:
-    """Convert the scores of a scorer: any sequence, of any type of number."""
+    """Convert a scorer's scores, any sequence of any type of number, to a list."""
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else list(value)
 
 
@@ -60,7 +60,7 @@ _NOTHING = _Ran()
 
 
 def pack(decision: Decision) -> None:
-    """Pack the profiles when the endpoint has been chosen."""
+    """Pack the profiles of a decision whose endpoint has been chosen."""
     result, endpoint_key = decision.result, decision.endpoint_key
     if result is None or endpoint_key is None:
         return
@@ -90,7 +90,7 @@ def pack_refused(decision: Decision) -> None:
 
 
 def pack_candidates(decision: Decision) -> None:
-    """Pack the candidates as well, as of the time of the decision."""
+    """Pack the candidates as well, with their loads at the time of the decision."""
     at = decision.at_seconds
     decision.profiles = tuple(
         [
@@ -229,7 +229,7 @@ def _filter(name: str, seen: Sequence[Candidate], left: Sequence[Candidate]) -> 
 
 
 def _loads_at(candidates: Sequence[Candidate], at_seconds: float) -> list[Load]:
-    """Return the loads that the decision knew; stale metrics only have their age."""
+    """Return the loads known to the decision; of stale metrics only the age is given."""
     loads: list[Load] = []
     for one in candidates:
         metrics, last = one.metrics, one.last_metrics

@@ -20,7 +20,7 @@ ALONE_SECONDS = 0.005
 
 
 class DecisionRing:
-    """Watches decisions; stores those under way and the last `capacity` others."""
+    """Watches decisions; stores those under way and the last `capacity` that are over."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class DecisionRing:
             yield decision.received_unix_seconds, decision
 
     def _times(self, decision: Decision) -> tuple[float, float]:
-        """Return the time of day of its arrival, and its duration so far."""
+        """Return the time of day at which the request arrived, and its duration so far."""
         if decision.cause is not None:
             return decision.received_unix_seconds, decision.seconds
         seconds = self._clock() - decision.received_at_seconds

@@ -1,4 +1,4 @@
-"""A decision → its views for users, with the sentences that explain it."""
+"""Turns a decision into its views for users, with the sentences that explain it."""
 
 import math
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ _CODES = {status: code.value for code, status in HTTP_STATUS.items()}
 
 
 def view_of(decision: Decision, received_unix_seconds: float, seconds: float) -> RecordView:
-    """Make the full view; `seconds` is the duration so far."""
+    """Return the full view of a decision; `seconds` is its duration so far."""
     usage, rewritten = decision.usage, decision.rewritten
     at, primary = decision.at_seconds, decision.primary_profile
     record = RecordView(
@@ -73,8 +73,8 @@ def summary_of(decision: Decision, received_unix_seconds: float, seconds: float)
 
 
 def _matched(decision: Decision) -> int | None:
-    """Return the tokens expected in the cache, limited to the prompt as the endpoint counted it;
-    the picker may have estimated both.
+    """Return how many prompt tokens were expected in the cache: the picker's number, which may be
+    an estimate, limited to the endpoint's count of the prompt.
     """
     matched, usage = decision.matched_prefix_tokens, decision.usage
     if matched is None or usage is None or not usage.prompt_tokens:
@@ -119,7 +119,7 @@ def _profile(profile: PackedProfile, at: float, is_primary: bool) -> ProfileView
 
 
 def _totals(profile: PackedProfile, said: Said, count: int) -> list[float]:
-    """Add up in the order of `Profile.run`, for its totals to the last bit."""
+    """Add up in the order of `Profile.run`, so that the totals equal its own to the last bit."""
     totals = [0.0] * count
     for (_, weight), scores in zip(profile.scorers, said, strict=True):
         for index, raw in enumerate(scores):
@@ -285,6 +285,6 @@ def _some(names: list[str], count: int) -> str:
 
 
 def _amount(value: float) -> str:
-    """Format briefly, but never as 0 unless it is."""
+    """Format a value briefly, but never as 0 unless it is 0."""
     text = f"{value:.3f}"
     return text if float(text) or not value else f"{value:.1e}"

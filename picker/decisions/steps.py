@@ -1,13 +1,13 @@
 """Plugins at their extension points, and the record of each call.
 
 No plugin measures anything itself: `PluginSteps.call` is the one place that times a call, and it
-appends a `PluginStep` to the decision. Metrics and spans are made from these afterwards.
+appends a `PluginStep` to the decision. Metrics and spans are made from the steps afterwards.
 
-The order of plugins follows from the attributes that they declare to read and write; one that
-accesses others works by luck. So each plugin is watched for its first calls after a configuration
-is loaded, which costs nothing afterwards: every undeclared access is counted, and logged once. A
-strict scope is never lifted, and blocks the access as well. Attributes that a plugin produces
-itself need no declaration.
+The order of plugins follows from the attributes that they declare to read and write; a plugin that
+accesses others works only by luck. So each plugin is watched for its first calls after a
+configuration is loaded, which costs nothing afterwards: every undeclared access is counted, and
+logged once. A strict scope is never lifted, and also blocks undeclared access. Attributes that a
+plugin produces itself need no declaration.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class BoundPlugin(Generic[P]):
         self.meter: Meter | None = None
 
     def scoped(self, attributes: Attributes) -> Attributes:
-        """Wrap `attributes` for one call of the plugin; used while there is a scope."""
+        """Wrap `attributes` for one call of the plugin, as long as the plugin has a scope."""
         scope = self.scope
         if scope is None:
             return attributes
@@ -84,7 +84,7 @@ class BoundPlugin(Generic[P]):
         return _ScopedAttributes(attributes, scope)
 
     def measured(self, clock: Callable[[], float], method: Callable[..., T], *args: Any) -> T:
-        """Call `method` of the plugin and observe its duration at once, without a step."""
+        """Call `method` of the plugin and observe its duration at once; record no step."""
         began = clock()
         try:
             return method(*args)
@@ -94,11 +94,11 @@ class BoundPlugin(Generic[P]):
 
 
 class PluginStep(msgspec.Struct, frozen=True, gc=False):
-    """One call of a plugin, which ended `at`, on the clock of the requests.
+    """One call of a plugin, which ended at the time `at` on the clock of the requests.
 
-    `said` is the returned value: of a filter the remaining candidates, of a screener those before
-    and after it, of a scorer the scores, of a picker the picks, of a profile handler the names of
-    profiles, of an attempt to schedule the result; or the exception.
+    `said` is the exception or the returned value: the remaining candidates from a filter, those
+    before and after it from a screener, the scores from a scorer, the picks from a picker, the
+    names of profiles from a profile handler, the result from an attempt to schedule.
     """
 
     bound: BoundPlugin[Any]
@@ -110,7 +110,7 @@ class PluginStep(msgspec.Struct, frozen=True, gc=False):
 class PluginSteps(list[PluginStep]):
     """The calls of plugins for one request, in order.
 
-    Times are on `clock`; without one they are 0.0, which is what `float()` returns.
+    Times are read from `clock`; without one they are 0.0, which is what `float()` returns.
     """
 
     __slots__ = ("_clock",)
@@ -119,7 +119,7 @@ class PluginSteps(list[PluginStep]):
         self._clock = clock
 
     def call(self, bound: BoundPlugin[Any], method: Callable[..., T], *args: Any) -> T:
-        """Call `method`, a part of the plugin, and append the step, also when it raises."""
+        """Call `method` on behalf of the plugin, and append the step, even when it raises."""
         said: T | Exception | None = None
         began = self._clock()
         try:
@@ -135,7 +135,7 @@ class PluginSteps(list[PluginStep]):
     async def wait(
         self, bound: BoundPlugin[Any], method: Callable[..., Awaitable[T]], *args: Any
     ) -> T:
-        """Like `call`, for a method that is a coroutine function."""
+        """Do the same as `call` for a method that is a coroutine function."""
         said: T | Exception | None = None
         began = self._clock()
         try:
@@ -155,8 +155,8 @@ class Scope:
     def __init__(
         self, name: str, plugins: Iterable[object], violations: Counter, labels: tuple[str, ...]
     ) -> None:
-        """`plugins` are the one called `name` and those that it calls in turn; `labels` are those
-        of `violations` but the kind of access.
+        """`plugins` are the plugin called `name` and those that it calls in turn; `labels` are the
+        labels of `violations` except the kind of access.
         """
         self.name = name
         self.calls_left: int | None = WATCHED_CALLS  # None: watched forever
@@ -176,17 +176,17 @@ class Scope:
         self.calls_left = None
 
     def may_read(self, key: DataKey[Any]) -> bool:
-        """Check the declaration; count a violation."""
+        """Return whether the plugin may read `key`; count an undeclared access."""
         if key.producer == self.name or str(key) in self._reads | self._writes:
             return True
         return self._violated("read", str(key))
 
     def may_read_type(self, data_type: str) -> bool:
-        """Check the declaration of any attribute of this type; count a violation."""
+        """Return whether the plugin may read this type; count an undeclared access."""
         return data_type in self._readable_types or self._violated("read", f"{data_type}/*")
 
     def may_write(self, key: DataKey[Any]) -> bool:
-        """Check the declaration; count a violation."""
+        """Return whether the plugin may write `key`; count an undeclared access."""
         if key.producer == self.name or str(key) in self._writes:
             return True
         return self._violated("write", str(key))

@@ -36,8 +36,8 @@ class FilterView(msgspec.Struct, frozen=True):
 
 
 class ProfileView(msgspec.Struct, frozen=True):
-    """The `candidates` may be only the best of `num_scored`. `num_tied` candidates shared the best
-    total: if more than one, and the `picker` uses totals, chance chose among them.
+    """One profile and its candidates, perhaps only the best of `num_scored`. `num_tied` candidates
+    share the best total: if there are several, and the `picker` uses totals, it chose at random.
     """
 
     name: str
@@ -60,7 +60,7 @@ class RefusalView(msgspec.Struct, frozen=True):
 
 
 class RecordSummary(msgspec.Struct, frozen=True):
-    """`outcome` is `waiting` until the decision, `under-way` until the end, then its cause."""
+    """A request; `outcome`: `waiting`, then `under-way`, at last the cause of the end."""
 
     request_id: str
     received_unix_seconds: float
@@ -78,7 +78,7 @@ class RecordSummary(msgspec.Struct, frozen=True):
 
 
 class RecordView(msgspec.Struct, frozen=True):
-    """`destination` is what the picker sent to the proxy, `served_by` what the proxy reported."""
+    """A request; the picker sent `destination` to the proxy, and the proxy reported `served_by`."""
 
     summary: RecordSummary
     incoming_model: str

@@ -1,4 +1,4 @@
-"""The ext_proc server. It runs each stream: messages in, machine, director, messages out.
+"""The ext_proc server. It passes the messages of each stream through the machine and the director.
 
 Most decisions need no wait and are made inline. One that has to wait runs in its own task, so that
 a client that disconnects cancels its request. No other code here awaits, so the steps of a stream
@@ -42,10 +42,10 @@ _ENDINGS = {
 
 class RequestExchange(Protocol):
     def decides_at_once(self, raw: RawRequest) -> bool:
-        """True if `route(raw)`, called right now, would not wait. Called at most once."""
+        """Return whether `route(raw)`, called right now, would not wait. Called at most once."""
 
     def route(self, raw: RawRequest) -> Coroutine[Any, Any, RouteDecision]:
-        """Decide. Raises `RefusedError`; may be cancelled."""
+        """Decide where `raw` goes. Raises `RefusedError`; may be cancelled."""
 
     def finish(
         self, cause: FinishCause, response_status: int | None = None, served_by: str | None = None
@@ -57,7 +57,7 @@ class ExchangeSource(Protocol):
     """Opens an exchange for each stream; the director."""
 
     def begin(self, evict: Evict, /) -> RequestExchange:
-        """Open the exchange of a stream; `evict` stops its request, and may be called any time."""
+        """Open a stream's exchange; `evict` stops its request and may be called at any time."""
 
 
 class StreamMetrics:
@@ -113,7 +113,7 @@ class StreamPump:
         self._close(Ending.END_OF_STREAM, Status.OK, "")
 
     def refuses_large_message(self) -> bool:
-        """Refuse a body for which there is no room; a response is never refused for that."""
+        """Refuse a body for which there is no room; return False for a response, which continues."""
         if self._machine.state not in (State.RECEIVING, State.AWAITING_BODY):
             return False
         self._step(self._machine.dropped, no_room())
@@ -206,7 +206,7 @@ class StreamPump:
         self._close(Ending.ERROR, Status.INVALID_ARGUMENT, str(error))
 
     def _close(self, ending: Ending, status: Status, text: str | None) -> None:
-        """End the stream when no decision is pending any longer; the first ending counts."""
+        """End the stream, after cancelling a pending decision; the first ending counts."""
         if self._closing is None:
             self._closing = (ending, status, text)
             if self._routing is None:
@@ -229,7 +229,7 @@ def _our_failure() -> RefusedError:
 
 
 def code_name(status: Status) -> str:
-    """Spell a status like Go's gRPC, because dashboards select by it."""
+    """Return a status as Go's gRPC spells it, because dashboards select by that name."""
     if status is Status.OK:
         return "OK"
     # Go writes this word with one "l".
@@ -249,11 +249,11 @@ def build_server(
     settings: StreamSettings | None = None,
     streams: StreamMetrics | None = None,
 ) -> GrpcServer:
-    """Create the server; `exchanges` is the director, or those of several pools.
+    """Create the server; `exchanges` is the director, or chooses that of one of several pools.
 
     With `health`, the same port serves health checks. `streams` counts streams. A buffered body is
     one message. A message beyond the port's limit breaks the stream, but a body beyond its limit is
-    a 413; so the latter must be the smaller. Both count in the budget of `options`.
+    refused with 413, so the latter must be smaller. Both count in the budget of `options`.
     """
     settings = replace(settings or StreamSettings(), budget=options.budget)
     table = {METHOD: processing(exchanges, settings, streams)}

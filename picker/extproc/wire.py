@@ -1,4 +1,4 @@
-"""Protobuf bytes to events, actions to protobuf bytes; the only file that knows `envoy.*`.
+"""Decodes protobuf bytes to events, encodes actions; the only file that knows `envoy.*`.
 
 The meaning of a message depends on the message alone. Header names become lower case; a value is
 `raw_value` unless that is empty, else `value`.
@@ -231,7 +231,7 @@ def _add_destination(message: _Message, destination: str) -> None:
 
 
 def _directed(reply: m.SendRequestHeaders | m.SendBufferedRequest, part: str) -> _Message:
-    """Add the rest of `reply` to a copy of the message with the destination."""
+    """Return a copy of the message with the destination, with the rest of `reply` added."""
     message = pb.ProcessingResponse()
     message.CopyFrom(_to(reply.destination, part))
     mutation = getattr(message, part).response.header_mutation

@@ -1,7 +1,7 @@
-"""One priority. Its requests are ordered by dispatch, by flow, and by eviction.
+"""One priority band. Its requests are ordered for dispatch, by flow, and for eviction.
 
-Shares of flows change with every request that arrives or leaves, and are needed only when a queue
-is full: changed flows are noted, and sorted on demand.
+Shares of flows change with every request that arrives or leaves, but are needed only when a queue
+is full, so changed flows are noted, and sorted on demand.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def taken_by(item: QueuedRequest, resource: QueueResource) -> int:
 
 
 class _Backlog:
-    """The requests of one flow, the last first, and the sums of what they hold."""
+    """One flow's requests, the last to be dispatched first, and the resources that they take."""
 
     __slots__ = ("held", "last", "weight")
 
@@ -48,7 +48,7 @@ class _Backlog:
 
 
 class Backlogs:
-    """Owns the reverse order of one band; without `weight` all its requests count as one flow."""
+    """Owns the order of eviction of one band; without `weight`, all requests count as one flow."""
 
     def __init__(self, weight: Callable[[str], float] | None) -> None:
         self._weight = weight
@@ -79,7 +79,7 @@ class Backlogs:
         self._removed(name, backlog, item)
 
     def last(self, resource: QueueResource) -> tuple[QueuedRequest, Rank] | None:
-        """Take out the request that would go last of the flow that holds the most, and its rank."""
+        """Remove and return the last request, with its rank, of the flow that holds the most."""
         name = self._first(resource)
         if name is None:
             return None
@@ -90,7 +90,7 @@ class Backlogs:
         return taken
 
     def is_better_held_by(self, item: QueuedRequest, resource: QueueResource) -> bool:
-        """True if the fullest flow would hold more than that of `item` even if `item` waited."""
+        """Return whether another flow would hold more than the flow of `item` if `item` waited."""
         greatest = self._first(resource)
         if self._weight is None or greatest is None:
             return False
@@ -144,7 +144,7 @@ class BandFlow(msgspec.Struct, eq=False):
 
 
 class Band(msgspec.Struct, eq=False):
-    """One priority, with a `fairness` policy of its own. Changed by its `FlowQueue` alone."""
+    """One priority, with a `fairness` policy of its own. Only its `FlowQueue` changes it."""
 
     priority: int
     settings: BandSettings
@@ -167,7 +167,7 @@ class Band(msgspec.Struct, eq=False):
             yield from flow.heap
 
     def adapted(self, settings: BandSettings) -> Band | None:
-        """Return this band, an empty one with the same fairness policy, or None."""
+        """Return this band, or an empty one with its fairness policy; None if that changes."""
         if settings.fairness is not self.settings.fairness:
             return None
         if settings.ordering is self.settings.ordering:
@@ -179,7 +179,7 @@ class Band(msgspec.Struct, eq=False):
         return Band(self.priority, settings, self.fairness)
 
     def remember(self, before: Band, now_seconds: float) -> None:
-        """Remember the flows of the band that this one replaces, of which nothing waits here."""
+        """Remember the flows of the replaced band `before` that have no waiting request here."""
         gone = before.idle | dict.fromkeys(before.flows, now_seconds)
         self.idle |= {name: since for name, since in gone.items() if name not in self.flows}
         self.idle = OrderedDict(sorted(self.idle.items(), key=lambda one: one[1]))

@@ -2,8 +2,8 @@
 
 An arriving request above a total cap displaces requests of lower bands, the lowest first; else, in
 a band whose flows share (`SharesCapacity`), those of the flow that holds the most for its weight,
-if its own flow would hold less. The last to be dispatched goes first. So a tenant that floods a
-queue uses the room that others leave, and cannot lock them out.
+if the arriving request's flow would hold less. The request that would be dispatched last goes
+first. So a tenant that floods a queue uses the room that others leave, but cannot lock them out.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ MAX_DISPLACED = 64  # one large request must not empty a queue
 
 
 class Cap(Enum):
-    """The caps, in the order of the checks."""
+    """The caps, in the order in which they are checked."""
 
     BYTES = "bytes in all"
     REQUESTS = "requests in all"

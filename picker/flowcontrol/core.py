@@ -43,7 +43,7 @@ EPSILON = 1e-9  # absorbs float errors in sums of fractions
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The load and the bands' ceilings; all but `free_part` of the lowest is reserved."""
+    """The load and the bands' ceilings; only `free_part` of the lowest ceiling is not reserved."""
 
     load: PoolLoad
     ceilings: Mapping[int, float]
@@ -53,14 +53,14 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def is_open(self) -> bool:
-        """True if every request of every band may go."""
+        """True if a request of any band may be dispatched."""
         return self._is_below(self.lowest_ceiling * self.free_part)
 
     def ceiling(self, priority: int) -> float:
         return self.ceilings.get(priority, self.lowest_ceiling)
 
     def admits(self, priority: int, headroom: float = 0.0) -> bool:
-        """True if the band may go with `headroom`, a part of its ceiling, left over."""
+        """Return whether the band may dispatch and leave `headroom`, a part of its ceiling."""
         part = 1.0 - headroom - EPSILON if headroom else 1.0
         return self._is_below(self.ceiling(priority) * part)
 
@@ -71,7 +71,7 @@ class Verdict(msgspec.Struct, frozen=True):
 class VerdictCache:
     """Owns the load estimate and the cached verdict on it.
 
-    A verdict is valid until anything changes or a request used it: policies count their calls.
+    A verdict is valid until anything changes or a request has used it: policies count their calls.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -85,7 +85,7 @@ class VerdictCache:
         self.current, self.ceilings = None, {}
 
     def valid(self, queue: FlowQueue, now_seconds: float) -> Verdict:
-        """The cached verdict, or a new one; an open verdict is a promise and stays valid."""
+        """Return the cached verdict or a new one; an open verdict is a promise and stays valid."""
         verdict = self.current
         if verdict is not None and (
             verdict.is_open or now_seconds - verdict.at_seconds <= MAX_AGE_SECONDS
@@ -171,7 +171,7 @@ class FlowCore:
         self.verdicts.load.pool_changed()
 
     def is_open(self, now_seconds: float) -> bool:
-        """True if the next request is dispatched at once."""
+        """Return whether the next request is dispatched at once."""
         if self.is_shut or (self._waiting and self.queue is not None):
             return False
         if self.queue is None:
@@ -182,7 +182,7 @@ class FlowCore:
         return verdict.is_open
 
     def arrive(self, request: InferenceRequest, evict: Evict | None, now_seconds: float) -> Waiting:
-        """Accept a request: it gets its ticket, is rejected, or waits for a pass."""
+        """Process an arriving request: it gets its ticket, is rejected, or waits for a pass."""
         # Read first: a band that is created below voids the verdict, but not the promise.
         promise, queue = self.verdicts.current, self.queue
         if queue is None or self.is_shut:
@@ -216,7 +216,7 @@ class FlowCore:
         return waiting
 
     def withdraw(self, waiting: Waiting, now_seconds: float) -> None:
-        """Remove a waiting request whose client has disconnected; no effect on any other."""
+        """Remove a waiting request whose client has disconnected; do nothing for any other."""
         if waiting.item.sequence in self._waiting:
             self._stop_waiting(waiting, now_seconds)
             self._end(waiting, FlowOutcome.EVICTED_CONTEXT_CANCELLED, now_seconds)
@@ -323,7 +323,7 @@ class FlowCore:
     def _may_pass(
         self, queue: FlowQueue, promise: Verdict | None, band: Band, now_seconds: float
     ) -> bool:
-        """True if a request may go while none waits; a promise of `is_open` holds."""
+        """Return whether a request may go while none waits; a promise of `is_open` holds."""
         if promise is not None and promise.is_open:
             return True
         verdict = self._seen(self.verdicts.valid(queue, now_seconds))

@@ -1,7 +1,7 @@
 """The pool's saturation, estimated between two passes over all endpoints.
 
-In a pool of 64 endpoints or more it is computed at two points, now and with further requests, a
-sixteenth of the number of endpoints, and interpolated until as many have been admitted or have
+In a pool of 64 endpoints or more it is computed at two points, for the present requests and for
+more, by a sixteenth of the number of endpoints, and interpolated until that many were admitted or
 ended. So the error is at most the weight of a sixteenth of a request per endpoint, for 50 ms.
 """
 
@@ -70,7 +70,7 @@ class LoadEstimate:
         self._count(1)
 
     def left(self, tokens: int) -> None:
-        """Uncount an admitted request that was sent; the pool counts it from now on."""
+        """Stop counting an admitted request that was sent; from now on the pool counts it."""
         self._drop(tokens)
         self._count(0)
 
@@ -87,7 +87,7 @@ class LoadEstimate:
         return self._known or self._base
 
     def place(self, num_under_way: int, now_seconds: float) -> float:
-        """Return the saturation of about one more request."""
+        """Return by about how much one more request raises the saturation."""
         load, place = self.at(now_seconds), self._slope
         if load.num_endpoints < LARGE_POOL:
             if not 0.0 <= now_seconds - self._place_at < PLACE_SECONDS:

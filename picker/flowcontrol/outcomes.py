@@ -13,7 +13,7 @@ NO_ENDPOINTS_RETRY_SECONDS = 10  # a model server that starts takes about that, 
 
 
 class FlowOutcome(Enum):
-    """One for each request, in words of the reference; NOT_YET is for those that wait."""
+    """The outcome of a request, in the reference's words; NOT_YET is for requests that wait."""
 
     NOT_YET = "NotYetFinalized"
     DISPATCHED = "Dispatched"
@@ -37,7 +37,7 @@ def at_capacity(cap: Cap, retry_after_seconds: int) -> RefusedError:
 
 
 def too_large(size_bytes: int, most_bytes: int) -> RefusedError:
-    """There can never be room for the request, so there is no `Retry-After`."""
+    """Return the refusal of a request that can never fit; it has no `Retry-After`."""
     why = (
         f"it takes {size_bytes} bytes, and no more than {most_bytes} may ever wait; to send it "
         "again is of no use"
@@ -112,7 +112,7 @@ class DrainRate(msgspec.Struct, eq=False):
         self._sumed_at = now_seconds
 
     def per_second(self, now_seconds: float) -> float:
-        """Dispatched requests per second; 0 while that is unknown."""
+        """Return the dispatched requests per second, or 0 while that is unknown."""
         if self._began_at is None:
             return 0.0
         seen_seconds = max(

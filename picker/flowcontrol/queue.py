@@ -3,7 +3,7 @@
 Each tenant (fairness id) has a flow in a band, a heap of its requests by the rank that the ordering
 policy gave each on arrival; the fairness policy names the flow whose first request goes next. A
 request waits in the band of its priority, else in the nearest lower one, so an unknown priority
-promotes no request; without a lower band one is created, and removed when it has been idle.
+promotes no request; if there is no lower band, one is created, and removed after some idle time.
 """
 
 from bisect import bisect_left
@@ -21,7 +21,7 @@ MAX_DYNAMIC_BANDS = 128  # objectives can have any priority
 
 
 class FlowQueue:
-    """Owns the waiting requests and the bands; `forgotten` gets the band and name of a flow."""
+    """Owns the waiting requests and bands; `forgotten` receives a lost flow's band and name."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class FlowQueue:
         return self._bands[priority]
 
     def excess(self, item: QueuedRequest, band: Band) -> dict[Cap, int]:
-        """The amount above each cap that `item` would exceed."""
+        """Return the amount by which `item` would exceed each cap that it exceeds."""
         every, own = self._settings, band.settings
         sizes = (
             (Cap.BYTES, self.num_bytes + item.size_bytes, every.max_bytes),
@@ -98,7 +98,7 @@ class FlowQueue:
         return {cap: size - most for cap, size, most in sizes if most is not None and size > most}
 
     def never_fits(self, item: QueuedRequest, priority: int) -> tuple[int, int] | None:
-        """The size of `item` and the limit that it exceeds even alone; None: it fits."""
+        """Return the size of `item` and the limit that it exceeds even alone; None: it fits."""
         every, own = self._settings, self.band_for(priority).settings
         for size, limit in (
             (item.size_bytes, own.max_bytes),

@@ -63,7 +63,7 @@ class Reclaim:
             self._victims.push(rank, ticket.item.sequence, ticket)
 
     def closed(self, ticket: FlowTicket, now_seconds: float) -> float | None:
-        """Remove a request that is over; returns the seconds since its eviction, if any."""
+        """Remove a request that is over; return the seconds since its eviction, if any."""
         sequence = ticket.item.sequence
         self._victims.remove(sequence)
         evicted = self._evicted.pop(sequence, None)
@@ -73,7 +73,7 @@ class Reclaim:
         return now_seconds - evicted[0]
 
     def tick(self, now_seconds: float) -> int:
-        """Stop waiting for evicted requests that take too long; returns their number."""
+        """Stop waiting for evicted requests that take too long; return their number."""
         late = [
             sequence
             for sequence, (at, _) in self._evicted.items()
@@ -94,7 +94,7 @@ class Reclaim:
         num_under_way: int,
         now_seconds: float,
     ) -> Revocation | None:
-        """Return the evictions for the first of `demands` that gains by them."""
+        """Return the evictions for the first of `demands` that would gain from them."""
         if self._policies is None or self._evicted or not num_under_way or saturation <= 0:
             return None
         if self._cooling_until is not None and now_seconds < self._cooling_until:

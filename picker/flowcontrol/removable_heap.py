@@ -1,4 +1,4 @@
-"""A heap of which anything can be taken out, in memory bounded by what it holds."""
+"""A heap from which any item can be removed; its memory is bounded by what it holds."""
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
@@ -11,7 +11,7 @@ _SLACK = 32  # removed places that stay, however few requests are left
 
 
 class RemovableHeap(Generic[K, T]):
-    """Things in the order of their keys, then of their sequence numbers."""
+    """Holds things in the order of their keys, then of their sequence numbers."""
 
     __slots__ = ("_held", "_places")
 
@@ -26,7 +26,7 @@ class RemovableHeap(Generic[K, T]):
         return iter(self._held.values())
 
     def push(self, key: K, sequence: int, thing: T) -> None:
-        """Add; `sequence` is unique among all that were ever added."""
+        """Add `thing`; no other thing ever added may have the same `sequence`."""
         heappush(self._places, (key, sequence))
         self._held[sequence] = thing
 

@@ -1,4 +1,4 @@
-"""Reports the series of flow control; the label `priority` is that of the band of a request."""
+"""Reports the series of flow control; the label `priority` is the priority of a request's band."""
 
 from collections import Counter as Tally
 from collections.abc import Iterable
@@ -32,7 +32,7 @@ class Readings(Protocol):
 
 
 class FlowReporter:
-    """Owns the label sets of flow control, and the numbers of outcomes."""
+    """Owns the label sets of flow control, and counts its outcomes."""
 
     def __init__(self, metrics: PickerMetrics, pool_name: str, readings: Readings) -> None:
         self._metrics = metrics
@@ -65,7 +65,7 @@ class FlowReporter:
         times.labels(fairness_id, priority, outcome.value).observe(seconds)
 
     def waits(self, labels: Labels, item: QueuedRequest, times: int = 1) -> None:
-        """Count a waiting request, or with -1 one that waits no longer."""
+        """Count a waiting request; `times` is -1 for one that no longer waits."""
         where = self._where(labels)
         self._series.queue_size.labels(*where).inc(times)
         self._series.queue_bytes.labels(*where).inc(times * item.size_bytes)
@@ -191,6 +191,6 @@ def _part(used: int, cap: int) -> float:
 
 
 def _watch_band(band: Band, requests: Gauge, sizes: Gauge) -> None:
-    """Read the settings at each scrape, since they may change."""
+    """Report how full the band is; its caps are read at each scrape because they may change."""
     requests.set_function(lambda: _part(band.num_requests, band.settings.max_requests))
     sizes.set_function(lambda: _part(band.num_bytes, band.settings.max_bytes))

@@ -1,9 +1,9 @@
 """The saturation of the pool by stage, including admitted requests that are not sent yet.
 
-An endpoint without a role decodes. The effective saturation is the greatest of the stages; of a
-pool without either, the detector's value for all of it; 1.0 without endpoints. An admitted request
-is counted at the least loaded endpoint of each stage, its likely destination; else one free slot
-would admit every request that arrives before the first has taken it.
+An endpoint without a role decodes. The effective saturation is the greatest of the stages; for a
+pool without stages, the detector's value for all of it; 1.0 without endpoints. An admitted request
+is counted at the least loaded endpoint of each stage, its likely destination; otherwise one free
+slot would admit every request that arrives before the first has taken it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ EMPTY_POOL = PoolLoad(FULL, {}, 0)
 
 
 def stages(candidates: Sequence[Candidate]) -> dict[str, Sequence[Candidate]]:
-    """The candidates of each present stage; without stages all of them under `WHOLE_POOL`."""
+    """Return the candidates of each present stage; without stages, all under `WHOLE_POOL`."""
     prefill: list[Candidate] = []
     decode: list[Candidate] = []
     for candidate in candidates:
@@ -81,7 +81,7 @@ def pool_load(
 def spread(
     candidates: Sequence[Candidate], let_in: LetIn
 ) -> tuple[Sequence[Candidate], Mapping[str, EndpointLoad]]:
-    """Count each of `let_in` at the least loaded; return candidates and additions."""
+    """Count `let_in` at the least loaded endpoints; return the candidates and the added loads."""
     loads = [_load(candidate) for candidate in candidates]
     order = sorted(range(len(loads)), key=loads.__getitem__)
     left, level, filled = let_in.requests, loads[order[0]], 1
@@ -108,7 +108,7 @@ def spread(
 
 
 def _load(candidate: Candidate) -> int:
-    """The in-flight requests there: the picker's own count, or the endpoint's."""
+    """Return the greater of the picker's and the endpoint's count of in-flight requests."""
     metrics = candidate.metrics
     if metrics is None:
         return candidate.inflight_requests

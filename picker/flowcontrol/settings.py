@@ -21,7 +21,7 @@ DEFAULT_MEMORY_BYTES = 2**30
 
 @dataclass(frozen=True, slots=True)
 class BandSettings:
-    """Caps on what waits in a band and for how long (None: for ever), and its policies."""
+    """A band's policies, and its caps on what waits there and for how long (None: for ever)."""
 
     fairness: FairnessPolicy
     ordering: OrderingPolicy
@@ -34,9 +34,9 @@ class BandSettings:
 class FlowControlSettings:
     """Everything that the section `flowControl` decides.
 
-    Caps of None are no caps, times of None never end. `max_bytes` is about bodies,
-    `max_memory_bytes` about all that is held of waiting requests. With `eviction` requests under
-    way may be stopped.
+    A cap of None is no limit, and a time of None never ends. `max_bytes` limits the bodies of
+    waiting requests, `max_memory_bytes` all the memory that they take. With `eviction`, requests
+    under way may be stopped.
     """
 
     default_band: BandSettings

@@ -13,7 +13,7 @@ class FlowView(msgspec.Struct, frozen=True):
 
 
 class BandView(msgspec.Struct, frozen=True):
-    """One priority band. At `ceiling` of the pool's saturation and above it is held back."""
+    """One priority band. It is held back while the pool's saturation is at least `ceiling`."""
 
     priority: int
     queued_requests: int
@@ -27,8 +27,8 @@ class BandView(msgspec.Struct, frozen=True):
 class QueuesView(msgspec.Struct, frozen=True):
     """Flow control at one moment; without flow control `is_on` is false and the rest is empty.
 
-    Bytes are those of bodies, memory is what is held of the requests that wait. `outcomes` counts
-    requests by how their time in the queue ended. `bands` come highest first.
+    Bytes are those of bodies, memory is all that waiting requests take. `outcomes` counts requests
+    by how their time in the queue ended. `bands` are sorted, the highest first.
     """
 
     is_on: bool = False

@@ -81,7 +81,7 @@ def queued_request(
 
 
 class Waiting(msgspec.Struct, eq=False):
-    """Waits until it has a `ticket` or a `refusal`; `wake` is called then."""
+    """A request that waits until it has a `ticket` or a `refusal`; `wake` is called then."""
 
     item: QueuedRequest
     priority: int
@@ -106,7 +106,7 @@ class Waiting(msgspec.Struct, eq=False):
 
 
 class Deadlines:
-    """Owns the deadlines of waiting requests, from arrival or the last turn of the pool."""
+    """Owns the deadlines of waiting requests, from arrival or since the pool emptied or filled."""
 
     def __init__(self) -> None:
         self._heap: RemovableHeap[float, Waiting] = RemovableHeap()

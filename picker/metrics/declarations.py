@@ -30,7 +30,7 @@ S = TypeVar("S", bound=AnySeries)
 
 
 class Deprecated(NamedTuple):
-    """An older name of a series, with `labels` of it (None: all), some of them `renamed`."""
+    """An older name of a series, with these `labels` of the series (None: all), some `renamed`."""
 
     prefix: str
     labels: Labels | None = None
@@ -40,8 +40,8 @@ class Deprecated(NamedTuple):
 
 @dataclass
 class Declared(Generic[S]):
-    """Declared on the class of a family. An instance has a series of its own under the same name in
-    its `__dict__`, so that counting does not pass through this descriptor.
+    """A series declared on the class of a family. An instance has its own series under the same
+    name in its `__dict__`, so that counting does not pass through this descriptor.
     """
 
     make: Callable[[Declaration], S]
@@ -116,6 +116,6 @@ def own_gauge(text: str, labels: Labels = (), name: str = "") -> Declared[Gauge]
 
 
 def of_requests(text: str, bounds: Iterable[float], old_name: str = "") -> Declared[Histogram]:
-    """Declare a histogram with the labels of requests, and a twin with those of models."""
+    """Declare a histogram with the labels of requests, and a twin with the labels of models."""
     twin = Deprecated(OBJECTIVE_PREFIX, MODEL_LABELS, old_name)
     return histogram(text, bounds, REQUEST_LABELS, twin)

@@ -1,10 +1,10 @@
 """Bounds on the label values that clients choose, and on their share of the metrics page.
 
-The series of one request's labels take about 60 KB of the page, so a bound on names alone leaves a
-page of many megabytes. A model that the pool knows has a label of its own; all others are `other`.
-Tenants, pairs of model and target that no rule makes, and models known by an answer alone pay for
-their lines from a budget of bytes, which all pools share; when it is used up, they are `other` too.
-A label that has been paid for stays, so that a gauge goes down where it went up.
+The series of one request's labels take about 60 KB of the page, so limiting names alone would allow
+a page of many megabytes. A model that the pool knows has a label of its own; all others are
+`other`. The lines of tenants, of pairs of model and target that no rule makes, and of models known
+only from an answer are charged to a budget of bytes, which all pools share; when it is used up,
+they are `other` too. A label that was charged stays, so a gauge goes down where it went up.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ RequestLabelValues = tuple[str, str, str, str]
 
 
 class Lines(NamedTuple):
-    """Lines of the page; `each_bytes` long beside the values of the labels."""
+    """Lines of the page; each has `each_bytes` besides the values of its labels."""
 
     number: int
     each_bytes: int
@@ -37,8 +37,8 @@ SET, TWINS, ENDING, ATTEMPT = Lines(265, 135), Lines(175, 115), Lines(66, 175), 
 
 
 class PageRoom:
-    """Owns the bytes of the page that clients may use up: a share for models that are known by an
-    answer alone, the rest for tenants and combinations.
+    """Owns the bytes of the page that clients may use up: a share for models that are known only
+    from an answer, the rest for tenants and combinations.
     """
 
     def __init__(self, max_bytes: int = MAX_ROOM_BYTES) -> None:
@@ -68,7 +68,7 @@ class BoundedLabels:
         self._seen: set[str] = set()
 
     def admit(self, value: str) -> str:
-        """Return `value`, or `other` when it is new beyond the cap, or too long for a name."""
+        """Return `value`, or `other` if it is new and the cap is reached, or if it is too long."""
         if not value or value in self._seen:
             return value
         if len(self._seen) >= self._limit or len(value) > MAX_NAME_CHARACTERS:
@@ -78,9 +78,9 @@ class BoundedLabels:
 
 
 class RequestLabels:
-    """Values for `REQUEST_LABELS`. Owns the known names, and the labels that are paid for. The sets
-    of a model that a rule or a worker names, under its own name or as a rule rewrites it, and
-    without a tenant, cost nothing: what an operator configures is always reported.
+    """The values of `REQUEST_LABELS`. Owns the known names, and the labels that were charged. A
+    model that a rule or a worker names, under its own name or rewritten by a rule, costs nothing
+    without a tenant: what an operator configures is always reported.
     """
 
     def __init__(self, room: PageRoom | None = None) -> None:
@@ -103,7 +103,7 @@ class RequestLabels:
             self._name(name for pair in new for name in pair)
 
     def add_served(self, names: Iterable[str]) -> None:
-        """Report models that a worker serves under their own names, up to a thousand of them."""
+        """Use their own names to report up to a thousand models that workers serve."""
         self._name(name for name in names if self._served.admit(name) == name)
 
     def answered(self, model: str) -> None:
@@ -126,7 +126,7 @@ class RequestLabels:
     def of(
         self, model: str, target_model: str, fairness_id: str = "", priority: int = 0
     ) -> RequestLabelValues:
-        """Return the values of one request, which change only when a model becomes known."""
+        """Return the label values of one request; they change only when a model becomes known."""
         asked = (model, target_model, fairness_id, priority)
         known = self._known.get(asked)
         if known is not None:

@@ -1,9 +1,9 @@
-"""Every series the picker exposes: a family for each room that reports, and `PickerMetrics`, which
-owns all of them. A room receives its family and nothing else.
+"""Every series the picker exposes: a family for each package that reports, and `PickerMetrics`,
+which owns all of them. A package receives its own family and nothing else.
 
-Names, labels and buckets are those of the reference picker (prefix `llm_d_epp_`), so that its
-dashboards and alerts work unchanged, and so are the deprecated names that it still exports. A
-test compares them with docs/metrics.md.
+Names, labels and buckets are those of the reference picker (prefix `llm_d_epp_`), including the
+deprecated names that it still exports, so that its dashboards and alerts work unchanged. A test
+compares them with docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class SubjectSeries:
 
     @contextmanager
     def age_shown(self, selector: str, age: Callable[[], float | None]) -> Iterator[None]:
-        """Export the time since the last contact, for the length of the block."""
+        """Export the time since the last contact while the `with` block runs."""
         labels, gauge = (*self._labels, selector), self._series.silent_seconds
         gauge.labels(*labels).set_function(lambda: age() or 0.0)
         try:
@@ -230,7 +230,7 @@ class LeaseSeries:
 
     @contextmanager
     def shown(self, is_leader: Callable[[], bool]) -> Iterator[None]:
-        """Export whether this replica leads, for the length of the block."""
+        """Export whether this replica leads while the `with` block runs."""
         self.series.leader.labels(self.lease).set_function(lambda: float(is_leader()))
         for change in ("gained", "lost"):
             self.series.changes_total.labels(self.lease, change)
@@ -597,7 +597,7 @@ class PickerMetrics(Family):
 
     def pieces(self, series: Iterable[AnySeries] | None = None) -> Iterator[list[str]]:
         """Yield the exposition as lists of lines, each written in a millisecond or two. The numbers
-        of one series are of one moment, those of two series need not be.
+        of one series belong to one moment; those of two series need not.
         """
         declared = self.series if series is None else series
         yield from batched((line for one in declared for line in text_of(one)), LINES)

@@ -50,7 +50,7 @@ class AttemptResult(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class OutlierSettings:
-    """The conditions for ejection and return; counts and seconds."""
+    """The conditions for ejection and return, in counts and seconds."""
 
     failures: int = 3  # in a row eject; also the cap on requests at an unproven endpoint
     first_wait_seconds: float = 1.0  # before a probe; each further wait is twice as long
@@ -69,7 +69,7 @@ class OutlierSettings:
 
 
 def kind_of(answer: Answer) -> AnswerKind:
-    """Classify `answer` for the health of its endpoint.
+    """Classify what `answer` says about the health of its endpoint.
 
     A broken server, and a proxy that cannot reach it, answers 500, 502, 503 or 504. Other statuses
     are about the request: a server may parse requests correctly and fail every valid one.
@@ -84,7 +84,7 @@ def kind_of(answer: Answer) -> AnswerKind:
 
 @dataclass(slots=True, eq=False)
 class Breaker:
-    """Owns the state of one endpoint; each `epoch` makes answers to earlier requests stale."""
+    """Owns the state of one endpoint; a new `epoch` makes answers to earlier requests stale."""
 
     key: str
     settings: OutlierSettings
@@ -115,18 +115,18 @@ class Breaker:
 
     @property
     def failures(self) -> int:
-        """Failures in a row. The one that made it a suspect counts until a success clears it."""
+        """Failures in a row; the one that made the endpoint a suspect counts until a success."""
         at_least = 1 if self.state is EndpointState.SUSPECT else 0
         return max(self._early_failures, at_least) + self._late_failures
 
     @property
     def is_as_good_as_any(self) -> bool:
-        """True if it is healthy and proven: it is never held back then."""
+        """True if the endpoint is healthy and proven; then it is never held back."""
         return self.is_proven and self.state is EndpointState.HEALTHY
 
     @property
     def is_filled(self) -> bool:
-        """True if it is healthy, unproven, and has all the requests it may have until a success."""
+        """True if the endpoint is healthy, unproven, and at its cap of requests until a success."""
         is_new = self.state is EndpointState.HEALTHY and not self.is_proven
         return is_new and self.under_way >= self.settings.failures
 
@@ -142,7 +142,7 @@ class Breaker:
         return is_as_good
 
     def is_silent_since_filled(self, now: float) -> bool:
-        """Return whether an immediate failure would have shown, which proves a lapsed endpoint."""
+        """Return whether a fast failure would be known by now; if so, trust a lapsed endpoint."""
         if now - self.filled_at < self.settings.burst_wait_seconds:
             return False
         if self.has_lapsed:
@@ -199,7 +199,7 @@ class Breaker:
             self._early_failures = 0
 
     def failed(self, finding: AttemptResult, now: float, draw: Callable[[], float]) -> bool:
-        """Process a failure; return whether it ejects. `draw` returns a part of the jitter."""
+        """Process a failure; return whether it ejects the endpoint. `draw` scales the jitter."""
         if self.state is EndpointState.EJECTED:
             self._late_failures += 1
             if finding.is_probe:
@@ -272,7 +272,7 @@ class Breaker:
         self.is_proven, self.has_lapsed = True, False
 
     def _is_silent(self, now: float) -> bool:
-        """Return whether a late request is out for longer than a failure takes."""
+        """Return whether a late request has been out for longer than a failure takes."""
         since = self._tried_since
         quiet = since is not None and now - since >= self._silent_seconds
         return quiet and not self._late_failures

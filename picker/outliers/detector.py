@@ -7,11 +7,11 @@
     ON_TRIAL --failure--> EJECTED, with the wait doubled from where it was
     ON_TRIAL --enough successes in a while--> HEALTHY
 
-The beginning of a response decides, because the proxy shows no difference between a dead endpoint,
-a client that disconnects, and the end (measured). Each ejection or trial begins an epoch, before
-which answers are stale. Failures arrive later than requests leave, so an endpoint with failures, or
-without a success, may have no more requests under way than would eject it. After `UNSEEN_ATTEMPTS`
-without any response nothing is held back (docs/decisions/0025). Times and randomness are arguments.
+The beginning of a response decides: the proxy does not distinguish a dead endpoint, a disconnecting
+client, and the end (measured). Each ejection or trial begins an epoch; answers to earlier requests
+are stale. Failures arrive later than requests leave, so an endpoint with failures, or without a
+success, may have no more requests under way than would eject it. After `UNSEEN_ATTEMPTS` without a
+response nothing is held back (docs/decisions/0025). Times and randomness are arguments.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class EndpointHealthView(msgspec.Struct, frozen=True):
 
 
 class OutlierWatcher:
-    """Called on every transition; must be quick and must not raise. This base class ignores all."""
+    """Learns of every transition; must be quick and not raise. This base class ignores them."""
 
     def ejected(self, key: str, failures: int, wait_seconds: float) -> None: ...
 
@@ -68,7 +68,7 @@ _OUR_OWN = (FinishCause.REFUSED, FinishCause.EVICTED)  # the picker itself set t
 
 
 class Attempt(msgspec.Struct, eq=False):
-    """One request at one endpoint: `responded` at most once, then `ended` once."""
+    """One request at one endpoint; `responded` is called at most once, then `ended` once."""
 
     detector: OutlierDetector
     breaker: Breaker
@@ -95,7 +95,7 @@ class Attempt(msgspec.Struct, eq=False):
             self.detector.judge(self, answer, now_seconds)
 
     def ended(self, cause: FinishCause, answer: Answer, now_seconds: float) -> None:
-        """Call when the request is over; `answer` counts unless `responded` was called before."""
+        """Process the end of the request; `answer` counts unless `responded` was called before."""
         if not self._is_judged and answer.status is not None and cause not in _OUR_OWN:
             self.responded(answer, now_seconds)
         self.detector.leave(self, self._was_seen, cause, now_seconds)
@@ -162,7 +162,7 @@ class OutlierDetector:
         return without_failure or blameless or candidates
 
     def probe(self, candidates: Sequence[Candidate], now_seconds: float) -> Candidate | None:
-        """Return the ejected candidate to probe, if one is due; what leaves is the probe."""
+        """Return an ejected candidate that is due; the next request to it is the probe."""
         if not self._ejected:
             return None
         due = {key: one for key, one in self._ejected.items() if one.is_due(now_seconds)}

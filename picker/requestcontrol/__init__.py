@@ -1,1 +1,1 @@
-"""One request from its arrival to its end: the director, and what it asks and changes."""
+"""One request from its arrival to its end: the director, and the modules that it calls."""

@@ -31,7 +31,7 @@ def fairness_id(request: InferenceRequest) -> str:
 def refuse_if_not_cached(
     request: InferenceRequest, result: SchedulingResult, attributes: Attributes
 ) -> None:
-    """Refuse with 412 a client that accepts only cached prompts, unless a finding has a block."""
+    """Refuse with 412 a request that needs a cached prompt, unless some block of it is cached."""
     if PREFER not in request.headers or not prefers_if_available(request.headers):
         return
     key = result.endpoints[0].key
@@ -57,7 +57,7 @@ def prefers_if_available(headers: Mapping[str, str]) -> bool:
 
 
 def scheduling_failed(error: Exception) -> RefusedError:
-    """Convert the error of a scheduler: the first refusal in a group of errors, else 429."""
+    """Return the refusal for a scheduler's error: the first one in a group of errors, else 429."""
     refusal = _first_refusal(error)
     if refusal is not None:
         return refusal

@@ -1,4 +1,4 @@
-"""Bodies: the one that leaves in place of the original, and the memory of a waiting one."""
+"""Bodies: the one sent in place of the original, and the memory that a waiting one takes."""
 
 from collections.abc import Collection, Mapping, Sequence
 from sys import getsizeof
@@ -20,7 +20,7 @@ _NO_MEMBERS: Mapping[str, object] = MappingProxyType({})
 
 
 def outgoing_body(body: bytes, parsed: ParsedBody, request: InferenceRequest) -> bytes | None:
-    """Return the body that replaces `body`, read as `parsed`; None: it leaves unchanged."""
+    """Return the body to send in place of `body`, parsed as `parsed`; None: send it unchanged."""
     before, after = parsed.payload, request.body.payload
     if before is None or after is None or not parsed.can_rewrite:
         return None
@@ -40,7 +40,7 @@ def with_members(
 ) -> bytes:
     """Replace, add or remove members of `body`, a JSON object.
 
-    Members are sorted by name, without space between them, like in the reference picker. Every
+    Members are sorted by name, without space between them, as in the reference picker. Every
     other value retains its bytes; of members with the same name the last one is used. In a body
     with lone surrogates, escaped backslashes become `\\u005c`. Raises `RefusedError` (400).
     """
@@ -56,7 +56,7 @@ def with_members(
 def changes(
     before: Mapping[str, object], after: Mapping[str, object]
 ) -> tuple[dict[str, object], list[str]]:
-    """Return the members of `after` that are not the objects of `before`, and the removed names."""
+    """Return the members of `after` that are new or other objects, and the removed names."""
     changed = {
         name: value
         for name, value in after.items()
@@ -66,7 +66,7 @@ def changes(
 
 
 def held_bytes(request: InferenceRequest, raw: RawRequest) -> int:
-    """Estimate the memory of a parked request, at most."""
+    """Return an upper bound on the memory that a parked request takes."""
     headers, hint, body = raw.headers, raw.subset_hint or (), request.body
     # A character takes as much as the widest of its text: joined, at least what each takes alone.
     texts = ("".join(headers), "".join(headers.values()), "".join(hint))

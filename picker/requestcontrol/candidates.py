@@ -11,8 +11,8 @@ _SLACK = 64  # cached endpoints without load
 class LoadedCandidates:
     """Candidates with their in-flight counts, cached between decisions. Owned by the director.
 
-    Few counts change between two decisions, and in a pool of thousands most of a decision would go
-    into creating all candidates again.
+    Few counts change between two decisions, and in a pool of thousands most of the time of a
+    decision would go into creating all candidates again.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ def _within(pool: Sequence[Candidate], subset_hint: Iterable[str]) -> list[Candi
 
 
 def _read(entry: str) -> tuple[str, int | None]:
-    """Return address and port of a subset entry; no endpoint has the address of a malformed one."""
+    """Return the address and port of a subset entry; a malformed one matches no endpoint."""
     if entry.startswith("["):
         host, bracket, rest = entry[1:].partition("]")
         if not bracket or ":" not in host or (rest and not rest.startswith(":")):

@@ -1,4 +1,4 @@
-"""The director: one request from its first byte to its one outcome, read from top to bottom.
+"""The director takes one request from its first byte to its one outcome; read from top to bottom.
 
 A request goes through parse → rewrite → objective and fairness id → flow control → candidates →
 screeners → producers → admitters → schedule → hooks, and leaves. Only flow control and producers
@@ -67,7 +67,7 @@ class Director:
         self.log = PluginLog(context.watchers, context.clock)
 
     def use(self, pipeline: RequestPipeline) -> None:
-        """Route new requests with `pipeline`; requests under way finish on the one before."""
+        """Route new requests with `pipeline`; requests under way keep the one they began with."""
         self.pipeline = pipeline
 
     def begin(self, evict: Callable[[DropReason], None] | None = None, /) -> Exchange:
@@ -97,7 +97,7 @@ class Exchange(msgspec.Struct, eq=False):
     # Called by the stream
 
     def decides_at_once(self, raw: RawRequest) -> bool:
-        """True if `route(raw)`, called right now, would wait for nothing, whatever `raw` is."""
+        """Return whether `route(raw)`, called right now, would not wait, whatever `raw` is."""
         pipeline, gate = self._pipeline, self._pipeline.gate
         self._goes_at_once = (
             not pipeline.asks_others
@@ -339,7 +339,7 @@ class Exchange(msgspec.Struct, eq=False):
         """Schedule the request if the admitters agree. Raises `RefusedError`.
 
         The request probes an ejected endpoint that is due for a probe, if the scheduler accepts it.
-        Else it goes to a usable endpoint, and to an ejected one rather than nowhere.
+        Else it goes to a usable endpoint or, if there is none, to an ejected one.
         """
         health, usable, due = self._context.health, candidates, None
         if health is not None and health.held:
@@ -517,7 +517,7 @@ class Exchange(msgspec.Struct, eq=False):
 def _screen(
     plugin: Screener, request: InferenceRequest, candidates: Sequence[Candidate], rng: Random
 ) -> tuple[Sequence[Candidate], Sequence[Candidate]]:
-    """Return the candidates before and after; its meter needs both."""
+    """Return the candidates before and after screening; the plugin's meter needs both."""
     return candidates, plugin.screen(request, candidates, rng)
 
 

@@ -55,6 +55,6 @@ def first_of(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
 
 
 def target_of(headers: Mapping[str, str]) -> str:
-    """Return the path of a request with its query; a proxy that rewrites it sends the headers."""
+    """Return a request's path with its query, or the one that a rewriting proxy sends along."""
     path = headers.get(":path") or headers.get("x-original-path")
     return path or headers.get("x-forwarded-path") or DEFAULT_PATH

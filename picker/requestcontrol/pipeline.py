@@ -67,7 +67,7 @@ class RequestScheduler(Protocol):
         rng: Random,
         steps: PluginSteps,
     ) -> SchedulingResult:
-        """Decide, and append the calls of plugins to `steps`. Raises `RefusedError`."""
+        """Choose endpoints, and append the calls of plugins to `steps`. Raises `RefusedError`."""
 
 
 class DecisionRecorder(Protocol):
@@ -75,7 +75,7 @@ class DecisionRecorder(Protocol):
 
     @property
     def is_recording(self) -> bool:
-        """True if to call it, and to draw from a seed for each attempt."""
+        """True if the recorder wants calls, and each attempt must draw from a seed."""
 
     def scheduling(self, decision: Decision) -> None:
         """Called before each attempt: findings may be live views, which the decision changes."""
@@ -88,7 +88,7 @@ class DecisionRecorder(Protocol):
 
 class ObjectiveSource(Protocol):
     def priority(self, objective: str) -> int | None:
-        """Return its priority; None: there is no such objective, or it names no priority."""
+        """Return the priority of `objective`; None if there is no such objective or it has none."""
 
 
 class RewriteSource(Protocol):
@@ -119,7 +119,7 @@ class FlowGate(Protocol):
     ) -> Ticket:
         """Wait until `request` may go. Does not wait while `is_open`. Raises `RefusedError`.
 
-        `evict` stops the request while it is under way. Cancelling removes it from the queue.
+        `evict` stops the request while it is under way. Cancelling this call dequeues the request.
         """
 
     def pool_changed(self) -> None:
@@ -227,7 +227,7 @@ class RequestPolicies:
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """The parts that all requests share beyond the configuration.
+    """The parts that all requests share besides the configuration.
 
     `clock` is monotonic, in seconds. Without `health` no endpoint is ejected; without `burst_wait`
     no request waits for the answers to others. `numbers` are unique within a process.

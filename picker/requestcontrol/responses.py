@@ -32,12 +32,12 @@ _SEPARATORS = (b":", b": ", b" :", b" : ")
 
 
 class ModelRenamer:
-    """Replaces one model name by another in one response. Owns the bytes held back."""
+    """Replaces one model name with another in one response. Owns the bytes held back."""
 
     __slots__ = ("_held", "_longest", "_openings", "_replacement")
 
     def __init__(self, served: str, asked: str) -> None:
-        """`served` is the name that the endpoint uses, `asked` the name for the client."""
+        """`served` is the name that the endpoint uses, `asked` the one in the client's request."""
         texts = [json.dumps(served), json.dumps(served, ensure_ascii=False)]
         # Some servers escape slashes, and some write letters beyond ASCII as they are.
         texts += [text.replace("/", "\\/") for text in texts]
@@ -53,7 +53,7 @@ class ModelRenamer:
         self._held = b""
 
     def feed(self, data: bytes, is_last: bool) -> bytes:
-        """Take a piece; return the bytes for the client, with the last piece all of them."""
+        """Take a piece; return the bytes for the client: with the last piece, all that are left."""
         if self._held:
             data = self._held + data
             self._held = b""
@@ -123,7 +123,7 @@ class Response(msgspec.Struct, eq=False):
         self._context.inflight.acquire_legs(self._legs)
 
     def release_legs(self) -> None:
-        """End the earlier stages: the answer has begun, or the request is over."""
+        """Release the earlier stages, because the answer has begun or the request is over."""
         if self._legs:
             legs, self._legs = self._legs, ()
             self._context.inflight.release_legs(legs)
@@ -272,7 +272,7 @@ class BodylessResponse(msgspec.Struct, eq=False):
 
 
 class DecisionHeader:
-    """A `ResponseHeadHook` that names the endpoint that served. Stateless."""
+    """A `ResponseHeadHook` that names the endpoint that served the request. Stateless."""
 
     name = "decision-header"
 
@@ -284,7 +284,7 @@ class DecisionHeader:
 
 
 def _served(flight: Flight, served_by: str | None) -> str:
-    """Return the name of the endpoint at the proxy's address, else of the chosen endpoint."""
+    """Return the name of the endpoint that the proxy reports, else of the chosen endpoint."""
     chosen = flight.result.endpoints
     if served_by is None or served_by == chosen[0].host_port:
         return chosen[0].name

@@ -17,7 +17,7 @@ class ByteShare(msgspec.Struct, eq=False):
     held_bytes: int = 0
 
     def grow(self, num_bytes: int) -> bool:
-        """Reserve more bytes; False, without a reservation, if they do not fit."""
+        """Reserve more bytes; return False and reserve nothing if they do not fit."""
         budget = self._budget
         if budget.max_bytes is not None and budget.held_bytes + num_bytes > budget.max_bytes:
             return False

@@ -1,7 +1,7 @@
 """One call on an HTTP/2 connection, with its buffers, and methods as coroutines on top of it.
 
-While much is unsent, or the receiver has paused reading, messages wait here, unacknowledged: a peer
-may have one window of data and one unfinished message here.
+While much is unsent, or the receiver has paused reading, messages wait here, unacknowledged, so a
+peer can have at most one window of data and one unfinished message here.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Call(Http2Stream, eq=False, kw_only=True):
             self.end(Status.INTERNAL, "internal error")
 
     def send(self, message: bytes) -> None:
-        """Send a message; dropped on a call that is over."""
+        """Send a message; it is dropped if the call is over."""
         if self.gone or self.ending is not None:
             return
         outlet, head = self.outlet, PREFIX.pack(0, len(message))
@@ -121,7 +121,7 @@ class Call(Http2Stream, eq=False, kw_only=True):
     # Called by the connection
 
     def refuse(self, block: bytes) -> None:
-        """Answer a request other than a gRPC call with this header block alone."""
+        """Answer a request that is not a gRPC call with this header block alone."""
         self.head_sent, self.ending = True, block
         self.outlet.schedule(self)
 
@@ -154,7 +154,7 @@ class Call(Http2Stream, eq=False, kw_only=True):
             self.free()
 
     def free(self) -> None:
-        """Release all buffers: the engine has the last frame, or no data can be sent."""
+        """Release all buffers, because the engine has the last frame or nothing can be sent."""
         self.gone = True
         left, self._unacknowledged = self._unacknowledged, 0
         if left:
@@ -253,7 +253,7 @@ class Call(Http2Stream, eq=False, kw_only=True):
 
 
 def streaming(method: Method) -> Served:
-    """Serve a coroutine function: each call runs it in its own task."""
+    """Return a server for a coroutine function; each call runs it in its own task."""
     return lambda call, metadata: _MethodCall(call, method)
 
 

@@ -1,4 +1,4 @@
-"""The terms of a gRPC call. A unary call is a stream of one message, here and on the wire."""
+"""The types of a gRPC call. A unary call is a stream of one message, here and on the wire."""
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from enum import Enum, IntEnum
@@ -38,11 +38,11 @@ class Receiver(Protocol):
         """
 
     def abort(self, why: Abort) -> None:
-        """Called when the call ends in the middle; no data can be sent any longer."""
+        """Called when the call is broken off; no data can be sent any longer."""
 
 
 def joined(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Map names to values; those of a repeated name are joined by commas: none is hidden."""
+    """Map names to values; those of a repeated name are joined by commas, so none is hidden."""
     found = dict(fields)
     if len(found) == len(fields):
         return found

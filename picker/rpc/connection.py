@@ -1,11 +1,11 @@
-"""One HTTP/2 connection of gRPC calls: asyncio's bytes to HTTP/2 to calls, and back.
+"""One HTTP/2 connection of gRPC calls: between asyncio's bytes and the calls, in both directions.
 
-Output accumulates in the engine; the transport gets all of it once per turn of the event loop. The
-output of a call waits in its own buffer for the peer's window and for the socket, and takes turns.
+Output accumulates in the engine; the transport gets all of it once per turn of the event loop.
+Calls take turns; the output of each waits in its own buffer for the peer's window and the socket.
 
-A connection ends in order when it drains and its last call is over, or at once if it breaks. Calls
-that cross our GOAWAY are served: the answer to a PING behind it shows that the peer has read it,
-and only then the end of the last call ends the connection.
+A connection ends gracefully when it drains and its last call is over, or at once if it breaks.
+Calls that cross our GOAWAY are served: the answer to a PING behind it shows that the peer has read
+it, and only then does the end of the last call end the connection.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class GrpcConnection(asyncio.Protocol):
             self._flush()
 
     def eof_received(self) -> bool:
-        """Close the connection: the transport would first send what no peer may read."""
+        """Close the connection now; the transport would first send data that no peer may read."""
         self._break_off()
         return False
 
@@ -214,7 +214,7 @@ class GrpcConnection(asyncio.Protocol):
         return call
 
     def on_chore(self) -> None:
-        """Count wasted work of the peer. Raises `Http2Error` if it is too much."""
+        """Count work that the peer wastes. Raises `Http2Error` if it is too much."""
         now = self._last_received_at
         refilled = self._waste_left + (now - self._waste_filled_at) * WASTE_PER_SECOND
         self._waste_left, self._waste_filled_at = min(refilled, WASTE_BURST) - 1, now
@@ -296,7 +296,7 @@ class GrpcConnection(asyncio.Protocol):
         return moved
 
     def _write_out(self) -> bool:
-        """Pass the engine's output to the transport; return true if it accepts more."""
+        """Pass the engine's output to the transport; return whether it accepts more."""
         transport, out = self._transport, self.http2.out
         if transport is None:
             return False

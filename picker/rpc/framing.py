@@ -21,7 +21,7 @@ _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%"
 class MessageSplitter(msgspec.Struct, eq=False):
     """Splits the data of one stream, in pieces of any size, into messages. Owns the unfinished one.
 
-    Its bytes count in a budget. While it does not fit, `lacks_room` is true; data is still held.
+    That one counts in a budget. While it does not fit, `lacks_room` is true; data is still held.
     """
 
     max_message_bytes: int
@@ -71,7 +71,7 @@ class MessageSplitter(msgspec.Struct, eq=False):
         return messages
 
     def make_room(self) -> None:
-        """Hold the unfinished message although it does not fit."""
+        """Hold the unfinished message although it exceeds the budget."""
         self.lacks_room = False
         if self._share is not None:
             self._share.grow_beyond(self._wanted or 0)

@@ -25,8 +25,8 @@ class TlsMaterial:
 class TlsOptions:
     """The TLS options of a port. `cipher_suites`, in OpenSSL's names, are those for TLS 1.2.
 
-    Empty: the library's choice. With `client_authority`, PEM certificates, only clients with a
-    certificate signed by one of these may connect. `renewed` is called at each handshake and
+    If there are none, the library chooses. With `client_authority`, PEM certificates, only clients
+    with a certificate signed by one of these may connect. `renewed` is called at each handshake and
     returns the options that replace these; it must be quick.
     """
 
@@ -43,7 +43,7 @@ class ServerOptions:
 
     `host` is an address, or a unix socket as `unix:///path` or by its absolute path. `port` 0
     selects a free one. `budget` bounds the incomplete messages of all calls together. A connection
-    without a call for `idle_seconds` is closed in order.
+    without a call for `idle_seconds` is closed gracefully.
     """
 
     host: str = "0.0.0.0"

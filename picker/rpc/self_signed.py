@@ -16,7 +16,7 @@ _CLOCK_SKEW = timedelta(hours=1)
 
 
 def self_signed(names: Sequence[str] = ()) -> TlsMaterial:
-    """Generate a pair for this machine and `names`, for gateways that do not verify it."""
+    """Generate a pair for this machine and `names`, for gateways that do not verify them."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "pointsman picker")])
     known = dict.fromkeys(("localhost", "127.0.0.1", "::1", socket.gethostname(), *names))

@@ -1,4 +1,4 @@
-"""A gRPC port on asyncio: TCP or a unix socket, connections, and their end in order."""
+"""A gRPC port on asyncio: a TCP or unix socket, its connections, and their graceful end."""
 
 import asyncio
 import errno
@@ -128,7 +128,7 @@ class GrpcServer:
         return bound_port(listening)
 
     def use_certificate(self, material: TlsMaterial) -> None:
-        """Use `material` for new connections. Raises `OSError` and keeps the old one."""
+        """Use `material` for new connections. If unusable, raises `OSError` and has no effect."""
         if self._tls is not None:
             replace_certificate(self._tls, material)
 

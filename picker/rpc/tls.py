@@ -70,7 +70,7 @@ def server_context(options: TlsOptions) -> ssl.SSLContext:
 
 
 class _Renewal(msgspec.Struct, eq=False):
-    """Called in each handshake, with a server name or without. Owns the context in use."""
+    """Called in each handshake, with or without a server name. Owns the context in use."""
 
     _options: TlsOptions
     _context: ssl.SSLContext
@@ -89,7 +89,7 @@ class _Renewal(msgspec.Struct, eq=False):
 
 
 def replace_certificate(context: ssl.SSLContext, material: TlsMaterial) -> None:
-    """Use `material` for new connections; without an effect if it raises `ssl.SSLError`."""
+    """Use `material` for new connections. If this raises `ssl.SSLError`, nothing has changed."""
     _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), material)  # half a pair would break `context`
     _load(context, material)
 
@@ -101,7 +101,7 @@ def _load(context: ssl.SSLContext, material: TlsMaterial) -> None:
 
 @contextmanager
 def _as_file(content: bytes) -> Iterator[str]:
-    """Yield a path to `content`, because `ssl` only reads files; in memory where possible."""
+    """Yield a path to `content`, in memory where possible, because `ssl` reads only files."""
     if hasattr(os, "memfd_create"):
         with os.fdopen(os.memfd_create("tls"), "wb") as memory:
             memory.write(content)
@@ -115,7 +115,7 @@ def _as_file(content: bytes) -> Iterator[str]:
 
 
 class CertificateFolder(msgspec.Struct, eq=False):
-    """A folder with `tls.crt` and `tls.key`; `expires` gets the unix time of the expiry."""
+    """A folder with `tls.crt` and `tls.key`; `expires` receives the unix time of the expiry."""
 
     path: Path
     flag: str = "--cert-path"
@@ -123,7 +123,7 @@ class CertificateFolder(msgspec.Struct, eq=False):
     _last: TlsMaterial | None = None
 
     def load(self) -> TlsMaterial:
-        """Read the pair. Raises `ConfigError` if it cannot be read or used."""
+        """Read and return the pair. Raises `ConfigError` if it cannot be read or used."""
         material = TlsMaterial(self._read(KEY_FILE), self._read(CERTIFICATE_FILE))
         if material == self._last:
             return material

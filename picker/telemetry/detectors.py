@@ -36,6 +36,6 @@ class MeasuredStalenessDetector(MeasuredDetector):
 def measured(
     bound: BoundPlugin[SaturationDetector], clock: Callable[[], float]
 ) -> SaturationDetector:
-    """Wrap a detector; flow control checks by its type if it counts stale inputs."""
+    """Wrap a detector; by the wrapper's type flow control sees if it counts stale inputs."""
     judges = isinstance(bound.plugin, JudgesStaleness)
     return (MeasuredStalenessDetector if judges else MeasuredDetector)(bound, clock)

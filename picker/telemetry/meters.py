@@ -116,7 +116,7 @@ class Metered(Protocol):
 def meter_of(
     point: str, name: str, type_name: str, plugin: object, metrics: PickerMetrics
 ) -> Meter | None:
-    """Return the meter of a plugin at an extension point beyond its durations, if any."""
+    """Return the plugin's meter at an extension point, if it has one besides its durations."""
     labels, series = (name, type_name), metrics.plugins
     if point == "Screener" and isinstance(plugin, RevisionGate):
         unmatched = series.disaggregatedset_strict_header_no_match_total

@@ -38,7 +38,7 @@ _PROPAGATOR = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePr
 
 
 class OtelSpan:
-    """A span and the context for its children and the endpoint."""
+    """A span, and the context that its children and the endpoint continue."""
 
     __slots__ = ("_span", "context")
 

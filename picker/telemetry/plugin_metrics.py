@@ -53,8 +53,8 @@ class SizedIndex(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PluginCollector:
-    """If none of them counts the load in flight, it reports `inflight` instead, with the last three
-    labels empty: both would count every request twice.
+    """Reports gauges of plugins. If no plugin counts the load in flight, reports `inflight`, with
+    the last three labels empty; reporting both would count every request twice.
     """
 
     assembly: Callable[[], PluginsInUse]

@@ -13,7 +13,7 @@ from picker.types import Candidate, EndpointMetrics
 
 @dataclass(frozen=True, slots=True)
 class PoolCollector:
-    """Averages and deviations over the endpoints that report a signal, and counts of all."""
+    """Computes averages and deviations over the endpoints that report a signal, and counts all."""
 
     pool_name: str
     datastore: Datastore

@@ -26,8 +26,8 @@ _CODES = {status: code.value for code, status in HTTP_STATUS.items()}
 
 class RequestMetrics:
     """Feeds `PickerMetrics`. A refused request appears only in the error counter. Owns the labels
-    under which requests count as running, because a later rewrite rule may change the labels of
-    other requests.
+    under which requests count as running, because a later rewrite rule may give other labels to the
+    requests after it.
     """
 
     def __init__(self, metrics: PickerMetrics) -> None:
@@ -38,7 +38,7 @@ class RequestMetrics:
 
     @property
     def decisions(self) -> int:
-        """Return the number of decisions so far; a drain sees by it if requests still arrive."""
+        """Return the number of decisions so far, from which a drain sees if requests still arrive."""
         return self._decisions
 
     def decided(self, decision: Decision) -> None:
@@ -145,7 +145,7 @@ def _features(payload: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _of_steps(decision: Decision) -> list[tuple[Histogram | None, float]]:
-    """Return the durations of calls and the observations of meters, which also count."""
+    """Return the durations of calls and what meters observe; meters also increment counters."""
     observed: list[tuple[Histogram | None, float]] = []
     for step in decision.steps:
         bound = step.bound

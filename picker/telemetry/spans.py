@@ -1,7 +1,7 @@
 """Spans of requests and of the steps of their decisions, made when they are over.
 
 Only the request's own span is begun while the request is under way, because its endpoint continues
-that trace. A trace that is not sampled has no others. Names and attributes are the reference
+that trace. A trace that is not sampled has no other spans. Names and attributes are the reference
 picker's.
 """
 
@@ -66,7 +66,7 @@ class Tracer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RequestTracer:
-    """Makes spans of decisions. `unix_ns` is the time of day."""
+    """Makes spans of decisions. `unix_ns` returns the time of day."""
 
     tracer: Tracer
     clock: Callable[[], float] = time.monotonic
@@ -76,7 +76,7 @@ class RequestTracer:
         return self.tracer.begin_request(headers, age_seconds)
 
     def routed(self, request: Span, decision: Decision, begun_at: float) -> None:
-        """Make the spans of a decision that began at `begun_at`, also if it failed."""
+        """Make the spans of a decision that began at `begun_at`, even if it failed."""
         now = self.clock()
         made = _Spans(self.tracer, self.unix_ns() - int(now * 1e9))
         span = made.begin(ORCHESTRATION_SPAN, request, begun_at)
@@ -94,7 +94,7 @@ class RequestTracer:
 
 @dataclass(frozen=True, slots=True)
 class _Spans:
-    """Spans of one decision. `epoch_ns` is when the clock of the requests was 0."""
+    """Spans of one decision. `epoch_ns` is the time at which the clock of the requests was 0."""
 
     tracer: Tracer
     epoch_ns: int
@@ -106,7 +106,7 @@ class _Spans:
         span.end(self.epoch_ns + int(at * 1e9))
 
     def steps(self, within: Span, decision: Decision) -> None:
-        """Make a span for each call with one; those of a profile are within the profile's span."""
+        """Make the spans of calls; those of a profile's plugins are within the profile's span."""
         for profile, steps in groupby(decision.steps, key=lambda step: step.bound.profile):
             if profile:
                 self._profile(within, profile, list(steps), decision.candidates)
@@ -209,7 +209,7 @@ class _Spans:
 
 
 def _producer_span(step: PluginStep, decision: Decision) -> str | None:
-    """Name a producer's span; the tokenizer has one only if it asks another server."""
+    """Return the name of a producer's span; the tokenizer has one only if it asks a server."""
     name = PRODUCER_SPANS.get(step.bound.type_name)
     if name is None or step.bound.type_name != "token-producer":
         return name
@@ -254,7 +254,7 @@ class Tracing:
 
 
 def build_tracing(enabled: bool, environment: Mapping[str, str]) -> Tracing:
-    """Create the configured tracer, if enabled. Raises `ConfigError`, also without the library."""
+    """Create the tracer, if enabled. Raises `ConfigError`, also if the library is missing."""
     if not enabled:
         return Tracing()
     try:

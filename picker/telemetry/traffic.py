@@ -5,10 +5,10 @@ engine found in its cache, so prefix hits are those that the prefix index *expec
 endpoint.
 
 Nor does it see first tokens. A client waits in the picker's queue and then at the endpoint, whose
-histogram is scraped. The two are independent, because an endpoint does not know the earlier wait,
-so the times of clients are distributed as the sum of both: the endpoint's histogram shifted by each
-wait, weighted by the share of requests with that wait. Waits are counted in buckets a fifth wide,
-whose mean is exact.
+histogram is scraped. The two waits are independent, because an endpoint does not know the earlier
+one, so the times of clients are distributed as the sum of both: the endpoint's histogram shifted by
+each wait, weighted by the share of requests with that wait. Waits are counted in buckets whose
+edges are about a fifth apart; the mean of each is exact.
 """
 
 import math
@@ -33,7 +33,7 @@ _REFUSED = (FinishCause.REFUSED, FinishCause.EVICTED)
 class Recent(msgspec.Struct, frozen=True):
     """The requests to an endpoint in the window, or since it was first seen. `prompt_tokens` are
     those of prompts that were looked up in a prefix index, `matched_tokens` those that were
-    expected in its cache.
+    expected in the endpoint's cache.
     """
 
     requests_per_second: float = 0.0
@@ -193,7 +193,7 @@ class ServedWindow:
     def sample(
         self, totals: Mapping[str, ServedTotals | None], waits: Sequence[Wait] = NO_WAIT
     ) -> tuple[dict[str, Served], Served]:
-        """Sum up each endpoint and the pool, with its `waits` in the picker; drop absent ones."""
+        """Return the sums for each endpoint and, with `waits`, the pool; drop absent endpoints."""
         before, self._before = self._before, {}
         each: dict[str, Served] = {}
         whole: Counter[float] = Counter()
@@ -221,7 +221,7 @@ def _has_restarted(then: ServedTotals, now: ServedTotals) -> bool:
 
 
 def _grown(then: ServedTotals, now: ServedTotals) -> tuple[dict[float, float], float | None]:
-    """Return requests by the upper edge of their bucket, and tokens a second."""
+    """Return the new requests by the upper edge of their bucket, and the tokens per second."""
     edges = (*now.ttft_edges, math.inf)
     grown = dict(zip(edges, map(sub, now.ttft_counts, then.ttft_counts), strict=False))
     seconds = now.read_at_seconds - then.read_at_seconds
@@ -231,7 +231,7 @@ def _grown(then: ServedTotals, now: ServedTotals) -> tuple[dict[float, float], f
 
 
 def percentiles(buckets: Mapping[float, float]) -> Percentiles | None:
-    """Interpolate the percentiles of requests by the upper edges of buckets, the last infinite."""
+    """Interpolate percentiles of `buckets`: requests by upper edge, the last one infinite."""
     edges = sorted(buckets)
     upto = list(accumulate(buckets[edge] for edge in edges))
     if not upto or upto[-1] <= 0:
@@ -249,7 +249,7 @@ def _quantile(rank: float, edges: Sequence[float], upto: Sequence[float]) -> flo
 
 
 def percentiles_after(waits: Sequence[Wait], buckets: Mapping[float, float]) -> Percentiles | None:
-    """Like `percentiles`, for requests with earlier waits. Times are uniform within a bucket."""
+    """Compute `percentiles` of requests with earlier waits. Times are uniform within a bucket."""
     # The changes of the number of requests per second of latency; requests beyond the last edge
     # are at that edge.
     bends, jumps, below = defaultdict[float, float](float), defaultdict[float, float](float), 0.0

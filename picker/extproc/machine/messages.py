@@ -17,14 +17,14 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 def body_chunks(body: bytes) -> list[bytes]:
-    """Split `body` into pieces of at most `MAX_CHUNK_BYTES`; no bytes are one empty piece."""
+    """Split `body` into pieces of at most `MAX_CHUNK_BYTES`; an empty body is one piece."""
     if len(body) <= MAX_CHUNK_BYTES:
         return [body]
     return [body[at : at + MAX_CHUNK_BYTES] for at in range(0, len(body), MAX_CHUNK_BYTES)]
 
 
 class BodyMode(Enum):
-    """The mode in which the proxy shows bodies of one direction."""
+    """The way in which the proxy shows the bodies of one direction to the picker."""
 
     DUPLEX = "duplex"  # pieces go both ways independently; a piece that is not sent back is lost
     BUFFERED = "buffered"  # one message with the whole body, which the proxy keeps until the reply
@@ -47,8 +47,8 @@ class Ending(Enum):
 class RequestHeaders(msgspec.Struct, frozen=True):
     """Headers of the client's request. `subset_hint` None: the whole pool may serve.
 
-    `num_headers` and `num_header_bytes` include repeated names. A proxy with `only_observes`
-    expects no reply to any message.
+    `num_headers` and `num_header_bytes` include repeated names. If `only_observes` is set, the
+    proxy expects no reply to any message.
     """
 
     headers: Mapping[str, str]
@@ -75,9 +75,9 @@ class RequestTrailers(msgspec.Struct, frozen=True): ...
 class ResponseHeaders(msgspec.Struct, frozen=True):
     """Headers of the response. `headers` includes pseudo-headers; `served_by` is `ip:port`.
 
-    `has_destination_metadata`: the proxy sent metadata in that namespace. `reached_no_endpoint`:
-    the proxy reports that no endpoint has seen the request. The last two fields apply if a stream
-    begins with this message.
+    `has_destination_metadata`: the proxy sent metadata in the namespace of destinations.
+    `reached_no_endpoint`: the proxy reports that no endpoint has seen the request. `response_body`
+    and `only_observes` apply if a stream begins with this message.
     """
 
     status: int | None = None
@@ -136,7 +136,7 @@ class CancelRoute(msgspec.Struct, frozen=True): ...
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """End the request and release its resources. Exactly one for each stream."""
+    """End the request and release its resources. Emitted exactly once for each stream."""
 
     cause: FinishCause
     response_status: int | None = None
@@ -144,10 +144,10 @@ class Finish(msgspec.Struct, frozen=True):
 
 
 class SendRequestHeaders(msgspec.Struct, frozen=True):
-    """Let the request go to `destination`; a length of None leaves it unchanged.
+    """Let the request go to `destination`; a length of None leaves that header unchanged.
 
-    `hides_bodies` asks a proxy that would wait for a whole body to pass bodies by the picker, in
-    both directions; it may disregard that.
+    `hides_bodies` asks a proxy that would wait for a whole body not to show the picker the bodies
+    of either direction; the proxy may disregard that.
     """
 
     destination: str
@@ -168,7 +168,7 @@ class SendRequestHeadersUnchanged(msgspec.Struct, frozen=True):
 
 
 class SendBufferedRequest(msgspec.Struct, frozen=True):
-    """Let a request that the proxy holds go; a body or a length of None leaves it unchanged."""
+    """Release a request that the proxy holds; None leaves the body or its length unchanged."""
 
     destination: str
     set_headers: tuple[tuple[str, str], ...] = ()
@@ -186,10 +186,10 @@ class SendRequestTrailers(msgspec.Struct, frozen=True): ...
 
 
 class SendResponseHeaders(msgspec.Struct, frozen=True):
-    """Forward the response headers with these set and those removed.
+    """Forward the response headers, with some headers set and others removed.
 
-    `show_body` asks a proxy whose mode hides response bodies to show this one, in full duplex; it
-    may disregard that.
+    `show_body` asks a proxy whose mode hides response bodies to show this one, in full duplex; the
+    proxy may disregard that.
     """
 
     set_headers: tuple[tuple[str, str], ...]
@@ -221,7 +221,7 @@ class SendResponseTrailers(msgspec.Struct, frozen=True): ...
 
 
 class SendImmediate(msgspec.Struct, frozen=True):
-    """Answer the client now, instead of an endpoint."""
+    """Answer the client now, in place of an endpoint."""
 
     status: int
     body: str

@@ -47,8 +47,8 @@ class StreamSettings:
     """The limits of a request's size, and the wording of the picker's answers.
 
     `max_header_bytes` includes a few bytes of framing for each header. `budget` bounds the bodies
-    of all streams together while they arrive: a piece that does not fit, and is not the last, is a
-    429. With `conformance` refusals have the reference picker's text, and responses its mark.
+    of all streams together while they arrive: a piece that does not fit, if not the last, gets a
+    429. With `conformance`, refusals have the reference picker's text, and responses its mark.
     """
 
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
@@ -80,7 +80,7 @@ class RequestPhase(msgspec.Struct, eq=False):
         return self.mode is not BodyMode.DUPLEX
 
     def begin(self, event: m.RequestHeaders) -> None:
-        """Take the headers. Raises `RefusedError` for too many, and for an unusable body mode."""
+        """Take the headers. Raises `RefusedError` for too many of them and for an unusable mode."""
         self.mode = event.request_body
         is_over = event.end_of_stream or event.request_body is BodyMode.ABSENT
         self.is_tunnel = not is_over and opens_tunnel(event.headers)
@@ -102,7 +102,7 @@ class RequestPhase(msgspec.Struct, eq=False):
         self._subset_hint = event.subset_hint
 
     def add(self, event: m.RequestBody, is_last: bool) -> None:
-        """Take a piece of the body. Raises `RefusedError` if it is too large or finds no room."""
+        """Take a piece of the body. Raises `RefusedError` if it is too large or has no room."""
         if event.subset_hint is not None:
             self._subset_hint = event.subset_hint
         self._body_bytes += len(event.data)
@@ -132,7 +132,7 @@ class RequestPhase(msgspec.Struct, eq=False):
         self._body = []
 
     def refusal(self, error: RefusedError) -> m.SendImmediate:
-        """Return the reply that ends the request here, in the format of its API."""
+        """Return the reply that ends the request here, in the error format of the request's API."""
         headers, form = self._headers, ErrorForm.REFERENCE
         if not self.settings.conformance:
             form = form_of(target_of(headers).partition("?")[0], headers.get("content-type", ""))
@@ -170,7 +170,7 @@ class RequestPhase(msgspec.Struct, eq=False):
         return actions
 
     def add_behind(self, event: m.RequestBody) -> None:
-        """Take a piece during the decision: of a tunnel, else the last one as proxies repeat it."""
+        """Keep a tunnel's piece that arrives during the decision; ignore a repeated last piece."""
         if self.is_tunnel and not self._tunnel_has_ended:
             self.add(event, is_last=False)
             self._tunnel_has_ended = event.end_of_stream
@@ -189,8 +189,8 @@ def _pieces(body: bytes, end_of_stream: bool) -> list[Action]:
 
 
 def opens_tunnel(headers: Mapping[str, str]) -> bool:
-    """True if the client waits for the response before it sends more: after CONNECT and after an
-    upgrade, to a WebSocket, say. A request to upgrade to h2c has a body like any other.
+    """Return whether the client waits for the response before it sends more: after CONNECT, or
+    after an upgrade, such as to a WebSocket. A request to upgrade to h2c has a body like others.
     """
     if headers.get(":method") == "CONNECT":
         return True

@@ -1,6 +1,6 @@
-"""The response of one stream on its way through the picker, unchanged or as a tap replaces it.
+"""The response of one stream on its way through the picker: unchanged, or replaced by a tap.
 
-A tap that raises only returns the bytes it still holds; then the response continues unchanged.
+A tap that raises is only asked for the bytes it still holds; then the response continues unchanged.
 """
 
 import logging
@@ -45,7 +45,7 @@ class ResponsePhase(msgspec.Struct, eq=False):
 
     @property
     def may_be_left(self) -> bool:
-        """True if the stream may end before the response: full duplex would lose pieces of it."""
+        """True if the stream may end before the response; in full duplex, pieces would be lost."""
         return self._mode is not BodyMode.DUPLEX
 
     @property

@@ -12,9 +12,9 @@ in the order headers, body, trailers. Messages of the response are answered at o
 
 A response may start before the decision: a proxy that gives up on a request (a client too slow,
 say) shows its own error reply, and an error from us would hide it from the client. A response that
-is none of ours is not waited for. Envoy loses pieces of a full-duplex response then (measured), so
-that one passes unwatched instead. After a refusal, and after the end of the body, messages are
-ignored: proxies have been seen to repeat the last body message.
+does not concern the picker does not keep the stream open. In full duplex Envoy would then lose
+pieces of it (measured), so it passes unwatched instead. After a refusal, and after the end of the
+body, messages are ignored: proxies have been seen to repeat the last body message.
 
 Whatever ends the request emits exactly one `Finish`, always before the replies of its batch, so
 that a shell whose writes fail has already released the resources of the request.
@@ -118,7 +118,7 @@ class StreamMachine:
         return self._take_own(RouteDecision, decision)
 
     def dropped(self, refusal: RefusedError) -> list[Action]:
-        """Refuse the request of `Route`, or one whose body is arriving."""
+        """Refuse a request that is being routed, or one whose body is arriving."""
         return self._take_own(RefusedError, refusal)
 
     def evicted(self, reason: DropReason) -> list[Action]:
@@ -233,7 +233,7 @@ class StreamMachine:
         return [*finish, self._response.begin(event)]
 
     def _respond_alone(self, event: m.ResponseHeaders) -> list[Action]:
-        """A filter before the picker's has answered the client; no request was ever shown."""
+        """Pass the response of an earlier filter, which answered without showing the request."""
         self._has_request = False
         if event.only_observes:
             self.state = State.OBSERVING
@@ -244,7 +244,7 @@ class StreamMachine:
         return [*finish, self._response.pass_on(event)]
 
     def _respond_early(self, event: m.ResponseHeaders) -> list[Action]:
-        """The proxy has answered the client itself; the request reaches no endpoint."""
+        """Pass the proxy's own response to the client; the request reaches no endpoint."""
         self._abandoned = True
         self._request.drop_body()
         cancel: list[Action] = [m.CancelRoute()] if self.state is State.ROUTING else []

@@ -1,7 +1,7 @@
 """The gate of flow control: `core` decides, this module waits.
 
 A pass over the queues follows each event that can make room, and simultaneous events share one. A
-pool of hundreds of endpoints changes thousands of times a second; there, changes accumulate.
+pool of hundreds of endpoints changes thousands of times a second; its changes accumulate first.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _MIN_DELAY_SECONDS = 0.001  # the loop counts in milliseconds, and would be call
 class FlowController:
     """The gate, for the life of the picker; a reload changes its settings. Event-loop thread only.
 
-    `pool` gives all endpoints with their in-flight requests; `clock` may differ from the loop's.
+    `pool` returns all endpoints with their in-flight requests; `clock` may differ from the loop's.
     """
 
     def __init__(

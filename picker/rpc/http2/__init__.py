@@ -1,1 +1,1 @@
-"""The server's half of HTTP/2 for gRPC: bytes in, calls of methods out. No I/O."""
+"""The server side of HTTP/2 for gRPC: bytes in, method calls out. No I/O."""

@@ -1,9 +1,9 @@
-"""The protocol state of one HTTP/2 connection, for speed: bytes in, calls of methods out.
+"""The protocol state of one HTTP/2 connection, for speed: bytes in, method calls out.
 
-A stream is one object, which the listener creates, from its HEADERS until both halves are closed or
-one end resets it. A number without an object below the highest one seen is a closed stream. A
-breach of the rules of the connection raises `Http2Error`, with the GOAWAY queued; one of a single
-stream resets that stream. Server push is not supported. Source: RFC 9113.
+The listener creates one object for each stream, which lives from its HEADERS until both halves are
+closed or one end resets it. A stream number without an object, below the highest one seen, is a
+closed stream. A breach of the connection's rules queues a GOAWAY and raises `Http2Error`; a breach
+of one stream's rules resets that stream. Server push is not supported. Source: RFC 9113.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -74,7 +74,7 @@ class Http2Stream(msgspec.Struct, eq=False):
 
 
 class Http2Listener(Protocol):
-    """The events of a connection beyond its streams, in the order of the peer's actions."""
+    """A connection's events besides those of its streams, in the order of the peer's actions."""
 
     def on_request(
         self, stream_id: int, send_window: int, headers: Mapping[bytes, bytes]
@@ -88,10 +88,10 @@ class Http2Listener(Protocol):
         """Called when the peer has read everything before the ping."""
 
     def on_chore(self) -> None:
-        """Called for a frame that costs work without progress of a call. May raise `Http2Error`."""
+        """Called for a frame that costs work but advances no call. May raise `Http2Error`."""
 
     def on_goaway(self, error_code: int) -> None:
-        """Called when the peer opens no more streams; with 0 the open ones continue."""
+        """Called when the peer opens no more streams; with code 0 the open ones continue."""
 
 
 class Http2Engine:
@@ -159,7 +159,7 @@ class Http2Engine:
                 self.streams.pop(stream.stream_id, None)
 
     def send_data(self, stream: Http2Stream, *pieces: bytes) -> bool:
-        """Queue content as one frame; False if a window or the frame size forbids that."""
+        """Queue content as one frame; return False if a window or the frame size forbids that."""
         length = sum(map(len, pieces))
         if length > self.max_frame_bytes or length > self._send_window:
             return False
@@ -200,7 +200,7 @@ class Http2Engine:
     # In
 
     def receive(self, data: bytes) -> None:
-        """Process bytes of the peer, cut anywhere. Raises `Http2Error`."""
+        """Process bytes from the peer, which may be cut anywhere. Raises `Http2Error`."""
         buffer = self._rest + data if self._rest else data
         at = 0
         if not self._has_preface:

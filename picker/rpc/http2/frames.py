@@ -59,5 +59,5 @@ def goaway(last_stream_id: int, code: ErrorCode) -> bytes:
 
 
 def graceful_goaway() -> bytes:
-    """Encode a request to open no more streams, which ends none that is under way."""
+    """Encode a request to open no more streams; those under way continue."""
     return goaway(MAX_WINDOW_BYTES, ErrorCode.NO_ERROR)

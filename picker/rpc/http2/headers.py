@@ -1,4 +1,4 @@
-"""Header blocks: read through the `hpack` library and a memo, written without a table.
+"""Header blocks: decoded with the `hpack` library and a cache, encoded without a table.
 
 A proxy opens thousands of streams with the same bytes. A block that inserts no field into the
 dynamic table means the same until the table changes, so it is cached by its bytes. Source: RFC
@@ -39,7 +39,7 @@ class HeaderBlocks(msgspec.Struct, eq=False):
 
 
 def changes_table(block: bytes) -> bool:
-    """True if a (valid) block inserts into the dynamic table or resizes it. RFC 7541 section 6."""
+    """Return whether a valid block changes the dynamic table or its size. RFC 7541 section 6."""
     at, end = 0, len(block)
     while at < end:
         first = block[at]
