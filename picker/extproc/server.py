@@ -113,7 +113,7 @@ class StreamPump:
         self._close(Ending.END_OF_STREAM, Status.OK, "")
 
     def refuses_large_message(self) -> bool:
-        """Refuse a body for which there is no room; return False for a response, which continues."""
+        """Refuse a body for which there is no room; return False for a response: it continues."""
         if self._machine.state not in (State.RECEIVING, State.AWAITING_BODY):
             return False
         self._step(self._machine.dropped, no_room())

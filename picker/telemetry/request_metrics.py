@@ -38,7 +38,7 @@ class RequestMetrics:
 
     @property
     def decisions(self) -> int:
-        """Return the number of decisions so far, from which a drain sees if requests still arrive."""
+        """Return the number of decisions so far, which shows a drain if more arrive."""
         return self._decisions
 
     def decided(self, decision: Decision) -> None:
