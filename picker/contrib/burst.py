@@ -11,13 +11,13 @@ for a prefix-cache-scorer whose `prefixMatchInfoProducerName` is this plugin. A 
 `maxBatchSize` (-1: any number) others in the window opens the next one. The producer remembers
 nothing: configure an approx-prefix-cache-producer for that.
 
-1. Requests that begin with the same `minColocateBlocks` (0: one) blocks of `blockSizeTokens`
-   and may go to the same endpoints form a group: each that goes elsewhere would have the beginning
-   computed once more. Blocks beyond `maxPrefixTokensToMatch` (0: 2048 blocks) are ignored.
-2. Groups are placed whole, the heaviest first, each at the endpoint that was assigned least so far;
-   of equal endpoints at the one with the fewest requests in flight, then at the first.
+1. Requests that begin with the same `minColocateBlocks` (0: one) blocks of `blockSizeTokens` and
+   may go to the same endpoints form a group: one that goes elsewhere would make another endpoint
+   compute the beginning, too. Blocks beyond `maxPrefixTokensToMatch` (0: 2048 blocks) are ignored.
+2. Groups are placed whole, the heaviest first, each at the endpoint that has been assigned least;
+   among equal endpoints, at the one with the fewest requests in flight, then at the first.
 3. An endpoint gets at most `maxPerReplica` (-1: any number) requests of one window. The rest of a
-   group overflows to the next endpoint; once all are full, the limit no longer counts.
+   group overflows to the next endpoint; once all are full, the limit no longer applies.
 
 The weight of a group is, by `balanceBy`, the number of its `requests`, or that of its `tokens` in
 blocks that one endpoint has to compute for all of them: blocks that several share count once.
@@ -54,8 +54,8 @@ class BurstPrefixCacheParameters(Parameters, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class BurstRequest:
-    """A request by its chained block hashes, with the requests in flight of the endpoints that may
-    serve it.
+    """The chained block hashes of a request, and the endpoints that may serve it, each with its
+    number of requests in flight.
     """
 
     blocks: tuple[int, ...]
@@ -64,7 +64,7 @@ class BurstRequest:
 
 @dataclass(frozen=True, slots=True)
 class BurstRules:
-    """The number of common blocks of a group, the requests per endpoint, and the unit of weight."""
+    """The blocks that a group shares, the requests per endpoint, and the unit of weight."""
 
     colocate_blocks: int = 1
     max_per_endpoint: int | None = None
@@ -72,7 +72,7 @@ class BurstRules:
 
 
 def assign(requests: Sequence[BurstRequest], rules: BurstRules) -> list[str]:
-    """Return the endpoint of each request, in the order given."""
+    """Return an endpoint for each request, in the order of the requests."""
     groups: dict[object, list[int]] = {}
     for index, request in enumerate(requests):
         groups.setdefault(_alike(request, index, rules), []).append(index)
@@ -95,9 +95,7 @@ class _Load:
         self.count[key] = self.count.get(key, 0) + count
 
     def least(self, endpoints: Sequence[tuple[str, int]], limit: int | None) -> tuple[str, int]:
-        """Return the next endpoint and the number of requests that it has room for; -1 is any
-        number.
-        """
+        """Return the next endpoint and how many requests it has room for; -1 means any number."""
         open_ones = [one for one in endpoints if limit is None or self.count.get(one[0], 0) < limit]
         candidates = open_ones or endpoints
         key, _ = min(candidates, key=lambda one: (self.weight.get(one[0], 0), one[1]))

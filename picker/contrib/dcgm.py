@@ -1,8 +1,8 @@
 """The GPU load of endpoints, as a DCGM exporter reports it.
 
 dcgm-data-source: where the DCGM exporter reports an endpoint's GPU load. It is metrics-data-source
-at another port, with `useNodeAddress` of the endpoint's node; when that is unknown, the scrape
-fails.
+at another port; with `useNodeAddress`, it asks at the address of the endpoint's node, and the
+scrape fails while that is unknown.
 
 dcgm-extractor: the GPU load of an endpoint, from a DCGM exporter's page.
 

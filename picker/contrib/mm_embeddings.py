@@ -10,7 +10,7 @@ mm-embeddings-cache-scorer: prefer endpoints that have encoded the request's ima
 
     score = Σ sizes of the items encoded there / Σ sizes of all items
 
-An item is counted once however often it occurs. Without items, or without a finding, 0.0.
+An item is counted once however often it occurs. Without items or matches: 0.0.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class MmEmbeddingsCacheProducer:
         self.produces = (self._key,)
 
     def remembered(self, key: str) -> tuple[str, ...]:
-        """Return the items that endpoint `key` got, least recent first."""
+        """Return the items that were sent to endpoint `key`, the least recent first."""
         return tuple(self._encoded.get(key, ()))
 
     def produce(
@@ -107,7 +107,7 @@ class MmEmbeddingsCacheProducer:
 
 
 def _items(request: InferenceRequest) -> dict[str, str]:
-    """Return the request's items, by the text that is remembered, with their modalities."""
+    """Return the modalities of the request's items, by the text under which each is remembered."""
     return {_bounded(item): kind for item, kind in distinct_items(request.features).items()}
 
 
@@ -119,7 +119,7 @@ def _bounded(item: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EncoderCaches:
-    """Counts the multi-modal items of requests, and those that their endpoint encoded before."""
+    """Counts the multi-modal items of requests, and those that the endpoint had encoded before."""
 
     key: DataKey[EncoderMatch]
     metrics: PickerMetrics

@@ -10,7 +10,7 @@ is metrics-data-source with defaults for a path between clusters.
 
 multicluster-metrics-extractor: the load of a whole pool, from its picker's metrics page.
 
-    llm-d.ai/multicluster-queue-size            = `queueSizeMetric`, 0 and above
+    llm-d.ai/multicluster-queue-size            = `queueSizeMetric`, at least 0
     llm-d.ai/multicluster-kv-cache-utilization  = `kvCacheUtilizationMetric`, in [0, 1]
 
 Both have the producer multicluster-metrics-extractor. A spec is `name` or `name{label=value,…}`; of
@@ -33,8 +33,8 @@ multicluster-kv-cache-utilization-scorer: prefer pools of other clusters with fr
 
     score = 1 − u        clamped to 0..1
 
-`q` and `u` are the attributes above. A pool that reports only the other one has the mean of the
-others; one that reports neither scores 0.0 and is left out of min and max.
+`q` and `u` are the attributes above. A pool that reports only the other one gets the mean of the
+other pools; one that reports neither scores 0.0 and is left out of min and max.
 """
 
 import math
@@ -146,7 +146,9 @@ class MulticlusterKvCacheUtilizationScorer:
 
 
 def _reported(candidates: Candidates, attribute: str) -> list[float | None]:
-    """Return the number of each pool: the mean if it is missing, None if neither is reported."""
+    """Return the `attribute` of each pool: the mean of the others if it is missing, None if queue
+    size and KV cache use are both missing.
+    """
     other = KV_CACHE_UTILIZATION if attribute == QUEUE_SIZE else QUEUE_SIZE
     found = [attribute_number(one, attribute, EXTRACTOR) for one in candidates]
     unknown = [

@@ -10,8 +10,8 @@ Loads are this picker's own requests in flight, max and min those of the candida
     matched = those with the longest match, if match / total > cacheThreshold; not if uneven
     score   = (2 + s) / 3 for the matched, s / 3 for others; s = (max − load) / (max − min)
 
-So max-score-picker takes a matched endpoint, the one with the least load first, and without any the
-one with the least load. Equal loads: s = 1.
+So max-score-picker takes the matched endpoint with the least load, or without a match the endpoint
+with the least load. Equal loads: s = 1.
 
 The formula and the defaults are those of `cache_aware` in sglang-router (`--cache-threshold`,
 `--balance-abs-threshold`, `--balance-rel-threshold`), where matches are counted in characters by a
@@ -20,17 +20,17 @@ tree of its own, and older versions send an unmatched prompt to the worker with 
 consistent-hashing-scorer: the same key to the same endpoint, unless it has too much to do.
 
 The key is the header `headerName` of the request, else the model, the cache salt and the first
-`prefixTokens` tokens of the prompt. Endpoints are in the order of
+`prefixTokens` tokens of the prompt. Endpoints are ordered by
 
     xxh3(endpoint, seed = xxh3(key)), descending
 
 (rendezvous hashing): when one of n leaves, only its keys move; one that joins takes 1 / (n + 1) of
-the keys from the others. The next in the order are the endpoints that this request would take over
+the keys from the others. After all these come the endpoints that this request would push above
 the bound on their load,
 
     ⌈loadFactor · (m + 1) / n⌉,   m = this picker's requests in flight at all n candidates
 
-which can never be all of them; the last are those of unknown load. Rank r of this order scores 1 −
+which can never be all of them; last come those of unknown load. Rank r of this order scores 1 −
 r / (n − 1); 1.0 for n = 1. Use it with max-score-picker. Without a key: 0.0 for all.
 
 Sources: Thaler and Ravishankar, "Using Name-Based Mappings to Increase Hit Rates", 1998; Mirrokni,
@@ -54,7 +54,7 @@ producer's `kvCacheBackendConfigs` (in Dynamo cpu 0.75, disk 0.25), and do not d
 are known, all cached blocks are on the GPU. The load in flight is that of an
 inflight-load-producer: give it the same `prefixMatchInfoProducerName`. KV blocks in use are those
 that the endpoint reports, else the mean of the others; Dynamo counts the blocks that it assigned
-itself. Without a prompt or a finding: 0.0 for all.
+itself. Without a prompt or the producer's result: 0.0 for all.
 
 Source: NVIDIA Dynamo, `lib/kv-router/src/scheduling/selector.rs` and its documentation ("Routing
 Concepts", `--router-kv-overlap-score-credit`, `-decay`, `--router-prefill-load-scale`).
@@ -229,7 +229,7 @@ class DynamoCostScorer:
         load: InFlightLoad,
         least: int,
     ) -> float:
-        """Return the cost in blocks, without those in use; `least` is the least p of all
+        """Return the cost in blocks, without the KV blocks in use; `least` is the smallest p of all
         candidates.
         """
         size, parameters = match.block_size_tokens, self._parameters
@@ -246,7 +246,7 @@ class DynamoCostScorer:
 
 
 def _kv_tokens(candidate: Candidate) -> float | None:
-    """Return the tokens that fit into the KV blocks in use; None without a report."""
+    """Return how many tokens fit into the KV blocks in use; None without a report."""
     metrics = candidate.metrics or candidate.last_metrics
     if metrics is None or not metrics.num_kv_blocks or not metrics.block_size_tokens:
         return None

@@ -80,7 +80,7 @@ class P2pSourceProducer:
     def pre_request(
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
     ) -> Mapping[str, str] | None:
-        """Return the header, if a peer has enough more than the computing endpoint."""
+        """Return the header if a peer has enough more cached tokens than the computing endpoint."""
         known = attributes.get(self._peers_key)
         found = first_picked(result.profiles, self._parameters.prefill_profile_name)
         found = found or first_picked(result.profiles, result.primary_profile)
@@ -98,7 +98,7 @@ class P2pSourceProducer:
 
 
 def _drawn(peers: Sequence[_Peer], request_id: str) -> _Peer:
-    """Draw a peer by weight, always the same for the same request."""
+    """Draw a peer by weight; the same request always draws the same peer."""
     in_order = sorted(peers, key=lambda peer: peer.key)
     longest = max((peer.queue for peer in peers if peer.queue is not None), default=0)
     weights = [1.0 / (1 + (longest + 1 if peer.queue is None else peer.queue)) for peer in in_order]

@@ -16,10 +16,10 @@ and with turn-priority, where a program is a session whose prompt grows with eve
              program was in flight for turnPriorityInactivitySeconds (0: no limit) before the head
              arrived, and always 1 without a fairness id
 
-so that deep sessions go first, whose prompts are probably cached. The greatest score goes first, of
-equal ones the least id. A program without a request for `evictionTtlSeconds`, or with las whose
-service has faded to less than a token, is forgotten at one of the sweeps, `evictionSweepSeconds`
-apart; beyond 50,000 programs the least recent one at once.
+so that deep sessions go first, whose prompts are probably cached. The greatest score goes first,
+among equal ones the least id. Sweeps, `evictionSweepSeconds` apart, forget programs that have had
+no request for `evictionTtlSeconds` or, with las, whose service has faded to less than a token;
+beyond 50,000 programs, the least recent one is forgotten at once.
 
 Scores are relative, so a selection compares all waiting flows: O(n), once after each change. With
 thousands of flows another policy is faster.
@@ -65,7 +65,7 @@ class ProgramAwareFairnessParameters(Parameters, frozen=True):
 
 @dataclass(slots=True)
 class _Program:
-    """`service` is scaled to the ledger's beginning: later service weighs more."""
+    """The account of a program; its `service` is scaled as `ProgramLedger` says."""
 
     seen_at_seconds: float
     service: float = 0.0
@@ -95,7 +95,7 @@ class ProgramLedger:
         return 0.0 if known is None else known.service
 
     def turn(self, program: str, arrived_at_seconds: float) -> int:
-        """Return the turn of a waiting request that arrived at that time."""
+        """Return the turn of a waiting request that arrived at `arrived_at_seconds`."""
         known = self._programs.get(program)
         if known is None or program == DEFAULT_FAIRNESS_ID:
             return 1
@@ -147,7 +147,7 @@ class ProgramLedger:
         return program
 
     def _halvings(self, now_seconds: float) -> float:
-        """The number of halvings since the beginning, which this may reset."""
+        """Return the number of halvings since the ledger's beginning, which may be reset here."""
         if self._begun_at_seconds is None:
             self._begun_at_seconds = now_seconds
         halvings = (now_seconds - self._begun_at_seconds) / self._parameters.las_half_life_seconds
@@ -192,8 +192,8 @@ class ProgramAwareBand:
             self._since[flow] = head.enqueued_at_seconds
 
     def select(self, now_seconds: float) -> str | None:
-        """Return the flow of the greatest score. All waits grow alike, so time alone changes no
-        order.
+        """Return the flow with the greatest score. All waits grow alike, so time alone does not
+        change the order.
         """
         if self._chosen_at != self._ledger.changes:
             self._chosen, self._chosen_at = self._best(), self._ledger.changes
@@ -230,7 +230,7 @@ class ProgramAwareBand:
         return (self._parameters.turn_priority_time_weight * since - turn, since, flow)
 
     def _score(self, served: float, late: float) -> float:
-        """`late` is the norm of the head's arrival: a later head has waited less."""
+        """Return a score; `late` is the norm of the head's arrival: later heads waited less."""
         weights = self._parameters
         return weights.las_weight_service * (1.0 - served) + weights.las_weight_head_wait * (
             1.0 - late
@@ -238,7 +238,7 @@ class ProgramAwareBand:
 
 
 def _norms(values: Sequence[float]) -> Sequence[float]:
-    """Return the position of each between the least and the greatest."""
+    """Return the position of each value between the least and the greatest."""
     least = min(values)
     span = max(values) - least
     return [(one - least) / span for one in values] if span else [EVEN] * len(values)

@@ -95,8 +95,8 @@ class UsageExpression:
     """A compiled expression over `usage`, with the fields of OpenAI's usage."""
 
     def __init__(self, source: str, kind: type, *, where: str) -> None:
-        """Raises `ValueError` that begins with `where` without the library, for invalid text, and
-        for an expression that does not give a `kind` for a sample of usage.
+        """Compile `source`. Raises `ValueError`, with a text that begins with `where`, if the
+        library is missing, `source` is invalid, or it does not give a `kind` for a sample of usage.
         """
         self._where = where
         try:
@@ -109,7 +109,7 @@ class UsageExpression:
             raise ValueError(f"{where} must give {wanted}, gives {value!r} for a sample")
 
     def evaluate(self, usage: Usage) -> Any:
-        """Raises `ExpressionError` without a value, as for a division by zero."""
+        """Return the value. Raises `ExpressionError` if there is none, as in a division by zero."""
         try:
             return self._program.execute(_context(usage))
         except _FAILURES as error:
@@ -136,7 +136,7 @@ def _context(usage: Usage) -> dict[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """The library's message for a missing field is only its name."""
+    """Return the error's text; for a missing field, the library's message is only its name."""
     text = " ".join(str(error).split())
     return f"usage has no {text}" if isinstance(error, KeyError) else text
 

@@ -3,10 +3,10 @@
 disaggregatedset-rollout-screener: all stages of a request on one revision of a DisaggregatedSet.
 During a rollout, a set has endpoints of two revisions whose KV caches may be incompatible. So:
 
-1. For each header selector of mode `strict` whose header the request has, the endpoints remain
-   whose label equals it; without any, the request is refused (503). Selectors of mode `prefer`
-   exclude no endpoint: header-label-affinity-scorer prefers by the same header and label.
-2. Unless `revisionGating.mode` is `disabled`, the revisions remain that have an endpoint of every
+1. For each header selector of mode `strict` whose header the request has, only the endpoints whose
+   label equals it remain; if there are none, the request is refused (503). Selectors of mode
+   `prefer` exclude no endpoint: header-label-affinity-scorer prefers by the same header and label.
+2. Unless `revisionGating.mode` is `disabled`, only revisions remain that have an endpoint of every
    role in `requireRoles.values`, among the endpoints that `scope.labelSelector` selects.
 3. One of these revisions is drawn, and its endpoints remain:
 
@@ -115,7 +115,7 @@ class DisaggregatedSetRolloutScreener:
         return [one for one in passed if self._revision(one) == chosen]
 
     def response_head(self, flight: Flight, head: ResponseHead) -> Mapping[str, str] | None:
-        """Return the labels of the endpoint that the request was sent to, as far as it has them."""
+        """Return the selectors' labels, as far as the chosen endpoint has them."""
         labels = flight.result.endpoints[0].labels
         return {
             selector.header_name: labels[selector.label_key]

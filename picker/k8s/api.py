@@ -10,7 +10,7 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class ApiResource:
-    """A kind of objects in the terms of API paths; `group` "" is the core group."""
+    """A kind of object in terms of API paths; `group` "" is the core group."""
 
     group: str
     version: str
@@ -65,7 +65,7 @@ class WatchEvent:
 
 
 class ApiError(Exception):
-    """A refusal; `status` is that of HTTP, or the code of an ERROR in a watch."""
+    """A refusal; `status` is the HTTP status, or the code of an ERROR in a watch."""
 
     def __init__(
         self, status: int, reason: str, message: str, retry_after_seconds: float | None = None
@@ -78,11 +78,11 @@ class ApiError(Exception):
 
 
 class UnreachableError(Exception):
-    """No answer of an API server: no connection, a broken or silent one, or other bytes."""
+    """No answer from an API server: no connection, a broken or silent one, or unreadable bytes."""
 
 
 class SilentError(UnreachableError):
-    """A connection stays open without any bytes for longer than a live watch."""
+    """A connection has stayed open without any bytes for longer than a live watch would."""
 
 
 class KubernetesApi(Protocol):

@@ -48,7 +48,7 @@ _AddressInfo: TypeAlias = tuple[int | socket.AddressFamily, int | socket.SocketK
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """Limits in seconds, and of lists; a live server ends a watch before `silent_seconds`."""
+    """Limits of time (seconds) and of lists; a live server ends a watch before `silent_seconds`."""
 
     watch_seconds: tuple[int, int] = (18, 24)  # no change may go unseen for over half a minute
     silent_seconds: float = 28.0  # the server ends a quiet watch before
@@ -223,7 +223,7 @@ def _selectors(selection: Selection) -> dict[str, str]:
 async def _events(
     response: aiohttp.ClientResponse, silent_seconds: float
 ) -> AsyncGenerator[WatchEvent, None]:
-    """Yield the events of a watch; all lines of one piece without a turn of the loop in between."""
+    """Yield the events of a watch; the event loop gets no turn between the lines of one piece."""
     loop, lines = asyncio.get_running_loop(), WatchLines()
     with _translated(SilentError):
         silent_at = loop.time() + silent_seconds
@@ -386,7 +386,7 @@ class WatchLines:
         self._size = 0
 
     def added(self, piece: bytes) -> Iterator[bytes]:
-        """Return the non-empty lines that `piece` completes; an endless one raises an error."""
+        """Yield the non-empty lines that `piece` completes; an endless one raises an error."""
         begun, *rest = piece.split(b"\n")
         self._size += len(begun)
         self._pieces.append(begun)

@@ -47,7 +47,7 @@ class AccessSource(Protocol):
 
 
 class Credentials:
-    """Owns the last access from `source`; requests wait `timeout_seconds` for a newer one."""
+    """Owns the last access from `source`; requests wait up to `timeout_seconds` for a newer one."""
 
     def __init__(
         self,
@@ -144,14 +144,14 @@ def _source(kubeconfig: str, context: str | None, places: Places) -> AccessSourc
 
 
 class _AccessMaker:
-    """Makes an `Access`, and the same one while nothing changes, so that connections stay open."""
+    """Makes an `Access`: the same one while nothing changes, so that connections stay open."""
 
     def __init__(self) -> None:
         self._access: Access | None = None
         self._tls: tuple[tuple[object, ...], ssl.SSLContext] | None = None
 
     def make(self, configuration: Any) -> Access:
-        """Convert it. Raises `ConfigError`, and `OSError` for files that cannot be read."""
+        """Convert a configuration. Raises `ConfigError`, and `OSError` for unreadable files."""
         url = str(configuration.host).rstrip("/")
         scheme = url.partition("://")[0]
         if scheme not in ("https", "http"):
@@ -252,7 +252,7 @@ class ServiceAccount:
 
 
 class KubeconfigFiles:
-    """Kubeconfig files, of which the first definition of a name counts; errors name `source`."""
+    """Kubeconfig files; the first definition of a name counts, and errors name `source`."""
 
     def __init__(self, paths: tuple[Path, ...], context: str | None, source: str) -> None:
         self._paths, self._wanted, self._source = paths, context, source
@@ -260,7 +260,7 @@ class KubeconfigFiles:
         self._configuration: Any = None
 
     def load(self, *, anew: bool) -> Access:
-        """Run plugins again only if their token expires: they are expensive, some interactive."""
+        """Run plugins again only if a token expires: they are slow, and some are interactive."""
         with _explained(self._source):
             name, user = self._context()
             plugin = _plugin(user)
@@ -342,7 +342,7 @@ def _named(documents: list[dict[str, Any]], section: str, key: str) -> dict[str,
 
 
 def _plugin(user: dict[str, Any]) -> str | None:
-    """Return the command or issuer of a user's credentials; None for a user with files alone."""
+    """Return the command or issuer of a user's credentials; None if the user only has files."""
     command, provider = user.get("exec"), user.get("auth-provider")
     if isinstance(command, dict):
         return str(command.get("command"))

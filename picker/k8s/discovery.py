@@ -1,8 +1,8 @@
 """Endpoints, objectives and rewrites from a Kubernetes cluster.
 
-One reflector each follows the pool, its Pods, the objectives and the rewrites. One task applies
+Separate reflectors follow the pool, its Pods, the objectives and the rewrites. One task applies
 their views, so a burst of changes costs little more than one, and deadlines need no event. While
-the API server is unreachable the picker serves from the last known state, and reports that.
+the API server is unreachable, the picker serves from the last known state, and reports that.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ def selected_pods(selector: str, ports: tuple[int, ...]) -> PoolShape:
 
 @dataclass(slots=True)
 class _PodWatch:
-    """The Pods of one selector; `news` and `changed` are a view and keys to apply."""
+    """The Pods of one selector; `news` is a view to apply, and `changed` the keys that differ."""
 
     reflector: Reflector[PodRecord]
     task: asyncio.Task[None]
@@ -91,7 +91,7 @@ REWRITE_KIND: Final = Kind(REWRITES, LEGACY_REWRITES)
 
 
 async def installed(api: KubernetesApi, kind: Kind) -> ApiResource | None:
-    """Return the resource to follow, if the server knows one. Raises as `KubernetesApi`."""
+    """Return the resource to follow, if the server knows one. Raises like `KubernetesApi`."""
     for one in (kind.current, kind.legacy):
         if await api.has(one):
             return one
@@ -100,7 +100,7 @@ async def installed(api: KubernetesApi, kind: Kind) -> ApiResource | None:
 
 
 class KindFollower(Generic[R]):
-    """Calls `use` with all records of a kind after each change, in the group of the server."""
+    """Follows a kind in the group that the server knows; calls `use` with all records on change."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class KindFollower(Generic[R]):
         self._failure: str | None = None
 
     def problem(self) -> str | None:
-        """Return why the records may be outdated; None for a missing kind, too."""
+        """Return why the records may be outdated; None if they are not, or the kind is missing."""
         if self._failure is not None:
             return self._failure
         reflector = self._reflector

@@ -45,7 +45,7 @@ class LeaseName:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """A Lease; `holder` "": not held, None: malformed; `mark` changes with every write."""
+    """A Lease; `holder` is "" if not held, None if malformed; `mark` changes with every write."""
 
     holder: str | None
     mark: str
@@ -60,7 +60,7 @@ class Step(enum.Enum):
 
 
 class Elector:
-    """Owns one replica's view of the Lease; `now` is of a clock that runs while it is suspended."""
+    """Owns one replica's view of the Lease; the clock of `now` must run even during suspension."""
 
     def __init__(self, identity: str, timings: Timings) -> None:
         self._identity, self._timings = identity, timings
@@ -117,7 +117,7 @@ class Elector:
         self.leads_until = asked_at + self._timings.renew_seconds
 
     def lost_track(self) -> None:
-        """Note a write that was refused or has no known outcome: read before the next one."""
+        """Note that a write was refused or its outcome is unknown: read before the next write."""
         self.is_outdated = True
 
     def stand_down(self) -> None:

@@ -75,14 +75,14 @@ class LeaseKeeper:
         return next(iter(self._problems.values()), None)
 
     async def led(self) -> None:
-        """Wait until this replica has led."""
+        """Wait until this replica has become the leader once."""
         await self._led.wait()
 
     def resign(self) -> None:
         self._resigned.set()
 
     async def run(self) -> None:
-        """Take part until `resign` or cancellation; both release the Lease first."""
+        """Take part until `resign` or cancellation; in both cases, release the Lease first."""
         with self._series.shown(self.is_leader):
             async with self._connect() as api, asyncio.TaskGroup() as group:
                 campaign = group.create_task(self._campaign(api), name="election")
@@ -117,7 +117,7 @@ class LeaseKeeper:
         return self._elector.wait_seconds(self._clocks.steady(), self._rng.uniform(*_JITTER))
 
     def _clear_problems(self, step: Step) -> None:
-        """Clear the problems; a read that is followed by a write says nothing about writes."""
+        """Clear the problems; a read that leads to a write clears only those of reads."""
         now = self._clocks.steady()
         if step is Step.LOOK and self._elector.step(now) is not Step.LOOK:
             self._problems.pop(True, None)

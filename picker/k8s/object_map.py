@@ -17,7 +17,7 @@ _UNNAMED: ObjectKey = ("", "")
 
 
 class MalformedObjectError(Exception):
-    """An object that cannot be followed; without `keep_last_good` its last record goes too."""
+    """An object that cannot be followed; without `keep_last_good` its last record is dropped."""
 
     def __init__(self, message: str, *, keep_last_good: bool = True) -> None:
         super().__init__(message)
@@ -137,7 +137,7 @@ class ObjectMap(Generic[R]):
         return metadata.key, self._read(metadata, raw)
 
     def replace(self, listed: Sequence[tuple[ObjectKey, _Held[R]] | None]) -> bool:
-        """Replace all objects by results of `read`; return whether the view changed."""
+        """Replace all objects with the results of `read`; return whether the view changed."""
         known, found = self._held, dict(one for one in listed if one is not None)
         # An unidentified object may be any of the known ones, so none of these is removed.
         old = known | found if None in listed else {k: found[k] for k in known if k in found}

@@ -1,4 +1,4 @@
-"""InferencePools and policy objects of a cluster → values, with everything that is wrong in them.
+"""Reads a cluster's InferencePools and policy objects, and finds everything wrong in them.
 
 The structs follow the definitions under `crds/`; objects of the legacy group are read where a
 cluster has them. A server also returns objects that break its current schema: an object with an
@@ -151,13 +151,13 @@ class Pool:
 
     @property
     def label_selector(self) -> str:
-        """Return the value of the parameter `labelSelector` of a list or a watch."""
+        """The value of the parameter `labelSelector` for a list or a watch."""
         return ",".join(f"{key}={value}" for key, value in sorted(self.selector.items()))
 
 
 @dataclass(frozen=True, slots=True)
 class Reading(Generic[V]):
-    """An object as a value; None when one of `problems` is an error. Errors come first."""
+    """An object as a value, None if one of `problems` is an error; errors come first."""
 
     value: V | None
     problems: tuple[Finding, ...] = ()
@@ -200,7 +200,7 @@ def read_pool(document: Any) -> Reading[Pool]:
 
 
 def read_policy(document: Any) -> Reading[PolicyObject]:
-    """Read an InferenceObjective or an InferenceModelRewrite; parts without effect are warnings."""
+    """Read an InferenceObjective or InferenceModelRewrite; parts without effect give warnings."""
     findings = Findings(None, MAX_PROBLEMS)
     given = _read(document, _POLICIES, findings)
     for doubt in () if given is None else doubts_about(given):
@@ -236,7 +236,7 @@ def _reading(value: V | None, findings: Findings) -> Reading[V]:
 
 
 def _check_pool(spec: InferencePoolSpec, findings: Findings) -> None:
-    """Check the rules that the definition has in CEL."""
+    """Check the rules that the definition states in CEL."""
     numbers = [port.number for port in spec.target_ports]
     if len(numbers) > len(set(numbers)):
         findings.error(("spec", "targetPorts"), "port number must be unique; name each port once")
@@ -248,7 +248,7 @@ def _check_pool(spec: InferencePoolSpec, findings: Findings) -> None:
 
 
 def _dropped_labels(document: Any, at: Path, selector: Mapping[str, str]) -> Iterator[str]:
-    """Yield labels whose null the server dropped: the selector takes more Pods than meant."""
+    """Yield the labels that the server dropped as null: the selector takes more Pods than meant."""
     applied = _at(document, ("metadata", "annotations", LAST_APPLIED))
     try:
         given: Any = msgspec.json.decode(applied) if isinstance(applied, str) else None
@@ -317,7 +317,7 @@ class ObjectReader:
         return self._checked(POOL_KIND, metadata, read_pool(document))
 
     def read_pod(self, raw: msgspec.Raw) -> PodRecord | None:
-        """Return a Pod; None for another namespace."""
+        """Return the Pod; None if it is in another namespace."""
         try:
             record = read_pod(raw)
         except PodError as failure:
@@ -348,7 +348,7 @@ class ObjectReader:
         return bool(metadata.get("namespace", self.pool.namespace) == self.pool.namespace)
 
     def _concerns(self, document: Any) -> bool:
-        """Return whether it may refer to the pool; problems of other objects are not reported."""
+        """Return whether an object may refer to the pool; problems of others are not reported."""
         reference = _at(document, ("spec", "poolRef"))
         if not isinstance(reference, dict):
             return True

@@ -1,4 +1,4 @@
-"""A Pod as JSON → a small record of the fields that the picker needs.
+"""Decodes a Pod's JSON into a small record of the fields that the picker needs.
 
 An API server sends about 12 kB for a Pod, thousands of times a second during a rollout, so only the
 needed fields are decoded. Recorded kubelets (`tests/data/kubernetes`): a deleted Pod stays ready
@@ -75,7 +75,7 @@ class PodRecord(msgspec.Struct, frozen=True):
         return " ".join((self.uid, *runs))
 
     def could_serve(self) -> bool:
-        """Return whether the Pod lacks at most readiness for serving."""
+        """Return whether the Pod could serve as soon as it is ready."""
         is_running = self.phase is Phase.RUNNING and self.address is not None
         return is_running and not self.is_deleting
 

@@ -50,7 +50,7 @@ class Contest:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The changes since the last look; `next_due` is the time of the next one without an event."""
+    """The changes since the last look; `next_due` is when to look again even without an event."""
 
     changed: tuple[Endpoint, ...]
     gone: tuple[str, ...]
@@ -60,7 +60,7 @@ class View:
 
 @dataclass(slots=True)
 class _Serving:
-    """A Pod that serves, or has flickered since `since` and stays `until`."""
+    """A Pod that serves, or has flickered since `since` and stays an endpoint until `until`."""
 
     record: PodRecord
     endpoints: tuple[Endpoint, ...]

@@ -1,4 +1,4 @@
-"""The pure half of discovery: the objects of a pool → endpoints and rules.
+"""The pure half of discovery, which turns the objects of a pool into endpoints and rules.
 
 When the pool's selector changes, the old Pods stay endpoints until the new ones are known. The end
 of a pool removes its endpoints and rules. Nothing is published before everything is known once, so
@@ -39,7 +39,7 @@ class PoolReconciler:
 
     @property
     def selectors(self) -> frozenset[str]:
-        """The selectors to watch: that in use, and the next until its Pods are known."""
+        """The selectors to watch: the one in use, and the next one until its Pods are known."""
         wanted = () if self._wanted is None else (self._wanted.selector,)
         used = () if self._selector is None else (self._selector,)
         return frozenset((*wanted, *used))
@@ -79,7 +79,7 @@ class PoolReconciler:
         self._rewrites = tuple(sorted(rules, key=lambda one: (one.name, one.position)))
 
     def apply(self, now: float, stale: Container[str] = ()) -> float | None:
-        """Update datastore and rules; return the next due time. `stale` watches do not work."""
+        """Update datastore and rules; return the next due time. `stale` names broken watches."""
         if self._is_gone:
             self._clear()
             return None
@@ -161,7 +161,7 @@ class _EndpointLog:
         self._is_due = self._is_first or bool(self._added or self._removed)
 
     def write(self, now: float) -> float | None:
-        """Log the changes if a line is due; return the time at which it will be."""
+        """Log the changes if a line is due; return the time when a pending line will be due."""
         if not self._is_due:
             return None
         due = self._written_at + LOG_SECONDS

@@ -63,7 +63,7 @@ class Pace:
 
 
 class Reflector(Generic[R]):
-    """Follows one subject while `run` does; the sole owner of its records."""
+    """Follows one subject while `run` runs; is the sole owner of its records."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Reflector(Generic[R]):
 
     @property
     def installed(self) -> bool:
-        """Return False if the server does not know the kind, by its last answer."""
+        """False if the server does not know the kind, according to its last answer."""
         return self._absent_since is None
 
     def problem(self) -> str | None:
@@ -206,7 +206,7 @@ class Reflector(Generic[R]):
             self._notify_soon()
 
     def _note_unusable(self, why: str) -> None:
-        """An unusable event may hide a change, so list again soon."""
+        """Note an unusable event; it may hide a change, so list again soon."""
         self._objects.unreadable(why)
         self._relist_at = min(self._relist_at, self._clock() + self._pace.trust_seconds)
 
@@ -215,13 +215,13 @@ class Reflector(Generic[R]):
             logger.info("%s can be followed again", self._subject.resource.qualified)
 
     def _check_onward(self, version: str) -> None:
-        """A bookmark with an older version means that the server was restored from a backup."""
+        """Raise `ApiError` for an older version: the server was restored from a backup."""
         known = self._version or ""
         if known.isdigit() and version.isdigit() and int(version) < int(known):
             raise ApiError(_GONE, "Expired", f"resource versions went back to {version}")
 
     async def _confirmed(self, error: ApiError | UnreachableError) -> ApiError | UnreachableError:
-        """A 404 means an unknown kind only if discovery confirms it."""
+        """Return the error to report: a 404 means an unknown kind only if discovery confirms it."""
         if not isinstance(error, ApiError) or error.status != _NOT_FOUND:
             return error
         try:
@@ -301,7 +301,7 @@ async def is_missing(api: KubernetesApi, resource: ApiResource) -> bool:
 
 
 async def check_api_server(api: KubernetesApi) -> None:
-    """Raise `UnreachableError` for a server without Pods, which is a proxy that answers 404."""
+    """Raise `UnreachableError` if the server knows no Pods: then it is a proxy that answers 404."""
     if not await api.has(PODS):
         raise UnreachableError("the server knows no Pods, so it is not an API server: 404")
 
@@ -325,12 +325,12 @@ class Contact:
         return True
 
     def answered(self, now: float) -> bool:
-        """Note a list or the opening of a watch; return whether it ends a failure but silence."""
+        """Note a list or an opened watch; return whether it ends a failure other than silence."""
         # A path that swallows the stream of a watch may pass its beginning.
         return not isinstance(self._error, SilentError) and self.received(now)
 
     def failed(self, now: float, error: ApiError | UnreachableError) -> bool:
-        """Note a failure; return whether it is the first one or another one than before."""
+        """Note a failure; return whether it is the first one or differs from the last one."""
         before = self._error
         if self._failing_since is None:
             self._failing_since = now

@@ -48,7 +48,7 @@ async def follow_service(
     rng: Random,
     series: KubernetesSeries | None = None,
 ) -> None:
-    """Call `found` with all sorted addresses of a Service after each change, until cancelled."""
+    """Call `found` with a Service's sorted addresses after each change, until cancelled."""
 
     def notify(view: Mapping[ObjectKey, Addresses], _: Collection[ObjectKey]) -> None:
         found(sorted({address for one in view.values() for address in one}))

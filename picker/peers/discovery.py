@@ -25,7 +25,7 @@ class PeerName:
 
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
-    """The address of a possible replica: `target` is `ip:port`, `name` that of its certificate."""
+    """The address of a possible replica: `target` is `ip:port`, `name` is in its certificate."""
 
     target: str
     name: str

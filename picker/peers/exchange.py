@@ -1,4 +1,4 @@
-"""One replica's side of the exchange, without sockets and clocks: bytes in, bytes out."""
+"""One replica's side of the exchange, without sockets or clocks: bytes in, bytes out."""
 
 import logging
 import secrets
@@ -60,7 +60,7 @@ class PeerExchange:
         unix_seconds: float,
         replica_id: bytes | None = None,
     ) -> None:
-        """`replica_id` identifies this process by 16 random bytes; None draws them."""
+        """`replica_id` identifies this process by 16 random bytes; with None, they are drawn."""
         self.replica_id = replica_id or secrets.token_bytes(ID_BYTES)
         self.learned = Learned()
         self.pool = settings.pool
@@ -103,7 +103,7 @@ class PeerExchange:
         return encoded_report(PeerReport(hello=Hello(self.replica_id, self.pool, seed)))
 
     def welcomed(self, data: bytes, now_seconds: float) -> tuple[bytes, Cursor]:
-        """Accept the answer; return the peer's id, and a cursor on the outbox."""
+        """Accept the answer to a hello; return the peer's id, and a cursor on the outbox."""
         welcome = decoded_welcome(data)
         if welcome.replica_id == self.replica_id:
             raise OwnAddressError("this replica has called itself")
@@ -121,7 +121,7 @@ class PeerExchange:
     # The called side
 
     def greeted(self, data: bytes, now_seconds: float) -> tuple[bytes, bytes]:
-        """Accept a call; return the caller's id and the answer. The caller sees error texts."""
+        """Accept a call; return the caller's id and the answer. The caller sees the error texts."""
         hello = decoded_report(data).hello
         if hello is None:
             raise PeerMessageError("a call must begin with a hello")
@@ -164,7 +164,7 @@ class PeerExchange:
         return learned
 
     def _add_up_loads(self, now_seconds: float) -> None:
-        """Publish the sums of all loads, unless that happened just before: then `tick` does it."""
+        """Publish the sums of all loads unless they were just published; then `tick` does it."""
         if not self._are_loads_old or now_seconds < self._add_up_at_seconds:
             return
         self._are_loads_old = False

@@ -16,7 +16,7 @@ _MAX_MISSING = 1024  # batches of a peer
 
 @dataclass(frozen=True, slots=True)
 class InboxLimits:
-    """Loads count for `silence_seconds`, the number of a peer's last batch for `memory_seconds`."""
+    """Loads are valid for `silence_seconds`, a peer's last batch number for `memory_seconds`."""
 
     silence_seconds: float = 6.0  # three reports of a replica
     memory_seconds: float = 900.0
@@ -48,7 +48,7 @@ class Inbox:
         return len(self._peers)
 
     def greet(self, peer: bytes, now_seconds: float) -> int:
-        """Begin a call of a peer; return the number of its last batch, 0 for none."""
+        """Begin a peer's call; return the number of its last batch, 0 for none."""
         return self._peer(peer, now_seconds).last_sequence
 
     def take_batch(self, peer: bytes, sequence: int, now_seconds: float) -> bool:

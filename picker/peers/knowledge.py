@@ -102,7 +102,7 @@ class Knowledge:
             plugin.set_loads_elsewhere(loads.get(name, _NOTHING))
 
     def identify(self, key: str) -> EndpointName | None:
-        """Return the present server behind the key of an endpoint; None if it has left the pool."""
+        """Return the current server behind an endpoint's key; None if it has left the pool."""
         known = self._datastore.get(key)
         if known is None:
             return None

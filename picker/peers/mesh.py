@@ -38,7 +38,7 @@ class _DuplicateAddressError(Exception): ...
 
 
 class Mesh:
-    """Owns a client for each address that `follow` names, and the replicas at their other ends."""
+    """Owns a client for each address that `follow` gets, and the list of connected replicas."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Mesh:
 
     @contextmanager
     def connected(self, peer: bytes, target: str) -> Iterator[None]:
-        """Hold `peer` as connected at `target`. Raises `_DuplicateAddressError`."""
+        """Count `peer` as connected at `target` in the context. Raises `_DuplicateAddressError`."""
         if self._connected.setdefault(peer, target) != target:
             raise _DuplicateAddressError
         self.series.connected.set(len(self._connected))

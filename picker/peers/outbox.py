@@ -1,9 +1,9 @@
 """The reports of this replica to its peers: bounded batches, with the same bytes for all.
 
 The entries that plugins learn become batches in a log: numbered, encoded once, and limited in
-bytes; the oldest batches are dropped first. A peer is a cursor in the log, so a slow peer loses
-only its own batches; one that returns resumes behind its last batch; a new one receives the whole
-log.
+bytes; the oldest batches are dropped first. Each peer has a cursor in the log, so a slow peer
+loses only its own batches, one that returns resumes after its last batch, and a new one receives
+the whole log.
 
 Loads are absolute numbers outside of the log: a cursor sends the changes since its last version,
 and all loads every few seconds, which repairs losses and shows that this replica is alive.
@@ -101,7 +101,7 @@ class LoadBoard:
 
 
 class Outbox:
-    """Owns pending entries and log; `identify` maps an endpoint's key to its present server."""
+    """Owns the pending entries and the log; `identify` maps an endpoint's key to its server."""
 
     def __init__(
         self, identify: Callable[[str], EndpointName | None], limits: OutboxLimits | None = None
@@ -144,11 +144,11 @@ class Outbox:
         self.log_bytes = self.pending_bytes = 0
 
     def open(self, last_sequence: int) -> Cursor:
-        """Return a cursor behind batch `last_sequence`, the last one that the peer has received."""
+        """Return a cursor after batch `last_sequence`, the last one that the peer has received."""
         return Cursor(self, min(last_sequence, self.sequence))
 
     def after(self, sequence: int) -> _Logged | None:
-        """Return the first batch behind `sequence` that is still in the log."""
+        """Return the first batch after `sequence` that is still in the log."""
         if sequence >= self.sequence or not self._log:
             return None
         # A slow peer loses the beginning of what it has not read.

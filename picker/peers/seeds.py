@@ -59,7 +59,7 @@ class SeedAgreement:
         return other.fingerprint == self._seed.fingerprint
 
     def receive(self, other: Seed, now_seconds: float) -> bool:
-        """Compare with a peer's seed; return whether this replica now uses that one instead."""
+        """Compare the seed with a peer's; return whether this replica switches to the peer's."""
         value = other.value
         if self._is_configured or value is None or fingerprint(value) != other.fingerprint:
             return False

@@ -38,7 +38,7 @@ class _NotYetError(PickerError): ...
 
 
 class PoolReports:
-    """The reports about one pool; none counts before `is_ready`, when endpoints are known."""
+    """The reports about one pool, which count once `is_ready`: when its endpoints are known."""
 
     def __init__(
         self, exchange: PeerExchange, series: PeerSeries, is_ready: Callable[[], bool]

@@ -1,8 +1,8 @@
 """The messages between replicas, as values and as the bytes of proto/pointsman/replica/v1.
 
 Decoding skips and counts each invalid entry and accepts the rest. Concatenated protobuf messages
-mean their merge, so a batch is encoded once for all peers, and the fields for one peer follow its
-bytes.
+are equivalent to their merge, so a batch is encoded once for all peers, and the fields for one peer
+follow its bytes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +94,7 @@ class Seed:
 
     @property
     def rank(self) -> tuple[bool, int, bytes]:
-        """The order of seeds; the lowest wins."""
+        """The place in the order of seeds; the lowest wins."""
         return (not self.is_settled, self.chosen_at_milliseconds, self.chosen_by)
 
 
@@ -108,7 +108,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class PeerWelcome:
-    """The answer to a `Hello`: the sender, and the last batch from the caller (0: none)."""
+    """The answer to a `Hello`: the sender, and the number of the caller's last batch (0: none)."""
 
     replica_id: bytes
     last_sequence: int
@@ -132,7 +132,7 @@ class _EntryError(PickerError): ...
 
 
 def encoded_batch(batch: Batch) -> bytes:
-    """Encode a message with a batch alone."""
+    """Encode a message that holds only a batch."""
     message = pb.Report()
     body = message.batch
     body.sequence = batch.sequence
@@ -160,7 +160,7 @@ def encoded_batch(batch: Batch) -> bytes:
 
 
 def encoded_report(report: PeerReport) -> bytes:
-    """Encode all parts but the batch; send it alone or behind an encoded batch."""
+    """Encode all parts except the batch; send them alone or after an encoded batch."""
     message = pb.Report(age_milliseconds=int(report.age_seconds * 1000), goodbye=report.goodbye)
     if report.hello is not None:
         hello = report.hello

@@ -34,7 +34,7 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
 
 
 class GroupSection(_Section, frozen=True):
-    """The workers of a Deployment or, without one, a number that is only reported."""
+    """The workers of a Deployment; without one, the planned number is only reported."""
 
     name: str = ""
     deployment: _Name | Literal[""] = ""
@@ -60,7 +60,7 @@ class AutoscaleSection(_Section, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ScaledGroup:
-    """A group of workers; `deployment` "" writes nothing, `namespace` "" is that of the pool."""
+    """A group of workers; with `deployment` "" nothing is written; `namespace` "" is the pool's."""
 
     name: str
     deployment: str

@@ -11,14 +11,14 @@ prefill_tokens_per_second of its time, and B = r·(O - 1)·step (Little's law), 
 
     step = (step_overhead + decode_base) / (1 - u - decode_per_sequence · r · (O - 1))
 
-A denominator of 0 or less is an overload. The mean time between the tokens of a request is `step`;
+A denominator of 0 or less means overload. The mean time between the tokens of a request is `step`;
 its spread is that of B (negative binomial, evened out over the replicas, because the picker sends
 requests to the least loaded one), of the output length, and of the prompts that join in that time.
 
 The time to the first token is that of an M/G/n queue of prompts: the wait exceeds t with the
 probability `C(n, a) · exp(-2 (n - a) t / ((1 + cv²) S))`, where S is the time of one prompt among
 the decoding steps, a = rate · S, and C is Erlang's formula (Allen and Cunneen's correction for
-sizes of the squared coefficient of variation cv²); then its own time, log-normal, and half a step.
+sizes of the squared coefficient of variation cv²); its own log-normal time and half a step follow.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Load:
 class LatencyObjective(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True
 ):
-    """Bounds that at least `share` of the requests keep; None is no bound."""
+    """Bounds that at least `share` of the requests must keep; None means no bound."""
 
     ttft_seconds: PositiveFloat | None = None
     itl_seconds: PositiveFloat | None = None
@@ -106,7 +106,7 @@ class LatencyObjective(
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The share within the objective and the latencies at its `share`, infinite under overload."""
+    """The share of requests within the objective; latencies at its `share` (inf if overloaded)."""
 
     replicas: int
     within: float
@@ -136,7 +136,7 @@ def predict(
 def replicas_for(
     load: Load, worker: WorkerCapacity, objective: LatencyObjective, stage: Stage, limit: int
 ) -> tuple[int, float]:
-    """Return the fewest replicas, at most `limit`, for the objective, and the share within."""
+    """Return the fewest replicas for the objective, at most `limit`, and the share within it."""
 
     @cache
     def within(replicas: int) -> float:
@@ -205,13 +205,13 @@ class _Pool:
 
 
 def _log_normal(mean: float, variation: float) -> tuple[float, float]:
-    """Return mean and deviation of the logarithm of a number with this mean and variation."""
+    """Return the mean and deviation of the logarithm of a number with this mean and variation."""
     square = math.log1p(variation)
     return math.log(mean) - square / 2, math.sqrt(square)
 
 
 def _points(mean: float, variation: float, deviates: tuple[float, ...]) -> list[float]:
-    """Return values of equal probability of a log-normal number, ascending."""
+    """Return equally probable values of a log-normal number, in ascending order."""
     if mean <= 0:
         return [0.0]
     middle, deviation = _log_normal(mean, variation)
@@ -226,7 +226,7 @@ class _Latency(ABC):
         """Return the share of requests with at most this latency."""
 
     def quantile(self, share: float) -> float:
-        """Return the latency of this share of requests, by bisection to 0.1 ms."""
+        """Return the latency that this share of requests stays within, by bisection to 0.1 ms."""
         if self.is_overloaded:
             return math.inf
         low, high = 0.0, _RESOLUTION_SECONDS
@@ -241,7 +241,7 @@ class _Latency(ABC):
 
 
 class _FirstTokens(_Latency):
-    """Time to first token: prompts of `seconds` queue for `replicas`, then take `rest_seconds`."""
+    """Time to first token: prompts of `seconds` queue for `replicas`, then `rest_seconds` pass."""
 
     def __init__(
         self, replicas: int, rate: float, seconds: float, variation: float, rest_seconds: float
@@ -312,7 +312,7 @@ class _NextTokens(_Latency):
 
 
 def _poisson(mean: float) -> tuple[int, list[float]]:
-    """Return the first number with a relevant probability, and the probabilities from there."""
+    """Return the first number with a relevant probability, and the probabilities from there on."""
     first = max(0, int(mean - 4 * math.sqrt(mean)))
     last = int(mean + 4 * math.sqrt(mean)) + 2
     if not mean:

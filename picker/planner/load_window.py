@@ -12,7 +12,7 @@ from picker.types import BYTES_PER_TOKEN
 
 @dataclass(slots=True)
 class LoadWindow:
-    """Owns the sums since the last `take`; times are of responses through the picker."""
+    """Owns the sums since the last `take`; its times come from responses through the picker."""
 
     arrivals: int = 0
     fresh: Sums = NO_SUMS

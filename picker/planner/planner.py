@@ -3,9 +3,9 @@
 `slo` forecasts the rate at the time when new replicas will have started, by Holt's level and trend.
 The level moves slowly, because a minute of requests is a small sample; a count more than three
 standard deviations of a Poisson number away resets it. One standard deviation of the forecast's
-error is added, and the waiting requests, to be served within an interval. `thresholds` follows the
-load-based planner of Dynamo (its `docs/architecture/load_planner.md`). Both results stay within the
-bounds, and fall only to the maximum that any of the last `patience_intervals` wanted.
+error and the waiting requests, to be served in an interval, are added to it. `thresholds` follows
+the load-based planner of Dynamo (its `docs/architecture/load_planner.md`). Both results stay within
+the bounds, and fall only to the maximum that any of the last `patience_intervals` wanted.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ NO_SUMS: Final = Sums()
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One interval; all values are means over it, unless they are sums or those at its end."""
+    """One interval. Values are means over it, except for sums and for values at its end."""
 
     seconds: float
     arrivals: int  # includes refused requests
@@ -141,7 +141,7 @@ class Planner:
         self._grace = 0
 
     def next(self, seen: Observation) -> Plan:
-        """Plan after an interval; called once for each, in order."""
+        """Return the plan after an interval; called once for each interval, in order."""
         self._rate.add(seen.arrivals, seen.seconds)
         self._shape = _mixed(self._shape, seen)
         idle = seen.is_whole and not (seen.arrivals or seen.waiting or seen.running)
@@ -169,7 +169,7 @@ class Planner:
         return Plan(found, why, rate)
 
     def _correct(self, seen: Observation) -> None:
-        """Compare the measured time between tokens with the model's step."""
+        """Correct the model by comparing the measured time between tokens with its step."""
         worker = self._scaling.worker
         if seen.itl_seconds is None or worker is None or not seen.running or not seen.replicas:
             return
@@ -225,7 +225,7 @@ class Planner:
 
 
 class RateForecast:
-    """Owns level and trend of the arrival rate, in requests per second (and interval)."""
+    """Owns the level (requests per second) and the trend (per interval) of the arrival rate."""
 
     def __init__(self) -> None:
         self._level: float | None = None
@@ -251,14 +251,14 @@ class RateForecast:
         )
 
     def at(self, intervals: float) -> float:
-        """Return the forecast rate, `intervals` after the last one."""
+        """Return the rate forecast for `intervals` after the last one."""
         if self._level is None:
             return 0.0
         return max(0.0, self._level + intervals * self._trend)
 
 
 def _mixed(before: Load | None, seen: Observation) -> Load | None:
-    """Update the mean request with those of an interval; None until there is one."""
+    """Update the mean request with the requests of an interval; None until there has been one."""
     if not seen.fresh.count:
         return before
     fresh, cached, output = seen.fresh, seen.cached, seen.output

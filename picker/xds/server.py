@@ -1,4 +1,4 @@
-"""The methods of endpoint discovery: carries sessions over gRPC calls.
+"""The methods of endpoint discovery, which carry sessions over gRPC calls.
 
 A stream is read and written at the same time: each request and each change of the cache wakes the
 writer, which asks the session for the next response. The session allows one unanswered response, so
@@ -40,7 +40,7 @@ class Session(Protocol[Q_in, R_out]):
 
     @property
     def remembered(self) -> int:
-        """A lower bound of the number of names that the session stores."""
+        """A lower bound on the number of names that the session stores."""
 
     def receive(self, request: Q_in) -> Acknowledgement:
         """Process a request; return its answer to the last response."""
@@ -104,7 +104,7 @@ class EndpointDiscovery:
 
 
 class _Lines:
-    """Limits the lines of the log that one client can cause."""
+    """Limits the log lines that one client can cause."""
 
     def __init__(self) -> None:
         self._left = float(MAX_LINES)
@@ -124,7 +124,7 @@ class _Lines:
 
 
 class _Client(Generic[Q, R]):
-    """One stream. Owns its session and its limits of logging."""
+    """One stream. Owns its session and the limit on its log lines."""
 
     def __init__(
         self, cache: Cache, series: XdsSeries, variant: Variant[Q, R], is_aggregated: bool
@@ -172,7 +172,7 @@ class _Client(Generic[Q, R]):
                 await write(self._variant.encode(response))
 
     def _is_about_endpoints(self, type_url: str) -> bool:
-        """The aggregated service is silent about other types. Raises `RpcError`."""
+        """Return whether endpoints are requested. Raises `RpcError` for a type that is refused."""
         if not self._is_aggregated:
             _refuse_other_types(type_url)
             return True
@@ -229,6 +229,6 @@ def _listed(names: Mapping[str, object] | frozenset[str] | set[str]) -> str:
 
 
 def _shown(text: str) -> str:
-    """Return the text of a client, printable and cut for one line of the log."""
+    """Return a client's text, made printable and cut to fit into one line of the log."""
     short = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
     return "".join(letter if letter.isprintable() else " " for letter in short)

@@ -1,4 +1,4 @@
-"""Envoy's discovery messages ↔ values; no other file of this room knows them."""
+"""Converts between Envoy's discovery messages and values; no other file here knows the messages."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -132,7 +132,7 @@ def _locality(locality: Locality) -> base_pb2.Locality | None:
 
 
 def _member(endpoint: Endpoint) -> endpoint_components_pb2.LbEndpoint:
-    """A healthy endpoint, with its name for access logs.
+    """Return a healthy endpoint, with its name for access logs.
 
     The picker does not pick an ejected endpoint, and without a picker the proxy's own checks
     decide.

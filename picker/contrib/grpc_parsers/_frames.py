@@ -1,4 +1,4 @@
-"""Bodies of gRPC: frames of a flag, a length of four bytes, and a message."""
+"""gRPC bodies: frames that consist of a flag, a length of four bytes, and a message."""
 
 from struct import Struct
 from typing import TypeVar
@@ -26,7 +26,7 @@ def only_message(kind: type[M], body: bytes) -> M:
 
 
 class FrameSplitter:
-    """Joins the pieces of a stream into its messages, and skips compressed and too large ones."""
+    """Joins the pieces of a stream into messages; skips compressed and oversized ones."""
 
     def __init__(self, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
         self._limit = limit_bytes

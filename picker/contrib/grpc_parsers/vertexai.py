@@ -60,7 +60,7 @@ class VertexAIParser:
 
 @dataclass(slots=True)
 class _HttpBodyUsage:
-    """Reads a stream of frames; the first data decide whether they are JSON or events."""
+    """Reads a stream of frames; the first data decide whether to read JSON or events."""
 
     _frames: FrameSplitter = field(default_factory=FrameSplitter)
     _inner: JsonUsage | SseUsage | None = None

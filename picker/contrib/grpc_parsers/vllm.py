@@ -5,9 +5,9 @@
     Embed:    EmbedRequest{tokenized=2{input_ids=2}}
     other:    not read, nor is the response
 
-A body is forwarded unchanged; it names no model. Only one uncompressed gRPC frame is read: another
-body, and one without `tokenized` and `text`, is routed without a prompt. Every multi-modal item
-counts as an image.
+A body is forwarded unchanged; it names no model. Only a body of one uncompressed gRPC frame is
+read: any other, and one with neither `tokenized` nor `text`, is routed without a prompt. Every
+multi-modal item counts as an image.
 
     GenerateResponse{chunk=1{prompt_tokens=2, completion_tokens=3, cached_tokens=4} |
                      complete=2{prompt_tokens=3, completion_tokens=4, cached_tokens=5}}

@@ -1,8 +1,8 @@
-"""Learning the latencies of models, from the responses of requests and from endpoints' counters.
+"""Learns the latencies of models from the responses to requests and from endpoints' counters.
 
 The time to the first token is learned as soon as it is seen: an answer may take minutes, or fail.
 The time per token is a mean over an answer, or between two readings of a counter, and is learned
-with the mean load of that time: at its beginning, an answer of a burst has seen none of the others.
+with the mean load of that time: an answer in a burst begins before the others add to the load.
 """
 
 import logging
@@ -30,7 +30,7 @@ MAX_ANSWER_TOKENS = 1 << 20  # of limits, which clients choose
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """An endpoint's counter of generated tokens, and its load over time until then."""
+    """A reading of an endpoint's count of generated tokens, and its load over time up to then."""
 
     read_at_seconds: float
     generated_tokens: float
@@ -48,7 +48,7 @@ class LatencyLearner:
         self._loads = loads
 
     def load_over_time(self, key: str, now_seconds: float) -> LoadIntegral:
-        """The load of an endpoint up to now, for the measurement of a request that leaves."""
+        """Return an endpoint's load up to now, to measure a request that is being sent."""
         known = self._over_time.get(key)
         if known is None:
             known = self._over_time[key] = LoadIntegral(now_seconds)
@@ -96,8 +96,8 @@ class LatencyLearner:
     def read_counters(
         self, request: InferenceRequest, candidates: Candidates, now_seconds: float
     ) -> None:
-        """Learn the time per token from the endpoints' counters of generated tokens: the running
-        requests together took the time between two readings, times their mean number.
+        """Learn the time per token from the endpoints' counters of generated tokens: the time
+        between two readings, times the mean number of running requests, divided by the new tokens.
         """
         for candidate in candidates:
             metrics, key = candidate.metrics, candidate.endpoint.key
@@ -128,7 +128,7 @@ class LatencyLearner:
     def _answered(
         self, request: InferenceRequest, measured: Measurement, ended_seconds: float, generated: int
     ) -> float | None:
-        """Learn and return the time per token; without usage, the duration gives the length."""
+        """Learn and return the time per token. Without usage, the length is estimated."""
         tpot_ms, predicted = measured.tpot_ms(generated), measured.predicted
         num_tokens = float(generated)
         if not generated and measured.first is not None and predicted and predicted.tpot_ms:
@@ -158,7 +158,7 @@ class LatencyLearner:
 
 
 def features_of(request: InferenceRequest) -> Request:
-    """The features of a request; a streamed answer has a first token whatever its length."""
+    """Return a request's features. A limit does not affect the first token of a streamed answer."""
     limit = (
         0 if request.body.stream else min(request.body.max_output_tokens or 0, MAX_ANSWER_TOKENS)
     )

@@ -1,4 +1,4 @@
-"""The meter of a predicted-latency-producer: predictions, and the latencies that requests saw."""
+"""The meter of a predicted-latency-producer: the predicted and the actual latencies of requests."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from picker.types import FinishCause
 
 @dataclass(frozen=True, slots=True)
 class LatencyPredictions:
-    """Observes predictions, the actual latencies, and missed objectives, after the prediction, when
-    the request leaves and when it ends.
+    """Observes predictions, actual latencies and missed objectives: after the prediction, when the
+    request leaves, and when it ends.
     """
 
     key: DataKey[Mapping[str, LatencyPrediction]]

@@ -13,10 +13,10 @@ The p90 is ŷ times the 90th percentile of y / ŷ over the last 256 samples, wit
 correction ⌈0.9 (n + 1)⌉ / n, so that it covers 90 % of the next samples as long as errors stay
 alike, whatever their distribution.
 
-There is no prediction before 50 samples. The law has changed when the errors of the last 16 or so
-samples are twice those of the last 256 or so, or when the recent ratios lean to one side by five
-standard deviations of their mean: then θ is scaled by their common factor and becomes a mere guess;
-ratios and factors start again.
+There is no prediction before 50 samples. The law that θ describes has changed when the errors of
+about the last 16 samples are twice those of about the last 256, or when the recent ratios lean to
+one side by five standard deviations of their mean: then θ is scaled by their common factor and
+becomes a mere guess; ratios and factors start again.
 
 The cost of a request at an endpoint is the time that all requests there lose by it: its own, and
 the time that it adds to the R others that run or wait there,
@@ -25,7 +25,7 @@ the time that it adds to the R others that run or wait there,
 
 where n is the number of tokens of its answer and `prompt` the time that its uncached tokens add to
 TTFT, which is how long the others' next tokens wait. For a request that does not stream, the time
-of the whole answer replaces the terms of both.
+of the whole answer replaces both latencies.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Terms: TypeAlias = tuple[tuple[int, int], ...]
 
 
 class Request(NamedTuple):
-    """Features of order 1. `limit` is the answer's maximum of tokens, 0 if irrelevant."""
+    """Features of a request, scaled to about 1; `limit` is the token limit, 0 if irrelevant."""
 
     one: float
     prompt: float
@@ -74,7 +74,7 @@ class Request(NamedTuple):
 
 
 class LoadFeatures(NamedTuple):
-    """Features of an endpoint for one request, of order 1.
+    """Features of an endpoint for one request, scaled to about 1.
 
     Prompts (the uncached and the cached part of this one, and the uncached parts of those that this
     picker sent there and that have no first token yet) are in units of 1024 tokens, waiting and
@@ -95,7 +95,7 @@ _RUNNING = LoadFeatures._fields.index("running")
 
 
 class Fitted(NamedTuple):
-    """One latency of one request, by the load: weights folded with the request."""
+    """One latency of one request as a function of the load: weights folded with the request."""
 
     weights: Sequence[float]  # in the order of `LoadFeatures`
     floor: float
@@ -103,7 +103,7 @@ class Fitted(NamedTuple):
     p90_factor: float  # p90 / expectation
 
     def predict(self, loads: Mapping[str, LoadFeatures]) -> Sequence[float]:
-        """The expectation at each endpoint, in the unit of the samples."""
+        """Return the expectation at each endpoint, in the unit of the samples."""
         a, b, c, d, e, f, g, h = self.weights
         floor, get = self.floor, self.factors.get
         return [  # unrolled: three times as fast as a sum of products, for a thousand endpoints
@@ -120,8 +120,8 @@ def costs_ms(
     each: Fitted,
     num_tokens: float,
 ) -> Sequence[float]:
-    """Return the cost at each endpoint, where the request itself takes `own_ms`. A whole answer, of
-    which `first` and `each` are the fit, counts as one token.
+    """Return the cost at each endpoint, where the request itself takes `own_ms`. A whole answer
+    counts as one token, and `first` and `each` are both its fit.
     """
     _, uncached, cached, _, _, _, _, uncached_running = first.weights
     uncached -= cached  # cached tokens have a cost, too
@@ -148,7 +148,7 @@ class LoadIntegral:
         self._sums = (0.0, 0.0, 0.0, 0.0)
 
     def until(self, now_seconds: float, load: LoadFeatures | None) -> tuple[float, ...]:
-        """Advance the integrals to now; `load` is the load since the last call, None if unknown."""
+        """Advance and return the integrals; `load` is that since the last call, None if unknown."""
         seconds = now_seconds - self._at
         if load is not None and seconds > 0:
             pending, waiting, running, kv_usage = self._sums
@@ -190,7 +190,7 @@ class LatencyModel:
         self.num_samples = 0
 
     def fitted(self, request: Request) -> Fitted | None:
-        """Fold the weights with a request; None before there are enough samples."""
+        """Return the weights folded with a request; None before there are enough samples."""
         if self.num_samples < MIN_SAMPLES:
             return None
         folded = [0.0] * len(LoadFeatures._fields)
@@ -200,9 +200,7 @@ class LatencyModel:
         return Fitted(folded, floor, self._factors, self.p90_factor)
 
     def learn(self, request: Request, load: LoadFeatures, endpoint: str, latency: float) -> bool:
-        """Learn a sample, if it is positive and finite; return true if it shows that the law has
-        changed.
-        """
+        """Learn the sample if it is positive and finite; return whether the law has changed."""
         if not 0.0 < latency < math.inf:
             return False
         x = np.array([request[i] * load[j] for i, j in self._terms])
@@ -233,7 +231,7 @@ class LatencyModel:
         self._counts.pop(endpoint, None)
 
     def _fit(self, x: npt.NDArray[np.float64], target: float, base: float) -> None:
-        """A step of recursive least squares."""
+        """Take a step of recursive least squares."""
         scale = max(target, base)
         gain = self._covariance @ x
         gain /= FORGETTING * scale * scale + float(x @ gain)
@@ -248,7 +246,7 @@ class LatencyModel:
             covariance *= np.outer(room, room)
 
     def _watch(self, error: float) -> bool:
-        """Follow the errors; True if the law has changed."""
+        """Track the errors; return whether the law has changed."""
         seen = len(self._ratios)
         self._recent += (error - self._recent) * max(RECENT, 1 / seen)
         self._lasting += (error - self._lasting) * max(LASTING, 1 / seen)
@@ -315,9 +313,7 @@ class LatencyModels:
         return None if known is None else known.fitted(request)
 
     def num_tokens(self, model: str, limit: int | None) -> float | None:
-        """Return the mean number of tokens of an answer, at most `limit`; None before the first
-        end.
-        """
+        """Return the mean token count of answers, at most `limit`; None before the first answer."""
         known = self._lengths.get(model)
         return None if known is None else min(known[1], limit or math.inf)
 

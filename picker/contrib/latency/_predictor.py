@@ -1,6 +1,6 @@
 """The protocol of external latency predictors: settings, rows of features, answers, samples.
 
-A predictor is two servers, separate so that learning does not slow answers down:
+A predictor consists of two servers, so that learning does not slow the answers down:
 
     POST <prediction>/predict/bulk/strict        {"requests": [row, …]}
                                                  → {"predictions": [{"ttft_ms", "tpot_ms"}, …]}
@@ -34,7 +34,7 @@ def predictor_settings(
     prediction_urls: str, training_url: str, environment: Mapping[str, str]
 ) -> PredictorSettings:
     """Read the settings of a configuration, with the reference's environment variables as defaults.
-    `prediction_urls` is a comma list. Raises `ValueError`.
+    `prediction_urls` is a comma-separated list. Raises `ValueError`.
     """
     prediction = prediction_urls or environment.get("PREDICTION_SERVER_URL", "")
     training = training_url or environment.get("TRAINING_SERVER_URL", "")
@@ -72,10 +72,10 @@ def _positive(environment: Mapping[str, str], name: str, default: float) -> floa
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """The predictor's view of one request at one endpoint, with the names of the wire.
+    """One request at one endpoint as the predictor sees it, with the field names of its protocol.
 
     `num_request_running` counts this picker's requests in flight there; `kv_cache_percentage` is
-    within 0..1 despite its name.
+    between 0 and 1 despite its name.
     """
 
     kv_cache_percentage: float
@@ -108,7 +108,7 @@ class Sample:
     num_tokens_generated: int
 
     def entry(self, now_seconds: float, unix_seconds: float) -> dict[str, Any]:
-        """The JSON object; both arguments are the same moment, on two clocks."""
+        """Return the JSON object; both arguments are the same moment, on two clocks."""
         taken = datetime.fromtimestamp(unix_seconds - (now_seconds - self.taken_at_seconds), UTC)
         return self.features.row() | {
             "num_tokens_generated": self.num_tokens_generated,
@@ -178,14 +178,14 @@ class Measurement:
         self.outcomes: tuple[Outcome, ...] = ()
 
     def whole(self, features: Features, begun: float, now_seconds: float, generated: int) -> Sample:
-        """A sample of the time to the end; `begun` is the request's arrival."""
+        """Return a sample of the time to the end; `begun` is the request's arrival."""
         took_ms = _ms(now_seconds - begun)
         return Sample(features, now_seconds, took_ms, None, max(1, generated))
 
     def streamed(
         self, features: Features, begun: float, now_seconds: float, generated: int
     ) -> Sample | None:
-        """A sample of the time to the first piece, and per token after it; None without a piece."""
+        """Return a sample of TTFT (to the first piece) and TPOT; None without a piece."""
         if self.first is None:
             return None
         tpot_ms = self.tpot_ms(generated)
@@ -194,7 +194,7 @@ class Measurement:
 
     @property
     def ttft_ms(self) -> float | None:
-        """Return the time from the departure of the request to its first token, if it came."""
+        """The time from the departure of the request to its first token; None before that token."""
         return None if self.first is None else _ms(self.first - self.begun)
 
     def tpot_ms(self, generated: int) -> float | None:
@@ -230,7 +230,7 @@ def _ms(seconds: float) -> float:
 
 def read_predictions(answer: Any, expected: int) -> tuple[Predicted | None, ...]:
     """Return the predictions in the order of the rows, None for an unusable one. Raises
-    `ValueError` for another number of rows than `expected`.
+    `ValueError` unless there are `expected` of them.
     """
     found = answer.get("predictions") if isinstance(answer, Mapping) else None
     if not isinstance(found, list) or len(found) != expected:

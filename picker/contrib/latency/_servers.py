@@ -1,8 +1,8 @@
 """The client of an external latency predictor: several servers in turn, and a circuit breaker.
 
 Theory of operation. A breaker keeps a failed predictor from delaying every request: after three
-failures in a row it opens for ten seconds; then one request tries, and only its success closes the
-breaker. The latest samples wait for the training server in the background.
+failures in a row it opens for ten seconds; then one request tries again, and only its success
+closes the breaker. The latest samples wait for the training server in the background.
 """
 
 import logging
@@ -45,8 +45,8 @@ class PredictionServers:
     async def predict(
         self, features: Sequence[Features], now_seconds: float
     ) -> Sequence[Predicted | None]:
-        """Return the predictions in the order of `features`, None for a missing one; empty without
-        any.
+        """Return the predictions in the order of `features`, None for a missing one; return an
+        empty sequence if there are none.
         """
         if not features or not self._settings.prediction_urls:
             return ()
@@ -69,7 +69,7 @@ class PredictionServers:
             self._samples.append(sample)
 
     async def flush(self, now_seconds: float, unix_seconds: float) -> None:
-        """Send the samples; the latest `max_samples` unsent ones remain."""
+        """Send the samples; of those that cannot be sent, the latest `max_samples` remain."""
         samples = list(self._samples)
         self._samples.clear()
         size = self._settings.max_rows
@@ -91,7 +91,7 @@ class PredictionServers:
             samples = samples[size:]
 
     async def _ask(self, features: Sequence[Features]) -> tuple[list[Predicted | None], str]:
-        """Send the rows until a batch fails; return predictions, or None, and the failure."""
+        """Send rows until a batch fails; return predictions, None if missing, and the failure."""
         url = self._settings.prediction_urls[self._requests % len(self._settings.prediction_urls)]
         self._requests += 1
         size = self._settings.max_rows

@@ -13,17 +13,17 @@ For a request that names one objective only, the other headroom is 0; without an
 are 0, so that no endpoint meets them and the least prediction is best. A model with fewer than 50
 answers has no predictions.
 
-Where the proxy shows bodies, it learns the time to the first piece, and from completed answers the
-mean per token after it, by the usage. Where it does not, it learns the time to the response's
+Where the proxy shows bodies, the picker learns the time to the first piece and, from the usage of
+completed answers, the mean time per later token. Elsewhere it learns the time to the response's
 headers, which is that to the first token where a server sends them together (ours does; vLLM sends
 them at once: have bodies shown there), and the time per token from the number of generated tokens
 in the metrics of endpoints. Once lengths of answers are known as well, predictions have a cost.
 
-With `predictionServerUrl` (a comma list, used in turn) and `trainingServerUrl`, or the environment
-variables PREDICTION_SERVER_URL and TRAINING_SERVER_URL, predictions come from servers, which get
-samples in the background (`_predictor` has the wire format and its variables). Their predictions
-replace a p90, a missing objective is 0, and TPOT counts with `streamingMode` only; without it their
-TTFT is the time to the end. While they fail (`_servers`), the local model predicts.
+With `predictionServerUrl` (comma-separated, used in turn) and `trainingServerUrl`, or the variables
+PREDICTION_SERVER_URL and TRAINING_SERVER_URL, predictions come from servers, which get samples in
+the background (`_predictor` has the wire format and its variables). Their predictions replace a
+p90, a missing objective is 0, and TPOT counts only with `streamingMode`; without it, their TTFT is
+the time to the end. While they fail (`_servers`), the local model predicts.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class PredictedLatencyProducer:
     def produce(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
-        """Write the predictions; there are none before enough samples, or without known load."""
+        """Write the predictions; there are none without enough samples or without a known load."""
         loads = self._loads(request, candidates, attributes.get(self._match_key))
         self._learner.observe(loads)
         if not self._shows_bodies:
@@ -176,7 +176,7 @@ class PredictedLatencyProducer:
             self._in_flight.setdefault(key, WeakSet()).add(measurement)
 
     def response_head(self, flight: Flight, head: ResponseHead) -> None:
-        """Learn the first token where bodies are not shown; an endpoint's refusal is no sample."""
+        """Learn the time to the first token if no bodies are shown; refusals are not learned."""
         measurement = flight.attributes.get(self._measurement_key)
         if measurement is None:
             return
@@ -330,7 +330,7 @@ class PredictedLatencyProducer:
         return min(objective_ms, strictest) * self._parameters.slo_buffer_factor
 
     def _p90(self, request: InferenceRequest, expected: Predicted) -> Predicted | None:
-        """The p90 of a prediction; None without a model."""
+        """Return the p90 of a prediction; None without a model."""
         first = self._learner.models.get(request.target_model, latency_of(request))
         each = self._learner.models.get(request.target_model, Latency.PER_TOKEN)
         if first is None:
@@ -341,7 +341,7 @@ class PredictedLatencyProducer:
         return Predicted(expected.ttft_ms * first.p90_factor, tpot_ms)
 
     def _now(self, request: InferenceRequest) -> float:
-        """Return the time of this decision, at least that of the request's arrival."""
+        """Return the time of this decision, which is never before the request's arrival."""
         return max(request.received_at_seconds, self._clock.now())
 
 

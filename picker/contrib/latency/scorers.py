@@ -34,10 +34,11 @@ latency-cost-scorer: prefer endpoints where a request costs all requests the lea
     score = least cost / cost
 
 over the candidates. The cost is the predicted time of the request itself and the time that it adds
-to the other requests there (`_model` has the formula). So a request leaves its prefix when
-computing the prompt elsewhere costs less than the load here, in one unit. A candidate whose load is
-unknown scores 0, one that only lacks a prediction the mean of the others. All score 0 until enough
-was learned: give this scorer a weight far above those that decide until then, and among equals.
+to the other requests there (`_model` has the formula). So a request is sent away from its
+cached prefix when computing the prompt elsewhere takes less time than the load costs here. A
+candidate whose load is unknown scores 0, one that only lacks a prediction the mean of the others.
+All score 0 until enough is learned: give this scorer a weight far above those of the scorers that
+decide until then and in ties.
 """
 
 import math
@@ -169,9 +170,7 @@ def _normalised(weights: Sequence[float], otherwise: tuple[float, ...]) -> tuple
 
 
 def _shares(values: Sequence[float]) -> tuple[Sequence[float], bool]:
-    """Return the position of each value between the least and the greatest, and whether they
-    differ.
-    """
+    """Return each value's position between the least and the greatest, and whether these differ."""
     least, greatest = min(values), max(values)
     if greatest - least <= NO_RANGE:
         return [0.5] * len(values), False

@@ -1,7 +1,7 @@
-"""Types that act on the latency objectives of requests: whom to admit, where to send, whose turn.
+"""Types that act on the latency objectives of requests: admission, filtering and ordering.
 
 latency-slo-admitter: reject sheddable requests whose latency objectives no endpoint can meet. A
-request of a priority below 0 that names an objective is refused (429) when there are predictions,
+request of a priority below 0 that names an objective is refused (429) when there are predictions
 and no endpoint
 
 - is predicted to meet the objectives, or
@@ -23,7 +23,7 @@ slo-deadline-ordering-policy: the request whose first token is due soonest goes 
 
     rank = (arrival at the picker + x-llm-d-slo-ttft-ms, arrival at the picker)
 
-A request without a positive number comes last: otherwise zero would be the way to the front.
+A request without a positive number comes last; otherwise a 0 would bring a request to the front.
 """
 
 import math

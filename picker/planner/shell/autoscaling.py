@@ -31,7 +31,7 @@ class ApiAccess(Protocol):
         """Find credentials. Raises `ConfigError`."""
 
     def open(self) -> AbstractAsyncContextManager[KubernetesApi]:
-        """Connect; called after `load`."""
+        """Return a connection as a context manager; called after `load`."""
 
 
 class Autoscaling:
@@ -166,7 +166,7 @@ class _Group:
                 self._count_success()
 
     async def _read(self, api: KubernetesApi | None) -> dict[str, Any] | None:
-        """Return the scale; without one, the last wanted replicas, or those that serve if more."""
+        """Set `replicas` (to at least the ready ones without a scale); return the scale or None."""
         self._ready = sum(self._group.has(one.endpoint) for one in self._sight.endpoints())
         self.replicas = max(self._ready, self.replicas or 0)
         if api is None or self._scale is None:
@@ -180,10 +180,10 @@ class _Group:
         return found
 
     def _observation(self, taken: LoadWindow, seconds: float) -> Observation:
-        """Observe the interval.
+        """Return what was observed in the interval.
 
-        Output tokens come from responses, else from the workers' counters; so does the time between
-        tokens, then by Little's law.
+        Output tokens and the time between them come from responses, else from the workers' counters
+        (the time then by Little's law).
         """
         samples = self._samples
         running = samples.running.mean

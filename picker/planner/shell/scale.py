@@ -65,7 +65,7 @@ class DeploymentScale:
 
 
 def replicas_of(scale: dict[str, Any]) -> int:
-    """Return the replicas that a scale requests; Kubernetes omits a 0."""
+    """Return the number of replicas that a scale requests; Kubernetes omits a 0."""
     found = _spec(scale).get("replicas")
     return found if isinstance(found, int) else 0
 

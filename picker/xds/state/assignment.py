@@ -23,8 +23,8 @@ class Locality:
 class Assignment:
     """The endpoints of `cluster` by locality, in a deterministic order.
 
-    Envoy rejects a whole assignment for one address that is a host name or has a zone
-    (`fe80::1%eth0`), so such an endpoint is `skipped`; each other one is encoded once.
+    Envoy rejects a whole assignment if one address is a host name or has a zone
+    (`fe80::1%eth0`), so such an endpoint is `skipped`; every other one is encoded once.
     """
 
     def __init__(self, cluster: str, encode: Callable[[Endpoint], bytes]) -> None:
@@ -40,7 +40,7 @@ class Assignment:
 
     @property
     def places(self) -> Iterator[tuple[Locality, Sequence[bytes]]]:
-        """Return the encoded endpoints of each locality, sorted."""
+        """The localities in order, each with its encoded endpoints."""
         for place in sorted(self._places):
             yield Locality(*place), self._places[place].pieces
 

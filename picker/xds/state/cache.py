@@ -53,7 +53,7 @@ class Cache:
         self._watchers: list[Callable[[], None]] = []
 
     def publish(self, resources: Iterable[XdsResource]) -> bool:
-        """Replace all resources and notify; return False if nothing changed."""
+        """Replace all resources and notify the watchers; return False if nothing changed."""
         fresh = {one.name: one for one in resources}
         before = self.current
         if before is not None and dict(before.resources) == fresh:
@@ -66,7 +66,7 @@ class Cache:
         return True
 
     def update(self, resource: XdsResource) -> bool:
-        """Replace the resource of one name and notify; return False if nothing changed."""
+        """Replace one resource and notify the watchers; return False if nothing changed."""
         before = {} if self.current is None else dict(self.current.resources)
         return self.publish((before | {resource.name: resource}).values())
 

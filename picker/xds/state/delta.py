@@ -4,7 +4,7 @@
 does not exist. A response holds the differences between `_known` and the current set within the
 subscription, and the names that are `_due` by the rules of the protocol. The contents of a rejected
 response have not arrived; they go with the next difference, since alone they would be rejected
-again. Nothing is sent about awaited names. A client that reconnects names its versions.
+again. Nothing is sent about awaited names. A client that reconnects states its versions.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class DeltaRequest:
-    """A request; `problem` is the reason of a NACK of the response with this nonce, else None."""
+    """A request; `problem` is the reason for a NACK of the response with this nonce, else None."""
 
     subscribe: tuple[str, ...] = ()
     unsubscribe: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class DeltaResponse:
 
 
 class DeltaSession:
-    """Owns the subscription and the known resources of one client, of one type."""
+    """Owns one client's subscription and known resources, all of one type."""
 
     def __init__(self) -> None:
         self._pending = PendingResponse()
@@ -58,7 +58,7 @@ class DeltaSession:
         return max(map(len, (self._wanted.names, self._known, self._due)))
 
     def receive(self, request: DeltaRequest) -> Acknowledgement:
-        """Process a request; with a stale nonce its changes of the subscription still count."""
+        """Process a request; even with a stale nonce, its changes to the subscription count."""
         acknowledged = Acknowledgement.NONE
         if self._has_asked and request.nonce:
             acknowledged = self._pending.answer(request.nonce, request.problem)
@@ -83,7 +83,7 @@ class DeltaSession:
         self._due = set(filter(covers, self._due))
 
     def _subscribe(self, names: tuple[str, ...]) -> None:
-        """Send these names again: the client may have dropped them silently."""
+        """Add names and send them again: the client may have dropped them silently."""
         wanted = self._wanted
         wanted.use(wanted.names.union(names), wanted.is_wildcard)
         self._due.update(self._known if WILDCARD in names else names)

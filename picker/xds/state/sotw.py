@@ -1,6 +1,6 @@
 """One client of the state-of-the-world variant: all requests and responses are complete.
 
-`poll` returns none while a response is unanswered, and no state that was sent before, whether
+`poll` returns None while a response is unanswered, and no state that was sent before, whether
 acknowledged or rejected. So changes that are faster than a client become one response.
 
 A resource that is absent from a response of this variant stays. A vanished resource is therefore
@@ -17,7 +17,7 @@ from picker.xds.state.subscription import Acknowledgement, PendingResponse, Subs
 
 @dataclass(frozen=True, slots=True)
 class SotwRequest:
-    """A request; `problem` is the reason of a NACK of the response with this nonce, else None."""
+    """A request; `problem` is the reason for a NACK of the response with this nonce, else None."""
 
     names: tuple[str, ...] = ()
     nonce: str = ""

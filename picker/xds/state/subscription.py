@@ -10,7 +10,7 @@ WILDCARD = "*"
 
 
 class Acknowledgement(Enum):
-    """The answer of a request to the response before it."""
+    """The answer that a request gives to the response before it."""
 
     NONE = "none"  # the first request, or a change of the subscription
     ACK = "ack"
@@ -47,13 +47,13 @@ class PendingResponse:
         return str(self._count) if self._count else ""
 
     def send(self) -> str:
-        """Note a response as sent; return its nonce."""
+        """Note that a response is sent; return its nonce."""
         self._count += 1
         self.is_unanswered = True
         return self.nonce
 
     def answer(self, nonce: str, problem: str | None) -> Acknowledgement:
-        """Match the `nonce` of a request; `problem` is the reason of a rejection."""
+        """Interpret a request by its `nonce`; `problem` is the reason for a rejection."""
         if nonce != self.nonce:
             return Acknowledgement.STALE
         if not self.is_unanswered:
