@@ -1,7 +1,7 @@
 """Commands to the engine as a whole: pause, sleep, reset, dump. The core runs them between steps.
 
-A pause that lets everything finish does not hold up later commands; one that undoes it cancels it
-with an error. Pausing and sleeping are two reasons not to schedule, each undone by its own command.
+A pause that lets everything finish does not hold up later commands; one that undoes it ends it with
+an error. Pause and sleep are two reasons not to schedule, each undone by its own command.
 """
 
 from concurrent.futures import Future
@@ -40,8 +40,8 @@ class _Configurable(Protocol):
 class CommandRunner:
     """Sole owner of whether the engine is paused or asleep, and of commands not answered yet.
 
-    `outputs` are the ends of aborted requests, `replies` the answers; a reader takes them away.
-    Every method but `configure` and those about adapters needs that no step is in flight.
+    `outputs` are the last outputs of aborted requests, `replies` the answers; the reader removes
+    them. All methods but `configure` and those about adapters require that no step is in flight.
     """
 
     scheduler: Scheduler
@@ -91,7 +91,7 @@ class CommandRunner:
         self._update_pause_state()
 
     def configure(self, command: Configure) -> None:
-        """Hand settings to the executor, at any time: it releases a simulated step that hangs."""
+        """Pass settings to the executor, at any time: a simulated step that hangs is released."""
         if not hasattr(self.executor, "configure"):
             self._reply(command, "this engine has no settings that can change while it runs")
             return
@@ -103,7 +103,7 @@ class CommandRunner:
             self._reply(command)
 
     def serve_adapter(self, command: LoadAdapter | UnloadAdapter) -> None:
-        """Begin to read an adapter, or give one up; at any time."""
+        """Begin to read an adapter, or give one up; may be called at any time."""
         adapters = self.scheduler.find(Adapters)
         if adapters is None:
             self._reply(command, "there are no adapters here: start the worker with --enable-lora")
@@ -114,7 +114,7 @@ class CommandRunner:
             self._reply(command)
 
     def look_at_adapters(self) -> None:
-        """Answer for the adapters that have been read; at any time."""
+        """Reply for the adapters that have been read; may be called at any time."""
         waiting = []
         for command, read in self.loading:
             if not read.done():
@@ -177,7 +177,7 @@ class CommandRunner:
             self._fall_asleep(command)
 
     def _fall_asleep(self, command: Sleep) -> None:
-        """Release memory that is still held; also from a lighter sleep into a deeper one."""
+        """Release memory that is still held, also to go from a lighter sleep to a deeper one."""
         level = self.sleep_level or 0
         if command.level > level or (command.level and self._missing != MEMORY_TAGS):
             self.scheduler.preempt_all()

@@ -41,8 +41,8 @@ TRANSFERS_SECONDS = 1.0
 
 class EngineCore:
     """Runs one scheduler on one executor. `clock` is monotonic, in seconds. With `overlap` the
-    executor runs on a thread of its own, one step behind the scheduler. Not thread-safe but for
-    `running_step`.
+    executor runs on a thread of its own, one step behind the scheduler. Not thread-safe, except for
+    `running_step` and `modelled_seconds`.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class EngineCore:
 
     @property
     def idle_seconds(self) -> float | None:
-        """Return when to `step` without work, to report KV that moved. None: never."""
+        """Return after how long to `step` without work, to report KV that moved. None: never."""
         return TRANSFERS_SECONDS if self._background else None
 
     @property
@@ -93,7 +93,7 @@ class EngineCore:
 
     @property
     def is_compiling(self) -> bool:
-        """True if `step` only waits: for a grammar, an adapter or a disk."""
+        """True if `step` would only wait: for a grammar, an adapter or a disk."""
         if self._in_flight or self._ended:
             return False
         waits = bool(self._control.loading) or any(f.is_reading for f in self._background)
@@ -101,12 +101,12 @@ class EngineCore:
 
     @property
     def running_step(self) -> tuple[float, int] | None:
-        """When the oldest step in flight began, and its tokens. May be read from any thread."""
+        """The start of the oldest step in flight, and its tokens. Any thread may read it."""
         return self._running_step
 
     @property
     def modelled_seconds(self) -> float:
-        """The duration of a running simulated step, else 0. May be read from any thread."""
+        """The known duration of a running simulated step, else 0. Any thread may read it."""
         seconds: float = getattr(self._control.executor, "modelled_seconds", 0.0)
         return seconds
 
@@ -120,7 +120,7 @@ class EngineCore:
         self._is_changed = True
 
     def abort(self, request_ids: Iterable[str], hands_over: bool = False) -> None:
-        """End answers and free their blocks now; the next `step` reports it. Unknown ids are
+        """End answers and free their blocks now; the next `step` reports them. Unknown ids are
         ignored. With `hands_over` another engine will ask for their cached KV.
         """
         for request_id in request_ids:
@@ -129,8 +129,8 @@ class EngineCore:
                 self._ended.append(output)
 
     def command(self, message: Command) -> None:
-        """Have a command carried out by the next calls of `step`; `take_replies` has the answer
-        when its state is reached. `Configure` and commands about adapters are done at once.
+        """Queue a command for the next calls of `step`; `take_replies` returns the reply once it is
+        carried out. `Configure` and commands about adapters are carried out at once.
         """
         if isinstance(message, Configure):
             self._control.configure(message)
@@ -209,7 +209,7 @@ class EngineCore:
         return self._scheduler.update(step, result, now)
 
     def _run_commands(self, outputs: list[RequestOutput]) -> bool:
-        """Carry out what has come; return whether there was anything. No step is in flight."""
+        """Carry out the queued commands; return whether there were any. No step is in flight."""
         had_any = bool(self._commands)
         while self._commands:
             self._control.run(self._commands.popleft())

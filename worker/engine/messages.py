@@ -20,7 +20,7 @@ from worker.types import (
 class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     """Admit a request. `arrival_seconds` is on the machine's monotonic clock.
 
-    `branch_ids` names further sequences that continue the same prompt: it is run once, then
+    `branch_ids` names further sequences that continue the same prompt: the prompt is run once, then
     `request_id` draws with the seed of `params` and branch i with that seed + 1 + i. Each has its
     own outputs and is aborted by its own id. Cached blocks count for `tenant`; its text is used for
     drafts of that tenant's requests of the same `cache_salt` alone, so two clients must not be able
@@ -30,7 +30,7 @@ class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     prompt's KV may come from `kv_source`, or from the caches of `kv_peer`. With `keeps_kv` it is
     exported for another engine when the answer has ended: as `kv_name`, or (None) under a name that
     is reported with the answer. `output_token_ids` is the beginning of the answer, drawn by another
-    engine; it counts as drawn here but is not in the outputs. Only without branches.
+    engine; it counts as drawn here but is not in the outputs. Not possible with branches.
     """
 
     request_id: str
@@ -73,8 +73,8 @@ class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
 
 
 class ResetPrefixCache(msgspec.Struct, frozen=True, array_like=True, tag="reset"):
-    """Forget every cached content; with `reset_running` preempt what runs first. Without it, it is
-    refused while any sequence holds blocks.
+    """Forget all cached contents; with `reset_running` preempt running sequences first. Without
+    that, the command is refused while any sequence holds blocks.
     """
 
     command_id: int
@@ -95,9 +95,9 @@ class Resume(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
 
 
 class Sleep(msgspec.Struct, frozen=True, array_like=True, tag="sleep"):
-    """`Pause`, then give memory back: level 0 nothing, level 1 the KV cache and (where the device
-    is not the host) the weights to the host, level 2 both. Level 1 and above reset the prefix
-    cache.
+    """`Pause`, then give memory back: at level 0 none; at level 1 the KV cache, and the weights
+    move to the host (if the device is not the host); at level 2 both. From level 1 on, the prefix
+    cache is reset.
     """
 
     command_id: int
@@ -128,7 +128,7 @@ class Configure(msgspec.Struct, frozen=True, array_like=True, tag="configure"):
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="load_adapter"):
-    """Read an adapter into the host's memory; answered when it is there, or its files are wrong."""
+    """Read an adapter into the host's memory; answered when it is there, or cannot be used."""
 
     command_id: int
     adapter: Adapter
@@ -207,15 +207,15 @@ class SpeculationFigures(msgspec.Struct, frozen=True, array_like=True):
 class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one sequence since its last output; the last one carries `finish_reason`.
 
-    `stop_token_id` is the token that ended it, also the last of `token_ids`. `num_cached_tokens`
-    counts prompt tokens served from the prefix cache at first admission. The three times are on the
-    engine's monotonic clock; None until they have happened. `error` says why, for the user, when
-    `finish_reason` is `ERROR`, or `ABORT` without a request for it. `logprobs` has one entry for
-    each of `token_ids` when the request asked for them. `prompt_logprobs` comes in order with the
-    outputs up to the first token, one entry for each prompt token but the first, once for a
+    `stop_token_id` is the token that ended the sequence, also the last of `token_ids`.
+    `num_cached_tokens` counts prompt tokens served from the prefix cache at first admission. The
+    three times are on the engine's monotonic clock, None until the event. `error` tells the user
+    why if `finish_reason` is `ERROR`, or `ABORT` without a request for it. `logprobs` has one entry
+    for each of `token_ids` when the request asked for them. `prompt_logprobs` comes in order with
+    the outputs up to the first token, one entry for each prompt token but the first, once for a
     request: branches repeat none. `num_steps` is more than one only where a consumer that lags gets
     several outputs as one. `pooled` [hidden_size] is the embedding of a prompt, before it is cut or
-    normalised; it comes with `finish_reason`, as does `kv_offer`, of a request that `keeps_kv`.
+    normalised; it comes with `finish_reason`, as does `kv_offer` for a request that `keeps_kv`.
     """
 
     request_id: str

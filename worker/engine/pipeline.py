@@ -1,7 +1,7 @@
 """Runs the steps of an executor strictly in the order of `submit`, ahead of their results or not.
 
 The scheduler relies on that order when it gives away blocks that a step in flight still writes.
-After a step that lacked memory no step is run, as its tokens are missing. Only its block copies,
+After a step that lacked memory no later step is run, as tokens are missing. Only the block copies,
 loads and saves are made, since each is ordered once.
 """
 
@@ -20,18 +20,18 @@ class Pipeline(Protocol):
     depth: int
 
     def submit(self, step: SchedulerOutput) -> None:
-        """Hand in the next step. Never blocks on the executor."""
+        """Queue the next step. Never blocks on the executor."""
 
     def wait(self) -> ModelOutput:
-        """Return the result of the oldest step that was submitted and not waited for.
+        """Wait for the oldest step that was submitted and not waited for; return its result.
 
-        Raises `DeviceMemoryError` where it did not run for lack of memory: then no step is left in
-        the pipeline, and all block copies are made. After any other error the pipeline can only be
-        shut down.
+        Raises `DeviceMemoryError` if it did not run for lack of memory: then no step is left in the
+        pipeline, and all block copies are made. After any other error the pipeline can only be shut
+        down.
         """
 
     def shutdown(self) -> None:
-        """End what runs and give the device back. Idempotent."""
+        """End the steps that run and give the device back. Idempotent."""
 
 
 class InlinePipeline:

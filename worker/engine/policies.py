@@ -90,7 +90,7 @@ def choose_victim(
 
 def may_guarantee(need: int, guaranteed_needs: Iterable[int], num_blocks: int) -> bool:
     """True if a sequence that may come to need `need` blocks can be guaranteed too. The first
-    always can: no sequence is longer than the pool.
+    always can: no sequence is larger than the pool.
     """
     needs = list(guaranteed_needs)
     return not needs or sum(needs) + need <= num_blocks
@@ -110,7 +110,7 @@ def readmission_reserve(
 
 
 def lpm_key(rank: Rank, num_cached: int, num_overtaken: int) -> tuple[int, bool, int, int]:
-    """Sort by priority, then who was overtaken too often, then the longest cached prefix first."""
+    """Return a sort key: by priority, overtaken too often, then the longest cached prefix first."""
     priority, seq_id = rank
     if num_overtaken >= MAX_OVERTAKES:
         return (priority, False, 0, seq_id)
@@ -119,7 +119,7 @@ def lpm_key(rank: Rank, num_cached: int, num_overtaken: int) -> tuple[int, bool,
 
 def may_pass(blocked: Iterable[tuple[int, int]], priority: int, max_bypasses: int) -> bool:
     """True if a sequence of `priority` may be admitted before sequences that do not fit now.
-    `blocked` has (priority, times passed already) of each. Only equals are passed: room that a
+    `blocked` has each one's (priority, times passed already). Only equals are passed: room that a
     better class waits for is not given to a lower one.
     """
     return all(held == priority and times < max_bypasses for held, times in blocked)
@@ -129,14 +129,16 @@ def may_pass(blocked: Iterable[tuple[int, int]], priority: int, max_bypasses: in
 
 
 def chunk_limit(budget: int, long_prefill_tokens: int, num_eligible: int) -> int:
-    """Return the most tokens of one sequence in a step; the threshold (0: off) needs company."""
+    """Return the most tokens of a sequence in a step; the threshold (0: off) spares a lone one."""
     if long_prefill_tokens and num_eligible > 1:
         return min(budget, long_prefill_tokens)
     return budget
 
 
 def common_blocks(one: Sequence[BlockHash], other: Sequence[BlockHash]) -> int:
-    """Count the leading blocks that two chains share, by bisection: hashes never agree again."""
+    """Count the leading blocks that two chains share, by bisection: after the first difference no
+    hashes agree.
+    """
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -148,8 +150,8 @@ def common_blocks(one: Sequence[BlockHash], other: Sequence[BlockHash]) -> int:
 
 
 def should_defer(num_cached: int, num_shared: int, threshold: int | None) -> bool:
-    """True to wait until another has computed the `num_shared` leading tokens in common, of which
-    `num_cached` are there already.
+    """True if a sequence should wait until another has computed their `num_shared` common leading
+    tokens, of which `num_cached` are cached already.
     """
     return threshold is not None and num_shared - num_cached >= max(threshold, 1)
 

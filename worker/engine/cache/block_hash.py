@@ -1,8 +1,8 @@
-"""Names for the contents of full KV blocks: the same tokens after the same prefix, the same name.
+"""Names of the contents of full KV blocks: equal tokens after equal prefixes get the same name.
 
 Block i's digest is H((digest of block i−1, its token ids, its extra keys)), as vLLM 0.32 computes
-it, byte for byte; the parent of block 0 is the *root*, H(seed). H is SHA-256 or XXH3-128, which is
-no defence against crafted collisions, of pickle protocol 5 or canonical CBOR. Extra keys make equal
+it, byte for byte; the parent of block 0 is the *root*, H(seed). H applies SHA-256 or XXH3-128 (no
+defence against crafted collisions) to pickle protocol 5 or canonical CBOR. Extra keys make equal
 tokens mean different KV: the cache salt enters block 0 only and reaches the others through the
 chain; a LoRA adapter enters every block, before the salt.
 """
@@ -32,7 +32,7 @@ ExtraKeys = tuple[tuple[str, ...], ...]
 class BlockHash:
     """The name of one full block, and all that was hashed into it. A lookup by `digest` compares
     the whole value, so that colliding blocks never stand in for each other. `parent` is the digest
-    of the block before it, the root for block 0.
+    of the block before it, or the root for block 0.
     """
 
     digest: bytes
@@ -48,8 +48,8 @@ class BlockHash:
 
 @dataclass(frozen=True, slots=True)
 class PartialBlock:
-    """The written tokens of a block that is not full, at least one; `index` full blocks precede it.
-    It has no digest, for only full blocks have names that others could know.
+    """The written tokens, at least one, of a block that is not full; `index` full blocks precede
+    it. It has no digest, because only full blocks have names that other engines could know.
     """
 
     index: int
@@ -80,8 +80,8 @@ def key_of(extra: ExtraKeys | None, tag: str) -> str | None:
 class BlockHasher:
     """Extends chains of block hashes. Stateless after construction.
 
-    Chains of different seeds never meet. `seed` None takes vLLM's default for SHA-256, on which any
-    process agrees, and random bytes for XXH3; "random" takes random bytes with any algorithm.
+    Chains of different seeds never meet. With `seed` None, SHA-256 uses vLLM's default, on which
+    all processes agree, and XXH3 uses random bytes; "random" uses random bytes with any algorithm.
     Raises ConfigError for an unknown algorithm.
     """
 

@@ -2,15 +2,15 @@
 
 A sequence owns a *table*, the ordered ids of its blocks; a block may be in several tables and
 counts them (`references`). Exactly the blocks in no table are *idle*, in the free queue. A full
-block whose KV is written can be *sealed*: it gets its contents' name, is a hit at once, and is
-never written again. Idle, it stays a hit until it is taken, so the free queue is the eviction
-order.
+block whose KV is written can be *sealed*: it gets the name of its contents, can be hit at once, and
+is never written again. While idle, it can be hit until it is taken, so the free queue is the
+eviction order.
 
-A hit covers at most all tokens but the last: one must be run to have something to sample from. It
-ends inside a block where the cache knows a block with the same beginning, which is copied into the
-first new one. `fork` shares the partly filled block at the end too; `allocate` replaces it by a
-copy before either side writes into it. The executor reads the sources of all copies before it
-writes anything of the step, so a source may be taken and written in the very step of the copy.
+A hit never covers the last token: one must be run to have something to sample from. It ends inside
+a block where the cache knows a block with the same beginning, which is copied into the first new
+one. `fork` shares the partly filled block at the end too; `allocate` replaces it by a copy before
+either side writes into it. The executor reads the sources of all copies before it writes anything
+of the step, so a source may be taken and written in the very step of the copy.
 
 Every operation either does all it says or returns False and changes nothing.
 """
@@ -31,8 +31,8 @@ from worker.types import Adapter
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
     """The cached KV of a sequence: `blocks` to share, and the beginning of `partial_block` to copy,
-    `num_tokens` in all. Or `blocks` and, after them, `num_loaded` tokens whose KV comes from the
-    `slots` of the host tier, then from what has `arrived`.
+    with `num_tokens` tokens in all. Or `blocks` and, after them, `num_loaded` tokens whose KV comes
+    from the `slots` of the host tier, then from what has `arrived`.
     """
 
     blocks: tuple[int, ...] = ()
@@ -45,7 +45,7 @@ class PrefixHit:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """An evicted content of `tenant`, which is in `block` until the next step writes."""
+    """Contents evicted from a block of `tenant`; `block` has them until the next step writes."""
 
     block: int
     content: BlockHash
@@ -57,7 +57,7 @@ NO_HIT = PrefixHit()
 
 @dataclass(slots=True)
 class _Holding:
-    """A sequence's blocks, the first `num_sealed` sealed; `copy` is of the table, if made."""
+    """A sequence's blocks, of which `num_sealed` are sealed; `copy` is a copy of the table."""
 
     table: list[int]
     num_sealed: int
@@ -101,19 +101,21 @@ class BlockManager:
     def table(self, seq_id: int) -> Sequence[int]:
         """Return the block ids of a sequence, in order: a live view that later operations change.
 
-        Like every method that names a sequence, raises UnknownSequenceError for one without blocks.
+        Like every method that takes a `seq_id`, raises UnknownSequenceError if it has no blocks.
         """
         return self._holding(seq_id).table
 
     def table_copy(self, seq_id: int) -> tuple[int, ...]:
-        """Return the same object until the table changes, so that a comparison takes no time."""
+        """Return a copy of the table: the same object until the table changes, quick to compare."""
         holding = self._holding(seq_id)
         if holding.copy is None:
             holding.copy = tuple(holding.table)
         return holding.copy
 
     def num_shared_tokens(self, seq_id: int) -> int:
-        """Return the tokens in the leading sealed blocks that others hold too: they survive."""
+        """Return how many tokens are in the leading sealed blocks that others hold too: those
+        blocks survive the release of this sequence.
+        """
         holding = self._holding(seq_id)
         for index in range(holding.num_sealed):
             if self._references[holding.table[index]] == 1:
@@ -121,7 +123,7 @@ class BlockManager:
         return holding.num_sealed * self._block_size
 
     def find(self, chain: Sequence[BlockHash]) -> list[int]:
-        """Return the blocks of the longest cached beginning of `chain`; valid in this step."""
+        """Return the blocks of the longest cached beginning of `chain`, valid in this step."""
         return self._cache.find_chain(chain)
 
     def match(
@@ -131,7 +133,7 @@ class BlockManager:
         cache_salt: str | None = None,
         adapter: Adapter | None = None,
     ) -> PrefixHit:
-        """Return the longest known prefix of `token_ids`, without the last of them.
+        """Return the longest cached prefix of `token_ids`, the last token excepted.
 
         `chain` covers the full blocks of `token_ids[:-1]`. Pass the hit on to `admit` at once: the
         next operation may evict it.
@@ -155,11 +157,10 @@ class BlockManager:
     def admit(
         self, seq_id: int, num_tokens: int, hit: PrefixHit, reserve: int = 0, tenant: str = ""
     ) -> bool:
-        """Give a new sequence a table for `num_tokens` tokens that starts with `hit`, which `match`
-        found.
+        """Give a new sequence a table for `num_tokens` tokens that starts with `match`'s `hit`.
 
-        False, and nothing changed, unless at least `reserve` blocks stay free. The new blocks count
-        for `tenant`.
+        Return False, and change nothing, unless at least `reserve` blocks stay free. The new blocks
+        count for `tenant`.
         """
         num_new = -(-num_tokens // self._block_size) - len(hit.blocks)
         idle_hits = [block for block in hit.blocks if self._references[block] == 0]
@@ -182,7 +183,7 @@ class BlockManager:
 
     def allocate(self, seq_id: int, start: int, end: int) -> bool:
         """Make positions `start` … `end`−1 of a sequence writable; `start` is the first unwritten.
-        False, and nothing changed, when too few blocks are free.
+        Return False, and change nothing, when too few blocks are free.
         """
         holding = self._holding(seq_id)
         table, size = holding.table, self._block_size
@@ -223,7 +224,7 @@ class BlockManager:
                 self._free.put_empty(block)
 
     def take_copies(self) -> tuple[tuple[int, int], ...]:
-        """Return the block copies (source, destination) due before the next write, once."""
+        """Return the block copies (source, destination) due before the next write, each once."""
         if not self._copies:
             return ()
         copies = tuple((source, destination) for destination, source in self._copies.items())
@@ -231,8 +232,8 @@ class BlockManager:
         return copies
 
     def take_evicted(self) -> list[Evicted]:
-        """Return the contents evicted since the last call that are in no other block, in order. Due
-        before the next write, like copies.
+        """Return the contents evicted since the last call that are in no other block, in order.
+        Like copies, they must be read before the next write.
         """
         if not self._evicted:
             return []
@@ -242,8 +243,8 @@ class BlockManager:
     def seal(self, seq_id: int, chain: Sequence[BlockHash], num_blocks: int) -> None:
         """Let others hit the leading `num_blocks` blocks of a sequence: their KV is written.
 
-        `chain` is at least that long. A block whose digest stands for other contents stays un-
-        sealed, and so do those after it.
+        `chain` is at least that long. A block whose digest stands for other contents stays
+        unsealed, and so do those after it.
         """
         holding = self._holding(seq_id)
         if num_blocks <= holding.num_sealed or not self._caching:
@@ -265,9 +266,9 @@ class BlockManager:
     def free(self, seq_id: int, tail: PartialBlock | None = None, forget: bool = False) -> None:
         """Take a sequence's table away; an unknown id is ignored.
 
-        The written tokens of `tail` stay a hit for a copy, unless the blocks before it are not
-        sealed. With `forget` the KV that this sequence alone holds is corrupt, and none of it is a
-        hit any more.
+        The written tokens of `tail` can still be hit and copied, unless the blocks before it are
+        not sealed. With `forget` the KV that only this sequence holds is corrupt and can no longer
+        be hit.
         """
         holding = self._holdings.pop(seq_id, None)
         if holding is None:
@@ -292,7 +293,7 @@ class BlockManager:
                 self._free.put_empty(block)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every cached content. False, and nothing changed, while a sequence has blocks."""
+        """Forget all cached contents. Return False, and do nothing, while a sequence has blocks."""
         if len(self._free) < self._num_blocks:
             return False
         for block in self._cache.clear():
@@ -304,11 +305,11 @@ class BlockManager:
         self._cache.record(event)
 
     def take_events(self) -> list[CacheEvent]:
-        """Return the changes of the cache since the last call: evictions before what is stored."""
+        """Return the changes of the cache since the last call, evictions before what is stored."""
         return self._cache.take_events()
 
     def cached_blocks(self) -> list[CachedBlock]:
-        """Return every cached full block, parents first, equal contents as often as they exist."""
+        """Return all cached full blocks, parents first, equal contents as often as they exist."""
         return [
             CachedBlock(
                 content.digest,
@@ -370,7 +371,7 @@ class BlockManager:
         return block
 
     def _copy(self, source: int, destination: int) -> None:
-        """Queue a copy. `source` may be idle, even taken as `destination` or since."""
+        """Queue a copy. `source` may be idle, or taken since, even as `destination`."""
         # A block that awaits a copy holds nothing yet: copy from its source, never in a chain.
         source = self._copies.get(source, source)
         if source != destination:

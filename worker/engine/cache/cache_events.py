@@ -16,7 +16,7 @@ GPU, CPU, STORAGE = "GPU", "CPU", "STORAGE"
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
-    """A run of blocks became hits. `parent` is the digest before it, None at a chain's start."""
+    """A run of blocks that can now be hit; `parent` is the digest before it, None at the start."""
 
     blocks: tuple[BlockHash, ...]
     parent: bytes | None
@@ -25,7 +25,7 @@ class BlocksStored:
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
-    """One copy of this content is gone: its block was taken for another, or found corrupt."""
+    """One copy of these contents is gone: its block was taken for others, or found corrupt."""
 
     digest: bytes
     medium: str = GPU
@@ -40,7 +40,7 @@ CacheEvent = BlocksStored | BlockRemoved | CacheCleared
 
 def announcement(blocks: Iterable[tuple[BlockHash, bool]]) -> list[CacheEvent]:
     """Return events that bring a mirror in any state up to date: clear everything, then store these
-    blocks. Each comes with whether it begins a chain; parents come before children.
+    blocks. Each is paired with whether it begins a chain; parents come before children.
     """
     events: list[CacheEvent] = [CacheCleared()]
     run: list[BlockHash] = []

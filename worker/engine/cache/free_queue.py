@@ -1,12 +1,12 @@
 """The order in which idle blocks are used again, fair between tenants.
 
 *Empty* blocks are used first, as a stack. Every held or cached block counts for the *tenant* that
-it was last taken for, not the last that hit it: a flood of requests that begin like another
+it was last taken for, not for the last that hit it: a flood of requests that begin like another
 tenant's must not take over that tenant's blocks. A tenant's *share* is the number of blocks over
 the number of tenants that have any. When nothing is empty, the oldest cached block of the tenants
 above their share is taken; with nothing idle there, the oldest of all. So a tenant within its share
 loses nothing while one above its share has an idle block, and no idle block is ever refused.
-Everything is O(1) but the choice between tenants; at most `MAX_TENANTS` have a queue of their own.
+Everything but the choice between tenants is O(1); at most `MAX_TENANTS` have a queue of their own.
 """
 
 from collections import OrderedDict
@@ -54,7 +54,7 @@ class FreeQueue:
         return len(self._empty)
 
     def __iter__(self) -> Iterator[int]:
-        """The empty blocks, then the cached ones by tenant, oldest first."""
+        """Yield the empty blocks, then the cached ones by tenant, oldest first."""
         yield from reversed(self._empty)
         for account in self._accounts.values():
             yield from account.idle
@@ -93,7 +93,7 @@ class FreeQueue:
         self._num_idle -= 1
 
     def touch(self, block: int) -> None:
-        """Count a cached idle block as the most recently used."""
+        """Make a cached idle block the most recently used one."""
         queue = self._queue_of(block)
         queue[block] = self._next_stamp()
         queue.move_to_end(block)

@@ -5,12 +5,12 @@ A *full* block is cached under its digest. The cache keeps a `_Name` for each di
     a name lives  ⇔  some block holds its content, or a name or partial block has it as parent
 
 While it lives, other contents with the same digest are neither stored nor found: whatever is found
-below a name was computed after exactly the tokens that the chain says, whatever the hash function
-is worth. Equal contents may exist twice; the name answers with the first that is left.
+below a name was computed after exactly the tokens that the chain says, however weak the hash
+function is. Equal contents may exist twice; a look-up returns the first that is left.
 
 A *partial* block is idle and has no digest. Like a full block it is listed under its parent and its
-first token, where `find_beginning` looks for the longest beginning to copy. A partial block that
-another block says everything of is dropped.
+first token, where `find_beginning` looks for the longest beginning to copy. A partial block is
+dropped when another block begins with all of its tokens.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,7 +35,7 @@ class _Name:
 
 class PrefixCache:
     """Sole owner of the contents of blocks, their names and the record of changes. With `partial`
-    off only whole blocks are found. With `record` off `take_events` is empty.
+    off only whole blocks are found. With `record` off `take_events` returns nothing.
     """
 
     def __init__(self, num_blocks: int, partial: bool, record: bool) -> None:
@@ -66,8 +66,8 @@ class PrefixCache:
     def find_beginning(
         self, parent: BlockHash | None, token_ids: Sequence[int], extra: ExtraKeys | None
     ) -> tuple[int, int] | None:
-        """Return the block after `parent` (None: at the start) with the longest beginning in common
-        with `token_ids`, and that length.
+        """Return the block after `parent` (None: at the start) that has the longest beginning in
+        common with `token_ids`, and the length of that beginning.
         """
         best: tuple[int, int] | None = None
         digest = self._root if parent is None else parent.digest
@@ -84,12 +84,11 @@ class PrefixCache:
     def store(
         self, blocks: Sequence[int], chain: Sequence[BlockHash], start: int
     ) -> tuple[int, list[int]]:
-        """Make `blocks[start:]`, whose KV is written, the hits of `chain[start:]`, up to a
+        """Let lookups of `chain[start:]` find `blocks[start:]`, whose KV is written, up to a
         collision.
 
-        A block that has contents already is passed over: the other side of a fork was first.
-        Returns how many of `blocks` hold their contents now, and the partial blocks that lost
-        theirs.
+        A block that has contents already is skipped: the other side of a fork was first. Return how
+        many of `blocks` hold their contents now, and the partial blocks that lost theirs.
         """
         if start == 0 and chain:
             self._root = chain[0].parent
@@ -114,10 +113,10 @@ class PrefixCache:
     def store_partial(
         self, block: int, content: PartialBlock, after: int | None
     ) -> tuple[bool, list[int]]:
-        """Make an idle block that follows the full block `after` (None: is a first one) a hit.
+        """Make an idle block after the full block `after` (None: at the start) available for hits.
 
-        Returns whether it is, which needs that partial hits are on, that `content` really follows
-        `after`, and that no other block says as much; and the partial blocks that lost theirs.
+        Return whether it is (partial hits must be on, `content` must follow `after`, and no other
+        block may begin with the same tokens), and the partial blocks that lost their contents.
         """
         before = self._root if after is None else self._digest(after)
         if not self._partial or not content.token_ids or before != content.parent:
@@ -158,7 +157,7 @@ class PrefixCache:
         return held
 
     def last_copy(self, block: int) -> BlockHash | None:
-        """Return the content of a full block that no other block has."""
+        """Return the content of a full block if no other block has the same."""
         content = self._contents[block]
         if isinstance(content, BlockHash) and len(self._names[content.digest].blocks) == 1:
             return content
@@ -191,7 +190,7 @@ class PrefixCache:
             parent = content.digest
 
     def check_integrity(self) -> tuple[set[int], set[int]]:
-        """Check names and lists; return the blocks with contents, and the partial ones of them."""
+        """Check names and lists; return the blocks with contents, and which of them are partial."""
         full = {b: c for b, c in enumerate(self._contents) if isinstance(c, BlockHash)}
         partial = {b: c for b, c in enumerate(self._contents) if isinstance(c, PartialBlock)}
         named = [(block, n.content) for n in self._names.values() for block in n.blocks]
@@ -239,7 +238,7 @@ class PrefixCache:
         return self._beginnings.get((parent, extra, first), [])[: -MAX_CANDIDATES - 1 : -1]
 
     def _name(self, block: int, content: BlockHash) -> bool:
-        """Attach a full block to its name, made if need be; False at a collision."""
+        """Attach a full block to its name, made if need be; return False at a collision."""
         name = self._names.get(content.digest)
         if name is None:
             name = self._names[content.digest] = _Name(content)
@@ -252,7 +251,7 @@ class PrefixCache:
         return True
 
     def _list(self, block: int, content: BlockHash | PartialBlock) -> list[int]:
-        """List a block under its beginning; return the partial ones that it made superfluous."""
+        """List a block under its beginning; return the partial blocks that it made superfluous."""
         if not self._partial:
             return []
         key = _beginning_key(content)
@@ -291,7 +290,7 @@ class PrefixCache:
             self._release(name)
 
     def _release(self, name: _Name) -> None:
-        """Drop a name that stands for nothing any more, and those that lived for it alone."""
+        """Drop a name if nothing needs it any more, and the names that were kept only for it."""
         current: _Name | None = name
         while current is not None and not current.blocks and not current.num_children:
             del self._names[current.content.digest]

@@ -1,4 +1,4 @@
-"""Eviction orders that look at how often contents were hit: LFU and segmented LRU.
+"""Eviction orders that depend on how often contents were hit: LFU and segmented LRU.
 
 A cached slot has a *level*, one more with each hit; the least recently used of the lowest level
 goes first. Many levels give LFU, two segmented LRU. At most `most_protected` slots are above level

@@ -1,14 +1,14 @@
 """Tiers below the device: what the prefix cache evicts goes to host memory, and from there to disk.
 
 The host tier is a number of slots, each the size of a block. The step that takes an evicted block
-copies it to a slot first (`save`); the step that admits a waiting sequence loads the slots that it
-continues in. So no step waits, and within a step saves are read before loads are written; a slot
-that a step loads is held until that step is scheduled.
+copies it to a slot first (`save`); the step that admits a waiting sequence loads the slots that
+continue its prefix. So no step waits, and within a step saves are read before loads are written; a
+slot that a step loads is held until that step is scheduled.
 
-When few slots are free, a thread writes the coldest to disk; meanwhile they are held, and still
-hits. A slot is only written when a step after the one that fills it has ended: then its bytes are
-there, on any device. Blocks that cannot be read in time are computed. KV of adapters stays off the
-disk: the files behind an adapter's name may be others at the next start.
+When few slots are free, a thread writes the coldest to disk; meanwhile they are held, and can still
+be hit. A slot is written to disk only after a step later than the one that fills it has ended: by
+then its bytes are there, on any device. Blocks that cannot be read in time are computed. KV of
+adapters stays off the disk: the files behind an adapter's name may have changed by the next start.
 """
 
 import itertools
@@ -84,12 +84,12 @@ class _Tier:
         self.tenants: dict[int, str] = {}
 
     def find(self, content: BlockHash) -> int | None:
-        """Find the slot of a content; contents are compared, digests not trusted."""
+        """Return the slot of a content; whole contents are compared, as digests are not trusted."""
         slot = self.slots.get(content.digest)
         return slot if slot is not None and self.contents[slot] == content else None
 
     def take(self, tenant: str) -> tuple[int | None, BlockHash | None]:
-        """Hold a slot from now on; return it and the content evicted for it. None: all are held."""
+        """Hold a slot from now on; return it and the content evicted for it, if one is free."""
         if not len(self.order):
             return None, None
         slot = self.order.take(tenant)
@@ -127,8 +127,8 @@ class _Tier:
 
 class Tiers:
     """Decides what is saved, loaded, written and read, and owns the host's memory: slots of
-    `block_bytes` each. `root` is the parent of first blocks, `record` takes events, `num_on_disk`
-    is the capacity of `disk` in blocks. Pure: no clock, and no I/O but the disk's.
+    `block_bytes` each. `root` is the parent of first blocks, `record` receives events,
+    `num_on_disk` is the capacity of `disk` in blocks. Pure: no clock, and no I/O but the disk's.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Tiers:
     # ---- look-ups and loads -----------------------------------------------------------------
 
     def find(self, chain: Iterable[BlockHash]) -> tuple[int, ...]:
-        """Return the host's slots of the longest beginning of `chain` that is there."""
+        """Return the host's slots that hold the longest possible beginning of `chain`."""
         slots = []
         for content in chain:
             slot = self._host.find(content)
@@ -170,7 +170,7 @@ class Tiers:
         return tuple(slots)
 
     def peek(self, chain: Iterable[BlockHash]) -> list[memoryview]:
-        """Return `chain`'s longest beginning whose bytes are in host memory, for this step."""
+        """Return the longest beginning of `chain` in host memory; it is valid in this step."""
         slots = self.find(chain)
         there = itertools.takewhile(lambda slot: self._saved_by[slot] < self._last_ended, slots)
         return [self._view(slot) for slot in there]
@@ -179,7 +179,7 @@ class Tiers:
         return self._disk is not None and self._on_disk.find(content) is not None
 
     def load(self, slots: Seq[int]) -> list[memoryview]:
-        """Load slots in the step that is being scheduled; return the memory that it reads."""
+        """Load slots in the step that is being scheduled; return the memory that the step reads."""
         for slot in reversed(slots):  # the tail of the chain gives way first
             if slot not in self._loading and slot not in self._writing:
                 self._host.order.touch(slot)
@@ -189,7 +189,9 @@ class Tiers:
         return [self._view(slot) for slot in slots]
 
     def read(self, chain: Iterable[BlockHash], first: int, block_tokens: int) -> Pull | None:
-        """Begin to read the longest beginning of `chain` on disk, after `first` other blocks."""
+        """Start reading the longest leading part of `chain` that is on disk; `first` other blocks
+        precede it.
+        """
         if self._disk is None or self._disk.is_stuck:
             return None
         found = []
@@ -240,7 +242,7 @@ class Tiers:
         self._last_ended = step
 
     def look(self) -> None:
-        """Take in what the disk's threads have done. Not while a step is being scheduled."""
+        """Process what the disk's threads have done. Not while a step is being scheduled."""
         for report in [] if self._disk is None else self._disk.take_reports():
             if isinstance(report, Written):
                 self._written(report)
@@ -252,7 +254,7 @@ class Tiers:
                 self._left(report)
 
     def reset(self) -> None:
-        """Forget everything, on disk too. Call `announce` once that was reported."""
+        """Forget everything, on disk too. Call `announce` once the loss was reported."""
         if self._disk is not None:
             writing = (self._host.contents.get(slot) for slot in self._writing)
             gone = [*self._on_disk.contents.values(), *(c for c in writing if c is not None)]
@@ -260,7 +262,7 @@ class Tiers:
         self._forget()
 
     def leave_disk(self) -> None:
-        """Forget everything, and do without the disk from now on: the model may change."""
+        """Forget everything, and use the disk no more: the model may change."""
         if self._disk is not None:
             self._disk.close()
             self.look()

@@ -1,4 +1,4 @@
-"""Drafters that guess from tokens alone: prompt lookup and suffix decoding, and texts they search.
+"""Drafters that guess from tokens alone (prompt lookup, suffix decoding) and the texts they use.
 
-How many drafts to verify is `engine.lengths`; drafters that run a network are `executor.drafting`.
+`engine.lengths` says how many drafts to verify; `executor.drafting` drafts with networks.
 """

@@ -1,9 +1,9 @@
 """Recently finished outputs, found again by their n-grams, separately for each group.
 
-A group has one text: its outputs, each followed by `END`. A place is a number that keeps counting
-when text is dropped from the front. For each anchor length `latest` names the last place after each
+A group has one text: its outputs, each followed by `END`. Places count all text from the start,
+even what was dropped from the front. For each anchor length `latest` has the last place after each
 n-gram, and `before` leads to the one before it. A place that is not above `gone` ends a chain.
-Naming n-grams takes microseconds a token, so naming and forgetting trail behind:
+Indexing n-grams takes microseconds a token, so indexing and forgetting trail behind:
 
     start ≤ swept ≤ gone ≤ indexed ≤ the end of the text
 """
@@ -22,9 +22,8 @@ Name = TypeVar("Name")
 
 
 class MaxHeap(Generic[Name]):
-    """A weight for each name, and the name with the largest; both in O(log n), amortized. Stale
-    entries of the heap are dropped when they come to the top, or all at once when they are the
-    majority.
+    """Keeps a weight for each name and finds the name with the largest, both in amortized O(log n).
+    Stale entries are dropped when at the top, or all at once when they are the majority.
     """
 
     def __init__(self) -> None:
@@ -56,7 +55,7 @@ class MaxHeap(Generic[Name]):
             heapq.heappush(self._heap, entry)
 
     def largest(self) -> Name:
-        """Return the name that weighs most; of equals the one changed least recently."""
+        """Return the name that weighs most; among equals, the one changed least recently."""
         while self._entries.get(self._heap[0][2]) is not self._heap[0]:
             heapq.heappop(self._heap)
         return self._heap[0][2]
@@ -97,7 +96,7 @@ class OutputText:
         self._coming.append(output)
 
     def index(self, num_tokens: int) -> int:
-        """Index up to `num_tokens` more tokens (ends count); return how many. Fewer: all."""
+        """Index up to `num_tokens` more tokens (ends count); return how many. If fewer, all are."""
         num_done = 0
         while num_done < num_tokens:
             first = self._indexed - self._start
@@ -112,9 +111,7 @@ class OutputText:
         return num_done
 
     def _join(self, num_tokens: int) -> bool:
-        """Join outputs of this number of tokens, or all, to the text at once, as that copies it.
-        The others can be dropped without a copy.
-        """
+        """Append waiting outputs of `num_tokens` tokens or all to the text; others cost no copy."""
         num_joined, texts = 0, [self.text]
         while self._coming and num_joined < num_tokens:
             texts += (self._coming.popleft(), END)
@@ -123,8 +120,8 @@ class OutputText:
         return num_joined > 0
 
     def _name(self, output: int, first: int, stop: int, is_end: bool) -> None:
-        """Name the places after characters [first, stop) of the output that begins at `output`;
-        with `is_end` the last is its end, which names nothing.
+        """Index the places after characters [first, stop) of the output that begins at `output`;
+        with `is_end` the last character is its end, which is in no n-gram.
         """
         text, start = self.text, self._start
         last = stop - is_end
@@ -156,7 +153,9 @@ class OutputText:
         return end - first
 
     def sweep(self, num_tokens: int) -> int:
-        """Forget up to `num_tokens` more tokens of what is gone; return how many. Fewer: all."""
+        """Forget up to `num_tokens` more tokens of dropped outputs; return how many. If fewer, none
+        is left to forget.
+        """
         text, start = self.text, self._start
         num_done = min(num_tokens, self._gone - self._swept)
         first = self._swept - start
@@ -183,7 +182,7 @@ class OutputText:
         return [*self.text[self._gone - self._start :].split(END)[:-1], *self._coming]
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError unless the same is found as if only what is left had been learnt."""
+        """Raise IntegrityError unless lookups find the same as if only the rest had been learnt."""
         end = self._start + len(self.text)
         if not self._start <= self._swept <= self._gone <= self._indexed <= end:
             raise IntegrityError("places are out of order")
@@ -204,10 +203,10 @@ class OutputText:
 
 
 class FinishedOutputs:
-    """Outputs of all groups, at most `max_outputs` and `max_tokens` tokens of them together.
+    """The outputs of all groups: at most `max_outputs`, with at most `max_tokens` tokens in all.
 
-    When there is too much, the tenant that has most loses the oldest output of its largest group:
-    no tenant can empty another's memory. An output weighs what it takes of both limits. An indexed
+    Beyond that, the tenant that has most loses the oldest output of its largest group: no tenant
+    can empty another's memory. The weight of an output is its share of both limits. An indexed
     token takes some 600 bytes (measured), most of that for n-grams seen nowhere else.
     """
 
@@ -236,7 +235,7 @@ class FinishedOutputs:
         return None if text is None or text.is_empty else text
 
     def add(self, group: Group, token_ids: Sequence[int]) -> None:
-        """Keep an output, only the end of a long one, and drop others for it, or itself."""
+        """Keep an output, of a long one only the end; to make room, drop others, or this one."""
         most = min(MAX_OUTPUT_TOKENS, self._max_tokens)
         if not token_ids or not self._max_outputs or not most:
             return
@@ -250,8 +249,8 @@ class FinishedOutputs:
             self._drop()
 
     def learn(self, num_tokens: int) -> None:
-        """Index up to `num_tokens` more tokens of what was added, and forget more of what was
-        dropped: so not many more than the limit are ever indexed.
+        """Index up to `num_tokens` more tokens of added outputs, and forget more of dropped ones:
+        so the index never grows far beyond the limit.
         """
         self._work(self._to_sweep, OutputText.sweep, 2 * num_tokens)
         self._work(self._to_index, OutputText.index, num_tokens)

@@ -23,19 +23,19 @@ class DraftContext:
 
 class Drafter(Protocol):
     """Guesses what comes next; owns whatever it remembers of sequences. Pure: no clock, no
-    randomness. Whatever it raises turns it off for that sequence, no more.
+    randomness. An exception turns it off for that sequence only.
     """
 
     def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
-        """Return up to `num_tokens` drafts for position `len(context.token_ids)` on, or None.
+        """Return up to `num_tokens` drafts for positions from `len(context.token_ids)` on, or None.
 
         The same tokens get the same drafts as long as no other sequence ends and nothing is learnt.
         """
 
     def end(self, context: DraftContext, learns: bool) -> None:
         """Forget a sequence that has ended, then, if `learns`, remember its output. Called once for
-        each, also for sequences that were never asked about.
+        each sequence, even for those that were never asked about.
         """
 
     def learn(self, num_tokens: int) -> None:
-        """Learn up to `num_tokens` more tokens of outputs; once a step, so that none waits long."""
+        """Learn up to `num_tokens` more tokens of outputs. Called once a step, to keep it short."""

@@ -18,7 +18,7 @@ _MAX_COUNTED_TOKENS = 8192
 
 @dataclass(frozen=True, slots=True)
 class NgramMatch:
-    """Tokens [`start`, `start` + `length`) are the last `length` tokens of the sequence again."""
+    """An earlier occurrence, [`start`, `start` + `length`), of the last `length` tokens."""
 
     start: int
     length: int
@@ -59,11 +59,11 @@ def _measure(text: str, match: NgramMatch, longest: int) -> int:
 
 
 class NgramDrafter:
-    """Prompt lookup of the last `shortest` to `longest` tokens. Owns the text of each sequence.
+    """Drafts what followed the last `shortest` to `longest` tokens. Owns the text of each sequence.
 
     The confidence after a match of L tokens (measured up to 32) is L / (L + 1); draft i, if those
-    before it are accepted, ends a match of L + i tokens. The first draft's is multiplied by the
-    share of the places of the match, among the last 8,192 tokens, that continue with it.
+    before it are accepted, ends a match of L + i tokens. That of the first draft is multiplied by
+    the share of the match's places in the last 8,192 tokens that continue with it.
     """
 
     def __init__(self, shortest: int, longest: int) -> None:

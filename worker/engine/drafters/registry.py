@@ -1,4 +1,4 @@
-"""From the configuration to the drafter."""
+"""Builds the drafter that the configuration names."""
 
 from worker.config import SpeculativeConfig
 from worker.engine.drafters.finished_outputs import FinishedOutputs

@@ -12,8 +12,8 @@ class SuffixDrafter:
     outputs of its group, whichever scores better. Owns the text of each live sequence.
 
     The confidence is that of prompt lookup, L / (L + 1) for a match of L tokens, times the share of
-    the places on the path that continue with the draft. Shares alone say little: most paths are 1
-    all along.
+    the places on the path that continue with the draft. Shares alone say little: on most paths all
+    of them are 1.
     """
 
     def __init__(self, limits: PathLimits, finished: FinishedOutputs) -> None:

@@ -6,9 +6,8 @@ the token that follows at most places; the shares of these places, multiplied al
 n / (n + 1) for n places, are its probability. It ends where that falls below a bound, or after (m *
 factor) tokens. The m with the greatest sum of probabilities wins, a longer one over a shorter.
 
-Matches are not counted in a tree, which in Python costs kilobytes a token, but at the last 32
-places of an anchor of 8, 3 or 1 of the last tokens. So a look-up has a bound, and counts are
-recent.
+Matches are not counted in a tree, which in Python costs kilobytes a token, but at the latest 32
+places of an anchor: the last 8, 3 or 1 tokens. So look-ups are bounded, and counts are recent.
 """
 
 from collections.abc import Sequence
@@ -97,7 +96,7 @@ def best_path(corpus: Corpus, context: str, limits: PathLimits, num_tokens: int)
 
 
 def _match_tokens(text: str, place: int, context: str, known: int, longest: int) -> int:
-    """Count the tokens before `place` that end `context` too, from `known` to `longest`."""
+    """Count the tokens before `place` that also end `context`, from `known` up to `longest`."""
     most = min(longest, place)
     length = known
     while length < most and text[place - length - 1] == context[-length - 1]:
@@ -108,7 +107,7 @@ def _match_tokens(text: str, place: int, context: str, known: int, longest: int)
 def likeliest_path(
     text: str, places: Sequence[int], max_tokens: int, min_probability: float
 ) -> Path:
-    """Return the path that begins at `places`, at least one, the latest first."""
+    """Return the likeliest path from `places`, of which there is at least one, the latest first."""
     tokens: list[str] = []
     shares: list[float] = []
     # One place more, where something new may follow: what was seen once is half believed.

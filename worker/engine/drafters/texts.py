@@ -1,6 +1,6 @@
-"""Sequences of tokens as strings, a character a token.
+"""Sequences of tokens as strings, with one character per token.
 
-Python's own string search finds tokens at a few hundred a microsecond and needs 2 to 4 bytes a
+Python's own string search scans a few hundred tokens per microsecond and needs 2 to 4 bytes per
 token, where an index in Python would need hundreds.
 """
 
@@ -17,7 +17,7 @@ _MANY_TOKENS = 64
 
 
 def spell(token_ids: Sequence[int]) -> str:
-    """Spell tokens as characters. Ids from 0x10FFFF on are a ValueError."""
+    """Spell tokens as characters. Raises ValueError for ids from 0x10FFFF on."""
     if len(token_ids) < _MANY_TOKENS:
         text = "".join(map(chr, token_ids))
     else:
@@ -37,7 +37,7 @@ class SequenceTexts:
         self._texts: dict[int, str] = {}
 
     def read(self, seq_id: int, token_ids: Sequence[int]) -> str:
-        """Return the text of `token_ids`, which continue those read for `seq_id` before."""
+        """Return the text of `token_ids`, which continue the tokens read for `seq_id` before."""
         text = self._texts.get(seq_id, "")
         num_new = len(token_ids) - len(text)
         if num_new < 0:

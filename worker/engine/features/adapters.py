@@ -27,7 +27,7 @@ class Access(Enum):
 
 
 class AdapterSlots:
-    """Sole owner of what is in the slots and in the host's memory; pure but for `read`, which
+    """Sole owner of what is in the slots and in the host's memory; pure except for `read`, which
     begins to read an adapter. `users` are the numbers of adapters that sequences run with.
     """
 
@@ -79,11 +79,13 @@ class AdapterSlots:
         return Access.READY if held.exception() is None else Access.BROKEN
 
     def error(self, adapter: Adapter) -> str:
-        """Return why its files cannot be used. They are read again when it is wanted next."""
+        """Return why the adapter's files are unusable. They are read again when next wanted."""
         return str(self._held.pop(adapter.number).exception())
 
     def take(self, adapter: Adapter, users: Collection[int]) -> int:
-        """Return the slot of a ready adapter, which keeps it while it is one of `users`."""
+        """Return the slot of a ready adapter. The adapter keeps the slot while it is one of
+        `users`.
+        """
         number = adapter.number
         if number not in self._slots:
             slot = self._free.pop() if self._free else self._evict(users)
@@ -106,7 +108,7 @@ class AdapterSlots:
         return bool(self._given_up)
 
     def prune(self, wanted: Collection[int]) -> None:
-        """Free what was given up, but for adapters that unfinished requests want."""
+        """Free the adapters that were given up, except those that unfinished requests want."""
         for number in self._given_up - set(wanted):
             self._given_up.remove(number)
             self._held.pop(number, None)
@@ -159,8 +161,8 @@ class Adapters(Feature):
             self._prune()
 
     def may_join(self, sequence: Sequence) -> bool:
-        """True if the adapter is in a slot or there is one for it. Sequences with other adapters
-        pass one that has no slot `max_bypasses` times.
+        """True if the adapter is in a slot or can get one. An adapter without a slot is overtaken
+        `max_bypasses` times at most by sequences with other adapters.
         """
         adapter = sequence.request.adapter
         if adapter is None:

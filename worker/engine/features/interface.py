@@ -1,8 +1,8 @@
 """The interface between the scheduler and its features.
 
 A feature is what a request may ask for beyond tokens (an adapter, a grammar), or what makes steps
-cheaper (drafts, tiers). The scheduler calls the hooks below and knows no feature by name. It asks
-the one that was attached last first.
+cheaper (drafts, tiers). The scheduler calls the hooks below and knows no feature by name. The one
+attached last is asked first.
 """
 
 from collections.abc import Iterable, Iterator
@@ -39,28 +39,28 @@ class Feature:
     # ---- requests ---------------------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
-        """A request was accepted; it is not in line yet."""
+        """Called when a request was accepted, before it is in line."""
 
     def waits(self, sequence: Sequence) -> bool:
         """True if a waiting sequence lacks something that comes from outside the scheduler."""
         return False
 
     def hand_over(self, request_id: str) -> None:
-        """An answer is about to be aborted because another engine continues it."""
+        """Called before an answer is aborted because another engine continues it."""
 
     def offer(self, sequence: Sequence) -> KvOffer | None:
-        """Return the offer of the KV of a sequence that has its whole answer, if it is exported."""
+        """Return the offer of the KV of a sequence whose answer is complete, if it is exported."""
         return None
 
     def ended(self, sequence: Sequence, is_sound: bool) -> None:
-        """A sequence has ended; called once for each. One that failed, or that held a beam, is not
-        sound: nothing can be learned from its tokens.
+        """Called once for each sequence that ended. `is_sound` is False if it failed or held a
+        beam: nothing can be learned from its tokens then.
         """
 
     # ---- admission --------------------------------------------------------------------------
 
     def begin_admission(self) -> None:
-        """The line is about to be walked."""
+        """Called before waiting sequences are considered for admission."""
 
     def may_join(self, sequence: Sequence) -> bool:
         """True if a waiting sequence can join the next step as far as this feature is concerned.
@@ -69,7 +69,7 @@ class Feature:
         return not self.waits(sequence)
 
     def admitted(self, sequence: Sequence) -> None:
-        """A sequence has its blocks and is about to run."""
+        """Called when a sequence has its blocks and is about to run."""
 
     def take_failed(self) -> Seq[tuple[Sequence, str]]:
         """Return the waiting sequences that can never run, and why, each once."""
@@ -78,7 +78,7 @@ class Feature:
     # ---- steps ------------------------------------------------------------------------------
 
     def before_step(self) -> None:
-        """The next step is about to be planned, or nothing runs."""
+        """Called before the next step is planned, or when nothing runs."""
 
     def must_wait(self, step: StepInFlight) -> bool:
         """True if the next step cannot be planned before the results of `step` are there."""
@@ -92,10 +92,10 @@ class Feature:
         return ()
 
     def verified(self, sequence: Sequence, guess: Guess, num_accepted: int) -> None:
-        """The first `num_accepted` drafts of `guess` were accepted; they are not appended yet."""
+        """Called when `num_accepted` drafts of `guess` were accepted, before they are appended."""
 
     def after_step(self, step: StepInFlight, result: ModelOutput, now: float) -> None:
-        """The results of a step were applied to its sequences."""
+        """Called when the results of a step were applied to its sequences."""
 
     # ---- the engine as a whole --------------------------------------------------------------
 
@@ -105,7 +105,7 @@ class Feature:
         return False
 
     def leave_model(self) -> None:
-        """The weights may be others from now on. No step is in flight."""
+        """Called when the weights may change. No step is in flight."""
 
     def stats(self) -> dict[str, Any]:
         """Return the parts of `EngineStats` that the feature owns, by field."""

@@ -62,7 +62,7 @@ class KvConnector(Protocol):
 
 @dataclass(slots=True)
 class _Reading:
-    """An answer so far: `num_tokens` from `start` on, in `parts`; `pull` reads the rest."""
+    """An unfinished answer: KV of `num_tokens` tokens from `start` on; `pull` reads the rest."""
 
     question: KvQuestion
     start: int
@@ -149,7 +149,7 @@ class RemoteKv(BackgroundFeature):
         return self._connector.num_promised > 0
 
     def add(self, sequence: Sequence) -> None:
-        """Take the KV that is not here from another engine, if that saves computing a block."""
+        """Take the KV that is missing here from another engine, if that saves computing a block."""
         source, peer = sequence.request.kv_source, sequence.request.kv_peer
         if source is None and peer is None:
             return
@@ -163,7 +163,7 @@ class RemoteKv(BackgroundFeature):
                 self._counters.external_cache_queries += asked
 
     def _ask(self, sequence: Sequence, peer: KvPeer, num_local: int, is_on_disk: bool) -> int:
-        """Ask for all that is not here, outputs too. Return how many prompt tokens that is."""
+        """Ask for all KV missing here, outputs' too. Return how many prompt tokens that is."""
         request, token_ids = sequence.request, tuple(sequence.token_ids)
         adapter = None if request.adapter is None else request.adapter.digest
         start = num_local // self._block_size * self._block_size
@@ -211,8 +211,8 @@ class RemoteKv(BackgroundFeature):
     # ---- what others ask --------------------------------------------------------------------
 
     def before_step(self) -> None:
-        """Answer at most one question from the device, so that no step waits for long, and the
-        questions whose disks have been read.
+        """Answer at most one question from the device, so that no step waits for long, and all
+        questions whose KV has been read from disk.
         """
         reading, self._reading = self._reading, []
         for one in reading:

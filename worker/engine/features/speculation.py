@@ -1,16 +1,16 @@
-"""Speculation: the source of drafts, how many are verified, and the count of both.
+"""Speculation: where drafts come from, how many are verified, and counts of both.
 
 A *drafter* that guesses from tokens alone is asked when a step is planned. The executor's own
-returns drafts with a step's result; they are used only if the sequence's last token is still the
-same. What a grammar forces comes before a drafter's proposals; without any drafter only that is
-drafted (`JUMP_FORWARD`). The executor verifies every draft against what it would have drawn anyway,
-so no drafter changes an answer. Drafts that were drawn from a distribution are verified against it,
-which is exact only if whether one is verified does not depend on which token it is: their
-confidences must be constant (see `ops.draft`).
+drafter returns drafts with a step's result; they are used only if the sequence's last token is
+still the same. What a grammar forces takes precedence over a drafter's proposals; without a drafter
+nothing else is drafted (`JUMP_FORWARD`). The executor verifies every draft against what it would
+have drawn anyway, so no drafter changes an answer. Drafts that were drawn from a distribution are
+verified against it, which is exact only if whether one is verified does not depend on which token
+it is: their confidences must be constant (see `ops.draft`).
 
 Drafting never delays a running or admissible sequence. Drafts get the rest of the token budget, and
 a block only while one stays free for each running sequence. Beyond a sequence's next block they use
-only blocks that cache nothing; that one they may take from the cache's far end, since stopping at
+only blocks that cache nothing; for that one they may evict the next cached block, since stopping at
 each block's end costs a tenth to a third of the tokens a step (measured, blocks of 16). Nothing is
 scheduled before the results of a step with drafts, nor ahead of one in which drafts may pay.
 """
@@ -50,7 +50,7 @@ class Speculation(Feature):
     """Sole owner of the drafter, of unused drafts, and of the counts of all drafts.
 
     Without `drafter` the executor makes the drafts (`has_device_drafter`), or grammars force them.
-    Drafts of ids not below `vocab_size` are refused (None: all ids are tokens). `costs` are step
+    Drafts with ids not below `vocab_size` are refused (None: all ids are tokens). `costs` are step
     times measured at start; None: they are learned.
     """
 
@@ -124,8 +124,8 @@ class Speculation(Feature):
         """Return the drafts to verify, by sequence id, in a step that runs the last token of each
         of these sequences and `num_other_tokens` of prompts.
 
-        The step has `room` for that many drafts (None: for all), and for each sequence up to
-        position `reach`. `is_crowded`: other sequences wait for admission.
+        The step has room for `room` drafts (None: for all), and for each sequence up to the
+        position that `reach` returns. `is_crowded`: other sequences wait for admission.
         """
         if room == 0 or not self.may_draft(decoding):
             return {}
@@ -146,7 +146,7 @@ class Speculation(Feature):
         self, drawing: Seq[Sequence], num_other_tokens: int, room: int | None = None
     ) -> dict[int, int]:
         """Return the numbers of drafts that the executor should make after a step that draws a
-        token for each of these sequences, by sequence id. The next step has `room` for that many.
+        token for each of these sequences, by sequence id. The next step has room for `room` drafts.
         """
         if room == 0 or not self._has_device_drafter or not self.may_draft(drawing):
             return {}
@@ -229,7 +229,7 @@ class Speculation(Feature):
                 raise IntegrityError(f"sequence {sequence.seq_id} holds room for drafts")
 
     def _room_ahead(self, plan: StepPlan) -> int:
-        """Return how many drafts the step after `plan` has room for: its other tokens are known.
+        """Return how many drafts the step after `plan` has room for beside its other, known tokens.
         Waiting sequences take part in it only if this step's budget was too small for them.
         """
         planned = {sequence.seq_id: num_tokens for sequence, num_tokens in plan.planned}
@@ -249,8 +249,8 @@ class Speculation(Feature):
             plan.verify(sequence, fitting)
 
     def _draft(self, plan: StepPlan, sequence: Sequence, num_tokens: int) -> None:
-        """Reserve room for the case that all verified drafts are accepted; one token is drawn after
-        them, and one more would follow the new drafts.
+        """Reserve room for new drafts even if all verified ones are accepted; one token is drawn
+        after those, and one more would follow the new drafts.
         """
         end = len(sequence.token_ids) + plan.num_drafts(sequence) + 1
         most = min(num_tokens, sequence.max_tokens_total - end - 1, self._reach(sequence) - end)
@@ -268,7 +268,7 @@ class Speculation(Feature):
         return sequence.seq_id not in self._given_up
 
     def _room(self, sequence: Sequence) -> int:
-        """Return the most drafts that can be accepted: one more token always follows them."""
+        """Return how many drafts can be accepted at most: one more token always follows them."""
         return min(self._most, sequence.max_tokens_total - sequence.num_tokens - 1)
 
     def _drafts_of(self, sequence: Sequence, reach: float) -> Drafts:
@@ -318,7 +318,7 @@ class Speculation(Feature):
                 logger.exception("the drafter failed at %s; from now on that only counts", task)
 
     def _checked(self, sequence: Sequence, drafts: Drafts, limit: int) -> Drafts:
-        """Return the drafts up to the first invalid one, `limit` at most."""
+        """Return the drafts before the first invalid one, at most `limit`."""
         num_sound = 0
         for token, confidence in zip(drafts.token_ids, drafts.confidences, strict=False):
             if type(token) is not int or not 0 <= token < self._vocab_size:
@@ -353,7 +353,7 @@ def _forced(sequence: Sequence, limit: int) -> Drafts | None:
 
 
 def _allowed(sequence: Sequence, drafts: Drafts) -> Drafts:
-    """Return the drafts up to the first that the grammar forbids. Not for drafts that were drawn
+    """Return the drafts before the first that the grammar forbids. Not for drafts that were drawn
     from a distribution: whether one is verified must not depend on which token it is.
     """
     if sequence.matcher is None or not drafts.token_ids:

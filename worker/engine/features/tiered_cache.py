@@ -14,7 +14,7 @@ from worker.types import ModelOutput
 
 class TieredCache(BackgroundFeature):
     """Puts `tiers` below the device's cache, where `SequenceKv` looks them up. `make` builds them
-    from the parent of first blocks and the recorder of cache events.
+    from the digest that is the parent of first blocks and the recorder of cache events.
     """
 
     name = "tiers"

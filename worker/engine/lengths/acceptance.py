@@ -31,8 +31,8 @@ class Offer:
 
 
 class _Rate:
-    """The share of accepted drafts, forgetting by `memory` with each verdict, and slowly with each
-    step: what is no longer verified gets a new chance. Times are steps.
+    """The share of accepted drafts. Older verdicts fade by `memory` with each new one, and slowly
+    with each step: what is no longer verified gets a new chance. Times are in steps.
     """
 
     __slots__ = ("_judged", "_memory", "_stood", "at")
@@ -70,7 +70,7 @@ class Acceptance:
         self._now += 1
 
     def survivals(self, seq_id: int, confidences: Sequence[float]) -> list[float]:
-        """Return for each draft the chance that it and all before it are accepted; never rising."""
+        """Return for each draft the chance (never rising) that it and those before are accepted."""
         own = self._own.get(seq_id, {})
         chances = (
             self._chance(own, _cell(confidence, place))
@@ -102,7 +102,7 @@ class Acceptance:
 
 
 class DeviceRuns:
-    """Sole owner of how drafts of the device survive, by place: typically, and of each sequence."""
+    """Sole owner of the device drafts' survivals, by place: the typical ones, each sequence's."""
 
     def __init__(self, most: int) -> None:
         self._typical = [_PRIOR] * most
@@ -114,7 +114,7 @@ class DeviceRuns:
         self._now += 1
 
     def recall(self, seq_id: int) -> list[float]:
-        """Return the survivals of a sequence's next drafts; they near the typical ones in time."""
+        """Return the survivals of a sequence's next drafts; in time they near the typical ones."""
         seen_at, run = self._own.get(seq_id, (0, self._typical))
         fading = 1.0 - _RUN_MEMORY ** (self._now - seen_at)
         pairs = zip(run, self._typical, strict=True)
@@ -123,7 +123,7 @@ class DeviceRuns:
         return recalled
 
     def observe(self, seq_id: int, survivals: Sequence[float]) -> None:
-        """Take in the expected acceptance of a sequence's latest drafts, if there are any."""
+        """Record the expected acceptance of a sequence's latest drafts, if there are any."""
         if not survivals:
             return
         _follow(self.recall(seq_id), survivals, _OWN_RATE, self._typical)
@@ -138,9 +138,9 @@ class DeviceRuns:
 def _follow(
     run: list[float], survivals: Sequence[float], rate: float, shape: Sequence[float] | None
 ) -> None:
-    """Move average survivals towards the latest ones. Places beyond these follow the place before
-    them, as in `shape` (None: by the same chance again), lest one short run of bad drafts end all
-    long ones.
+    """Move average survivals towards the latest ones. Later places follow the place before them in
+    the proportion found in `shape` (None: by the same chance again), so that one short run of bad
+    drafts does not end all long ones.
     """
     for place in range(len(run)):
         if place < len(survivals):
@@ -184,7 +184,7 @@ class DraftTally:
 
     @property
     def num_accepted_by_position(self) -> tuple[int, ...]:
-        """The runs that accepted the first draft, the second, and so on."""
+        """The numbers of runs that accepted the first draft, the second, and so on."""
         return tuple(accumulate(self.accepted_histogram[:0:-1]))[::-1]
 
     def figures(self) -> SpeculationFigures:

@@ -53,7 +53,7 @@ class _Curve:
         return seconds[left] + slope * (size - sizes[left])
 
     def correct(self, size: int, change: float) -> None:
-        """Multiply the seconds of `size` by up to e^`change`, less the more it has seen."""
+        """Multiply the seconds of `size` by up to e^`change`, less after many corrections."""
         i = bisect_left(self.sizes, size)
         if i == len(self.sizes) or self.sizes[i] != size:
             self.measured.insert(i, self.at(size))
@@ -79,7 +79,7 @@ class StepCosts:
 
     @property
     def speed(self) -> float:
-        """Clock seconds for one second of the table."""
+        """The number of clock seconds that one second of the table takes now."""
         return math.exp(self._speed)
 
     def step(self, num_tokens: float) -> float:

@@ -2,10 +2,10 @@
 
 A step of R sequences and B drafts gives R + S(B) tokens in t(R + B) seconds, where S sums the
 survivals of the B likeliest drafts (`acceptance`), each times what its token is worth (`worth`),
-and t is the table of step times (`costs`). The best B is verified if it beats none at all by a
-margin, as in SmartSpec (arXiv 2406.14066). What does not pay is tried again so seldom that tries
-take less than a hundredth of the time. In between no drafter is asked, so that steps are scheduled
-ahead.
+and t is the table of step times (`costs`). The best B is verified if it beats no drafts at all by a
+margin, as in SmartSpec (arXiv 2406.14066). Drafts that do not pay are tried again so seldom that
+these tries take less than a hundredth of the time. In between no drafter is asked, so that steps
+are scheduled ahead.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -30,7 +30,7 @@ _PACE_RATE = 0.2
 
 @dataclass(slots=True)
 class _Track:
-    """A sequence: its pace in tokens a step, the worth of one, and whether the device read it."""
+    """A sequence's pace in tokens a step, a token's worth, and whether the device has read it."""
 
     pace: float = 1.0
     worth: float = 1.0
@@ -64,8 +64,8 @@ class DraftLengths:
         self._try_at, self._try_distance = 0, 1
 
     def may_pay(self, seq_ids: Sequence[int]) -> bool:
-        """True if drafts may be worth it in the next step, were these sequences (all that decode)
-        in it. False: that step can be scheduled ahead.
+        """True if drafts may pay in the next step, supposing that these sequences (all that decode)
+        are in it. If False, that step can be scheduled ahead.
         """
         if not seq_ids or not self._limit(len(seq_ids)):
             return False
@@ -80,11 +80,10 @@ class DraftLengths:
         room: int | None = None,
         is_crowded: bool = False,
     ) -> list[int]:
-        """Return the numbers of drafts to verify, by offer; one offer for each sequence that
-        decodes.
+        """Return the numbers of drafts to verify, by offer; each sequence that decodes has one.
 
-        The step also runs `num_other_tokens` of prompts; it has `room` for this number of drafts
-        (None: for all). `is_crowded`: requests wait for admission.
+        The step also runs `num_other_tokens` of prompts; it has room for `room` drafts (None: for
+        all). `is_crowded`: requests wait for admission.
         """
         num, limit = len(offers), self._limit(len(offers))
         if not self._is_adaptive or not limit or not num:
@@ -111,7 +110,7 @@ class DraftLengths:
         self, seq_ids: Sequence[int], num_other_tokens: int, room: int | None = None
     ) -> list[int]:
         """Return the numbers of drafts that the device makes after this step, by sequence (all that
-        will decode in the next one, which has `room` for this number of drafts; None: for all).
+        will decode in the next one, which has room for `room` drafts; None: for all).
         """
         num, limit = len(seq_ids), self._limit(len(seq_ids))
         if not self._is_adaptive or not limit or not num or self._runs is None:
@@ -135,8 +134,8 @@ class DraftLengths:
         return counts
 
     def observe_step(self, num_tokens: int, seconds: float, num_other_tokens: int = 0) -> None:
-        """Learn that a step ran `num_tokens`, with drafts and `num_other_tokens` of prompts, in
-        `seconds`, without those that the device's drafter took.
+        """Learn that a step ran `num_tokens` tokens, with drafts and `num_other_tokens` of prompts,
+        in `seconds`, not counting the time that the device's drafter took.
         """
         self._now += 1
         self._acceptance.pass_step()
@@ -147,9 +146,9 @@ class DraftLengths:
             self._costs.observe_step(num_tokens, seconds)
 
     def observe_catch_up(self, seconds: float, drafted: Collection[int]) -> None:
-        """Learn that the device's drafter reads sequences for so long in the step that
-        `observe_step` reports next; `drafted` have drafts now. A sequence asked in vain, without
-        any reading, counts as if its first draft was rejected.
+        """Learn how long the device's drafter reads sequences in the step that `observe_step`
+        reports next; `drafted` have drafts now. A sequence asked in vain, without any reading,
+        counts as if its first draft was rejected.
         """
         self._unread_seconds += seconds / self._costs.speed
         tracks = [self._tracks[seq_id] for seq_id in drafted if seq_id in self._tracks]
@@ -184,7 +183,7 @@ class DraftLengths:
         return max(self._reading_seconds, self._unread_seconds)
 
     def _limit(self, num_sequences: int) -> int:
-        """Return the most drafts of one sequence, when this number decodes."""
+        """Return the most drafts that each of `num_sequences` decoding sequences may have."""
         limit = self._most
         for first, _, most in self._schedule:
             if first <= num_sequences:
@@ -200,7 +199,7 @@ class DraftLengths:
     def _weighed(
         self, seq_ids: Sequence[int], survivals: Sequence[Sequence[float]], is_crowded: bool
     ) -> list[list[float]]:
-        """Return survivals times what a token of their sequence is worth."""
+        """Return the survivals, multiplied by what a token of their sequence is worth."""
         tracks = [self._track(seq_id) for seq_id in seq_ids]
         self._newcomers.pass_to(self._now)
         for track, chances in zip(tracks, survivals, strict=True):
@@ -227,8 +226,8 @@ class DraftLengths:
     def _best_drafted(
         self, ranked: Sequence[tuple[_Track, Sequence[float]]], num_other: int, limit: int
     ) -> tuple[int, int]:
-        """Return (sequences, drafts of each) with the best rate, of the first ones of `ranked`; (0,
-        0) where none beats plain decoding by the margin.
+        """Return (sequences, drafts of each) with the best rate, for the first ones of `ranked`;
+        (0, 0) if none beats plain decoding by the margin.
         """
         costs, num = self._costs, len(ranked)
         plain = costs.step(num)
@@ -251,7 +250,7 @@ class DraftLengths:
             self._try_at, self._try_distance = min(self._try_at, self._now + 4), 1
 
     def _try(self, counts: list[int], survivals: Sequence[Sequence[float]], room: int) -> None:
-        """Add one draft of sequences that have none in this step: of as many as are cheap."""
+        """Add one draft each for sequences that have none in this step, for as many as is cheap."""
         idle = [i for i, s in enumerate(survivals) if s and not counts[i]][:room]
         total, plain = len(counts) + sum(counts), self._costs.step(len(counts))
         while len(idle) > 1 and self._costs.extra(total, len(idle)) > _TRY_AT_ONCE * plain:
@@ -264,8 +263,8 @@ class DraftLengths:
             self._try_at = self._now + 1 + int(_ASKING / _TRY_COST)
 
     def _schedule_try(self, price: float) -> None:
-        """Schedule the next try such that this one, of a number of plain steps, is a small part of
-        the time, and later from try to try as long as no unlikely draft is accepted.
+        """Schedule the next try so late that this one, worth some plain steps, is a small part of
+        the time; and ever later from try to try, as long as no unlikely draft is accepted.
         """
         shortest = 1 + int(min((price + _ASKING) / _TRY_COST, _MAX_BETWEEN))
         self._try_distance = max(shortest, min(2 * self._try_distance, _MAX_DOUBLED))
@@ -279,7 +278,7 @@ def _heads(survivals: Sequence[Sequence[float]], ranked: Sequence[float], total:
 
 
 def _cut(counts: Iterable[int], room: int | None) -> list[int]:
-    """Return counts of no more than `room` in all: the first ones keep theirs."""
+    """Return the counts cut to at most `room` in all: the first ones keep theirs."""
     if room is None:
         return list(counts)
     cut, left = [], room

@@ -27,8 +27,8 @@ class Newcomers:
         self._free_since: deque[int] = deque()
 
     def ended(self, now: int, num_left: int) -> None:
-        """A sequence ended at step `now`, and `num_left` still decode. A request that comes after
-        all have ended does not take a place among others.
+        """Record that a sequence ended at step `now`, with `num_left` still decoding. A request
+        that comes after all have ended does not take a place among others.
         """
         self._free_since.append(now)
         if not num_left:
@@ -41,7 +41,7 @@ class Newcomers:
             self.chance += (1.0 - self.chance) / _MEMORY_PLACES
 
     def pass_to(self, now: int) -> None:
-        """Count places that stayed free for long as not taken."""
+        """Count as not taken the places that have stayed free for long."""
         while self._free_since and now - self._free_since[0] > _PATIENCE_STEPS:
             self._free_since.popleft()
             self.chance += (_MIN_CHANCE - self.chance) / _MEMORY_PLACES
@@ -52,8 +52,8 @@ def worths(
 ) -> list[float]:
     """Return the worth of a token of each sequence, as a multiple of 1/n of a plain step.
 
-    `paces` are the tokens a step that sequences could make, at least 1; `plain` gives the seconds
-    of a plain step of 1, …, n sequences.
+    `paces` are the numbers of tokens that sequences could make in a step, at least 1; `plain` gives
+    the seconds of a plain step of 1, …, n sequences.
     """
     num = len(paces)
     if num < 2 or chance_of_newcomer >= 1.0:
@@ -72,7 +72,7 @@ def worths(
 
 
 def _gain_of_the_last(gained: float, num: int) -> float:
-    """Return the smallest of several gains of `gained` tokens on average, as a part of that."""
+    """Return the smallest of several gains that average `gained` tokens, divided by that."""
     below = _least_of(num)
     return max(0.0, 1.0 - below / math.sqrt(gained)) if gained > below * below else 0.0
 

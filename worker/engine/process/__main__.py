@@ -102,8 +102,8 @@ def main() -> int:
 
 
 def _exit_with_parent(*addresses: str) -> None:
-    """Block until standard input ends, then leave at once: no client is left to serve, nor to
-    remove the directory of the sockets.
+    """Block until standard input ends, then exit at once: no client is left to serve, nor to remove
+    the directory of the sockets, so that is done here.
     """
     while os.read(0, 1024):
         pass

@@ -53,7 +53,7 @@ def build_core(
     make_pipeline: Callable[[Executor], Pipeline] | None = None,
 ) -> tuple[EngineCore, EngineReady]:
     """Load the model or the simulator and size the cache. `EngineReady` has no start-up time yet.
-    `make_pipeline` builds another pipeline than the usual one. Raises WorkerError for the user.
+    `make_pipeline` replaces the usual pipeline. Raises WorkerError with a message for the user.
     """
     _check_before_loading(config)
     executor, num_blocks = _build_executor(config)

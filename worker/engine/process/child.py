@@ -45,8 +45,8 @@ _NEWS_SECONDS = 1.0  # a heartbeat is sent five times a second
 class EngineChild:
     """Owns one engine process from `spawn` to `close`. Lives on one event loop.
 
-    `receive` is called with every message but heartbeats. `ready` and `lost` are futures; `lost`
-    comes with the process's end, its own last words, its silence, or a step far beyond its budget.
+    `receive` is called with every message but heartbeats. `ready` and `lost` are futures; `lost` is
+    set when the process ends, fails, falls silent, or has a step far beyond its budget.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class EngineChild:
 
     async def spawn(self) -> None:
         """Start the process. Its standard input carries the config, then stays open as a life line.
-        Raises WorkerError when there can be no such process, which `lost` reports as well.
+        Raises WorkerError if the process cannot be started, which `lost` reports as well.
         """
         try:
             process = self._process = await self._started()
@@ -183,7 +183,7 @@ class EngineChild:
             self._ticker.cancel()
 
     def _tick(self) -> None:
-        """Add up the silence, of each tick no more than a tick's length: when this process was
+        """Add up the silence, counting at most a tick's length for each tick: when this process was
         stopped or starved itself, the time that passed says nothing about the engine. Neither does
         the time in which the engine waited for a core.
         """
@@ -250,7 +250,7 @@ class EngineChild:
 
 
 class _Inbox:
-    """Our end of a ZMQ pair, drained by the event loop. Open nowhere when it raises ZMQError."""
+    """Our end of a ZMQ pair, drained by the event loop. If it raises ZMQError, none stays open."""
 
     def __init__(
         self,
@@ -286,8 +286,8 @@ class _Inbox:
     def drain(self, at_once: int | None = MESSAGES_AT_ONCE) -> None:
         """Take every message there is: the descriptor signals changes, not the state.
 
-        After `at_once` other callbacks get their turn. None: take all of them now, which only a
-        dead engine's messages are safe for.
+        Other callbacks get their turn after `at_once` messages. None: take all of them now, which
+        is safe only for messages of a dead engine.
         """
         num_taken = 0
         while (payload := self._next()) is not None:
@@ -313,7 +313,7 @@ class _Inbox:
 
 
 class _NewestInbox(_Inbox):
-    """For messages of which the newest says everything: the others are dropped."""
+    """An inbox for messages of which the newest says everything: the others are dropped."""
 
     def drain(self, at_once: int | None = None) -> None:
         newest = None

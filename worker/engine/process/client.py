@@ -42,7 +42,7 @@ from worker.types import EngineStats, FinishReason
 
 
 def merge(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
-    """Merge two consecutive outputs: tokens and log probabilities in order, the rest of `later`."""
+    """Merge two consecutive outputs: tokens and log probabilities in order, else `later`'s."""
     steps = (one.num_steps for one in (earlier, later) if one.token_ids)
     return msgspec.structs.replace(
         later,
@@ -82,7 +82,7 @@ class RequestStream:
         self._wake()
 
     async def next(self) -> RequestOutput:
-        """Wait for new output. Raises EngineDeadError once the engine is gone and all is taken."""
+        """Wait for new output. Raises EngineDeadError once the engine is gone and all was taken."""
         while True:
             if self._pending is not None:
                 output, self._pending = self._pending, None
@@ -170,14 +170,14 @@ class EngineClient:
 
     @property
     def num_unfinished(self) -> int:
-        """Sequences that were sent and have not ended: running, waiting, or on their way."""
+        """The number of sequences that were sent and have not ended, whether running or not."""
         return len(self._streams)
 
     @property
     def stats(self) -> EngineStats:
-        """The latest counters, dead engines' included, with the queue as it is now.
+        """The latest counters, those of dead engines included, with the queue as it is now.
 
-        Requests sent since the engine's report wait, and requests that ended run no more, so
+        Requests sent since the engine's last report wait, and requests that ended run no more, so
         running + waiting is always `num_unfinished`.
         """
         running = min(self._stats.num_running, len(self._streams))
@@ -193,7 +193,7 @@ class EngineClient:
 
     @property
     def num_waiting_reported(self) -> int:
-        """Requests that waited when the engine reported last; it knew nothing of later ones."""
+        """The number of requests that waited at the engine's last report, of those it knew."""
         return self._stats.num_waiting
 
     # ---- life -------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class EngineClient:
             await child.close(timeout_seconds)
 
     def describe(self, vocabulary: Vocabulary) -> None:
-        """Send the vocabulary to this engine and those that follow it, once, after `start`."""
+        """Send the vocabulary to this engine and to its successors. Called once, after `start`."""
         self._vocabulary = vocabulary
         if self._child is not None:
             self._child.send(vocabulary)
@@ -259,7 +259,7 @@ class EngineClient:
         return streams
 
     async def run(self, command: Command) -> CommandReply:
-        """Have a command done; its `command_id` is replaced. Raises `EngineDeadError`."""
+        """Return the reply to a command, whose id is replaced. Raises `EngineDeadError`."""
         child = self._living()
         number = next(self._command_ids)
         reply: asyncio.Future[CommandReply] = asyncio.get_running_loop().create_future()
@@ -282,7 +282,7 @@ class EngineClient:
             self._child.send(AbortRequests([request_id], hands_over=True))
 
     def abort_all(self, reason: str) -> None:
-        """Stop every sequence; `RequestOutput.error` gives `reason` from now on."""
+        """Stop every sequence; from now on `RequestOutput.error` of an abort gives `reason`."""
         self._why_aborted = reason
         if self._streams and self._child is not None:
             self._child.send(AbortRequests(list(self._streams)))
@@ -382,7 +382,7 @@ class EngineClient:
 
 
 async def _bring_up(child: EngineChild) -> EngineReady:
-    """Spawn, and wait until it serves. Raises WorkerError with its own words when it cannot."""
+    """Spawn an engine and wait until it serves. Raises WorkerError with the engine's words."""
     await child.spawn()
     either: set[asyncio.Future[Any]] = {child.ready, child.lost}
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

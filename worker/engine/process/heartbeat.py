@@ -32,7 +32,7 @@ _NANOSECOND = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class ThreadTimes:
-    """The times that one thread has run and waited for a core, and whether it runs or waits now."""
+    """How long one thread has run and waited for a core, and whether it runs or waits now."""
 
     cpu_seconds: float = 0.0
     waited_seconds: float = 0.0
@@ -51,8 +51,8 @@ def starved_seconds(
 ) -> float:
     """Return the part of the interval between two readings in which a process waited for a core.
 
-    `stopped_seconds` of it are known to be lost for another reason. Without both readings that is
-    all there is to know.
+    `stopped_seconds` of it are known to be lost for another reason. Without both readings no more
+    is known.
     """
     if before is None or after is None:
         return min(stopped_seconds, elapsed_seconds)
@@ -71,7 +71,7 @@ def starved_seconds(
 
 def read_threads(tasks: str, but: int | None = None) -> Threads | None:
     """Return the times of all threads of a process, `but` one; `tasks` is its `/proc/PID/task`.
-    None where the kernel does not say: without scheduler statistics, or such a process.
+    Return None if the kernel has no scheduler statistics, or no such process.
     """
     threads: dict[int, ThreadTimes] = {}
     try:
@@ -142,7 +142,7 @@ class StepBudget:
         return max(least, self._factor * guess)
 
     def _guess(self, num_tokens: int, size: int) -> float | None:
-        """Judge by neighbours: a step costs no more than a larger one, nor its token less."""
+        """Judge by neighbours: a step costs no more than a larger one, and no less per token."""
         for smaller in reversed(self._per_token[:size]):
             if smaller is not None:
                 return smaller * num_tokens
@@ -162,8 +162,8 @@ def _other_threads() -> Threads | None:
 
 
 class Pulse:
-    """The state of the serving thread, which writes it while the heartbeat thread reads, and back;
-    each fact is one attribute, so that no lock is needed.
+    """The state of the serving thread, which this thread and the heartbeat thread both read and
+    write; each fact is one attribute, so that no lock is needed.
     """
 
     def __init__(
@@ -192,8 +192,8 @@ class Pulse:
         running_step: Callable[[], tuple[float, int] | None],
         modelled_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """Set the sources about the oldest step in flight: its start and tokens, and its duration
-        if the executor knows it (else 0). They are called from the heartbeat thread.
+        """Set the functions that return the start and tokens of the oldest step in flight, and its
+        duration if the executor knows it (else 0). They are called from the heartbeat thread.
         """
         self._running_step = running_step
         self._modelled_seconds = modelled_seconds
@@ -202,8 +202,8 @@ class Pulse:
         self._busy = None
 
     def working(self, *, commanded: bool = False) -> None:
-        """Begin a turn of the loop; called at each one while there is work. With `commanded` it may
-        carry out a command, which takes as long as it takes.
+        """Record the beginning of a turn of the loop, of each one while there is work. With
+        `commanded` it may carry out a command, whose duration is not limited.
         """
         now = self._clock()
         if self._busy is None:
@@ -218,9 +218,9 @@ class Pulse:
             self._budget.observe(num_tokens, max(0.0, lasted))
 
     def beat(self, stopped_seconds: float = 0.0) -> Heartbeat:
-        """Build the next heartbeat; for the heartbeat thread. A step counts from its start,
-        anything else from the turn's beginning or from the last step that ran in it. The process
-        was stopped for `stopped_seconds` since the last call.
+        """Build the next heartbeat; called from the heartbeat thread. A step is timed from its
+        start, anything else from the turn's beginning or from the last step that ran in it. The
+        process was stopped for `stopped_seconds` since the last call.
         """
         now = self._clock()
         elapsed, self._beaten = now - self._beaten, now
@@ -248,8 +248,7 @@ class Pulse:
 
 def frozen_seconds(previous: float, now: float) -> float:
     """Return how long a process that beats every `HEARTBEAT_SECONDS` did not run between two beats:
-    stopped by a signal, frozen with its container or its machine. 0 when the beat is as good as on
-    time.
+    stopped by a signal, or frozen with its container or machine. 0 when the beat is almost on time.
     """
     late = now - previous - HEARTBEAT_SECONDS
     return late if late > HEARTBEAT_SECONDS else 0.0

@@ -1,11 +1,11 @@
-"""Publishes what the prefix cache holds over ZMQ, as vLLM 0.32 does, without ever holding it up.
+"""Publishes over ZMQ what the prefix cache holds, as vLLM 0.32 does, and never delays the engine.
 
-The engine's thread numbers one batch per step and hands it over by a bounded queue; a thread of the
-publisher's own encodes and sends. When the queue is full, all its batches are dropped; in their
-place goes one that says `AllBlocksCleared` and then all that is cached at that moment. The engine's
-thread, which owns the cache, makes it within the call that found the queue full: so no event is
-missing or reported twice. Numbers of dropped batches are never sent, so a subscriber sees the gap.
-docs/kv-events.md has the frames, the payload and the replay of batches.
+The engine's thread numbers one batch per step and hands it over through a bounded queue; a thread
+of the publisher's own encodes and sends. When the queue is full, all its batches are dropped; in
+their place goes one that says `AllBlocksCleared` and then all that is cached at that moment. The
+engine's thread, which owns the cache, builds that batch within the call that found the queue full:
+so no event is missing or reported twice. Numbers of dropped batches are never sent, so a subscriber
+sees the gap. docs/kv-events.md has the frames, the payload and the replay of batches.
 """
 
 import logging
@@ -73,7 +73,7 @@ class KvEventPublisher:
 
     @property
     def endpoint(self) -> str:
-        """The address in use; where the configured one leaves the port open, the one chosen."""
+        """The address in use, with the port that was chosen if the configuration leaves it open."""
         return self._sender.endpoint
 
     @property
@@ -90,7 +90,7 @@ class KvEventPublisher:
         return self._num_dropped
 
     def publish(self, events: Sequence[CacheEvent]) -> None:
-        """Queue one step's events, which the cache has already gone through. Never blocks."""
+        """Queue one step's events, which the cache already reflects. Never blocks."""
         if not self._thread.is_alive():  # it failed, or was closed: this is never sent
             self._num_dropped += 1
             return
@@ -108,7 +108,7 @@ class KvEventPublisher:
         self._enqueue(self._announce())
 
     def close(self) -> None:
-        """Send what is queued, for a moment, and stop. Idempotent."""
+        """Send what is queued, waiting only a moment, and stop. Idempotent."""
         if not self._wake.closed:
             self._closing.set()
             self._notify()

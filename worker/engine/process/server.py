@@ -54,7 +54,7 @@ class EngineSocket:
         poller.poll(None if timeout_seconds is None else int(timeout_seconds * 1000))
 
     def close(self) -> None:
-        """Deliver what is queued, for a second at most, and close."""
+        """Deliver queued messages, for a second at most, and close."""
         self._socket.close(linger=1000)
         self._context.term()
 
@@ -97,7 +97,7 @@ class Server:
             self._reply()
 
     def _receive(self) -> bool:
-        """Take every message that is there; False when the engine is to end."""
+        """Take every message that is there; return False when the engine is to end."""
         while (message := self._channel.receive()) is not None:
             if isinstance(message, AddRequest):
                 self._core.add(message)
@@ -127,8 +127,8 @@ class Server:
         return msgspec.structs.replace(outputs, stats=stats)
 
     def _publish(self) -> None:
-        """Publish what changed in the prefix cache before any reply: a client that gets the answer
-        to a reset or a dump has the events that led there.
+        """Publish changes of the prefix cache before any reply: a client that gets the answer to a
+        reset or a dump has then the events that led there.
         """
         if self._publisher is not None:
             events = self._core.take_events()

@@ -7,7 +7,7 @@ INTERVAL_SECONDS = 10.0
 
 class SpeculationLog:
     """Writes one line for each `interval_seconds` of work in which anything was drafted. Owns the
-    figures last logged, and the time that the engine has worked since.
+    figures last logged, and how long the engine has worked since.
     """
 
     def __init__(self, interval_seconds: float = INTERVAL_SECONDS) -> None:
@@ -17,11 +17,11 @@ class SpeculationLog:
         self._worked_seconds = 0.0  # since the last line
 
     def resume(self, now_seconds: float) -> None:
-        """The engine was idle until now: the time since the last step does not count."""
+        """Note that the engine was idle until now: the time since the last step does not count."""
         self._seen_seconds = now_seconds
 
     def line(self, stats: SpeculationStats, now_seconds: float) -> str | None:
-        """Return the line to log after a step, mostly None; rates are over the time worked."""
+        """Return the line to log after a step, usually None; rates are over the time worked."""
         if self._seen_seconds is not None:
             self._worked_seconds += now_seconds - self._seen_seconds
         self._seen_seconds = now_seconds

@@ -38,7 +38,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """The policy about an engine process that dies, hangs or stalls.
+    """The policy for an engine process that dies, hangs or stalls.
 
     After `heartbeat_timeout_seconds` without a sign of life it is killed (`startup_silence_seconds`
     while it starts). Without `restart` that is the end; with it a new one is started, at most
@@ -57,8 +57,8 @@ class RestartBudget:
         self._restarts: deque[float] = deque()
 
     def take(self, now_seconds: float) -> float | None:
-        """Use one restart up and return how long to wait before it: nothing at first, then longer
-        and longer while they keep coming. None when the budget is spent.
+        """Use up one restart and return how long to wait before it: at first not at all, then
+        longer and longer while restarts keep coming. None when the budget is spent.
         """
         while self._restarts and self._restarts[0] <= now_seconds - WINDOW_SECONDS:
             self._restarts.popleft()
@@ -72,7 +72,7 @@ class RestartBudget:
 
 
 def add_counters(total: S, more: S) -> S:
-    """Return `more` with its counters, but not its gauges, raised by those of `total`."""
+    """Return `more` with the counters, but not the gauges, of `total` added to its own."""
     sums = {
         name: _sum(getattr(total, name), getattr(more, name))
         for name in more.__struct_fields__

@@ -1,9 +1,9 @@
 """Admission: which of the waiting sequences join the next step.
 
-The line is walked in order until the step's budget or the seats are used up. A sequence that does
+They are considered in order until the step's budget or the seats are used up. A sequence that does
 not fit is overtaken `max_bypasses` times in its life; then no later one of its priority is admitted
-until it fits. A step passes over `max_bypasses` at most, since each costs a look-up of its prompt.
-A sequence that waits for a feature is passed over and holds up no other.
+until it fits. A step passes over at most `max_bypasses` sequences, since each costs a look-up of
+its prompt. A sequence that waits for a feature is passed over and holds up no other.
 
 A sequence that shares a long beginning with one whose prompt is being run is deferred: it will find
 the other's blocks in the cache. The decision is taken anew in every step, so the end of the other
@@ -27,7 +27,7 @@ MAX_DEFERRED = 16
 
 
 class PauseState(Enum):
-    """vLLM's pause states: everything may be scheduled, only what has begun, nothing."""
+    """vLLM's pause states: all may be scheduled, only what has begun, or nothing."""
 
     UNPAUSED = auto()
     PAUSED_NEW = auto()
@@ -50,7 +50,7 @@ class _Walk:
 
 
 class Admitter:
-    """Moves sequences from the waiting to the running. `num_deferred` describes the last walk."""
+    """Moves waiting sequences to the running ones. `num_deferred` is that of the last pass."""
 
     def __init__(
         self, state: EngineState, features: Seq[Feature], num_watermark_blocks: int
@@ -64,7 +64,7 @@ class Admitter:
         self.num_deferred = 0
 
     def admit(self, plan: StepPlan, now: float, only_begun: bool) -> None:
-        """Add the sequences that can join; with `only_begun` only those that ran before."""
+        """Admit the sequences that can join; with `only_begun` only those that ran before."""
         live, limits = self._live, self._limits
         self.num_deferred = 0
         for feature in self._features:
@@ -213,8 +213,9 @@ class Admitter:
 
 
 def _as_of_now(waiting: list[Sequence]) -> Iterator[Sequence]:
-    """Yield the members one by one; one that is admitted meanwhile leaves the list at the place
-    reached. Lines may be long and walks are mostly short, so no copy is made.
+    """Yield the members one by one; one that is admitted when yielded is removed from the list, and
+    the iteration goes on at its place. The list may be long, but few members are usually visited,
+    so it is not copied.
     """
     index = 0
     while index < len(waiting):

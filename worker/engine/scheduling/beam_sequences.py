@@ -20,7 +20,7 @@ from worker.types import Draw, FinishReason, TokenLogprobs
 
 class BeamSequences:
     """Moves beams among the sequences of their searches; keeps no state. `end` frees the blocks of
-    a sequence and forgets it; with its second argument its KV is worth nothing.
+    a sequence and forgets it, and its KV too if the second argument is True.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class BeamSequences:
     def take(
         self, search: BeamSearch, sequence: Sequence, draw: Draw, now: float
     ) -> list[RequestOutput]:
-        """Take in what was found for one beam; return the answers, when that ends the search."""
+        """Record the candidates of one beam; return the answers, if that ends the search."""
         if draw.logprobs is None:
             raise IntegrityError(f"no candidates were found for beam {sequence.seq_id}")
         search.found[sequence.seq_id] = draw.logprobs
@@ -59,7 +59,7 @@ class BeamSequences:
         error: str | None = None,
         request_id: str | None = None,
     ) -> RequestOutput:
-        """Return an output of a search; without `request_id` that of its first answer."""
+        """Return an output of a search; without `request_id`, the output of its first answer."""
         name = next(iter(search.wanted.values())) if request_id is None else request_id
         first = self._live.of(search.slots)[0]
         return first.output(
@@ -67,8 +67,8 @@ class BeamSequences:
         )
 
     def abort(self, search: BeamSearch, request_id: str) -> RequestOutput | None:
-        """Give up an answer: the output is the beam that has its rank so far. The search ends with
-        its last answer. None if it was given up before.
+        """Give up an answer; return its output, the beam that has its rank so far, or None if it
+        was given up before. The search ends with its last answer.
         """
         index = next((i for i, name in search.wanted.items() if name == request_id), None)
         if index is None:
@@ -120,7 +120,7 @@ class BeamSequences:
         return outputs
 
     def _move(self, search: BeamSearch, before: Seq[Sequence]) -> None:
-        """Have a sequence for each live beam; `before` are those of the live beams before."""
+        """Give each live beam a sequence; `before` has those of the live beams before the step."""
         if before[0].branches:
             self._live.branch(before[0])
         parents = [before[place] for place in search.beams.parents]
@@ -148,7 +148,7 @@ class BeamSequences:
         search.members = members
 
     def _share(self, parent: Sequence, member: Sequence) -> None:
-        """Let a sequence without blocks share those of the parent, where both run."""
+        """Let a sequence without blocks share those of the parent, if both run."""
         member.first_token_seconds = parent.first_token_seconds
         # The beam lost its blocks while it was held: what follows from it waits, too.
         if parent.state is not SequenceState.RUNNING:

@@ -14,7 +14,7 @@ from worker.types import Draw, FinishReason, KvOffer, ModelOutput, TokenLogprobs
 
 
 class Results:
-    """Applies results to the sequences of a step, whatever happened to these since it was planned.
+    """Applies results to the sequences of a step, whatever happened to them since planning.
 
     A sequence that has ended meanwhile gets nothing, and the step wrote to blocks that only later
     steps use. One that was preempted gets its token; it has lost the KV. A share with drafts has a
@@ -110,7 +110,7 @@ class Results:
         return [sequence.output(finish_reason=FinishReason.STOP, pooled=sequence.embedding())]
 
     def _count_prompt(self, sequence: Sequence) -> None:
-        """Count a prompt with the first token that is drawn after it here."""
+        """Count a prompt when this engine draws the first token after it."""
         if sequence.first_token_seconds is not None:
             return
         self._counters.prompt_tokens += sequence.num_prompt
@@ -120,7 +120,7 @@ class Results:
         self._counters.prompt_tokens_disk += sequence.num_from_disk
 
     def fail(self, sequence: Sequence, error: str) -> list[RequestOutput]:
-        """End a sequence that cannot be answered, and those of its search; forget their KV."""
+        """End a sequence that cannot be answered, and the others of its search; forget their KV."""
         if sequence.search is not None:
             return self.beams.fail(sequence.search, error)
         names = (sequence.request_id, *(branch.request_id for branch in sequence.branches))
@@ -189,7 +189,7 @@ class Results:
         return outputs + self.beams.take(search, sequence, draws[0], now)
 
     def _end_well(self, sequence: Sequence) -> KvOffer | None:
-        """End a sequence that has its answer; return the offer of its KV, if it was exported."""
+        """End a sequence whose answer is complete; return the offer of its KV, if exported."""
         offer = None
         if sequence.state is SequenceState.RUNNING:
             for feature in self._features:
@@ -232,7 +232,7 @@ class Results:
 
 
 def _num_accepted(guess: Guess, draws: tuple[Draw, ...]) -> int:
-    """Return the number of accepted drafts; IntegrityError if the draws do not follow them."""
+    """Return the number of accepted drafts. Raises IntegrityError if draws do not match."""
     num_accepted = len(draws) - 1
     accepted = tuple(draw.token_id for draw in draws[:-1])
     # Otherwise the KV that was written would be that of other tokens.

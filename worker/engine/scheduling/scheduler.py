@@ -13,9 +13,9 @@ run strictly one after the other, so a step in flight may write to a block that 
 away: the next owner writes to it one step later at the earliest, and reads only what it wrote.
 
 *Grammars, beams and drafts* depend on the last token, or on all beams of a search. So nothing is
-scheduled while a step in flight draws one: other sequences scheduled without it would let it run in
-every other step only. A beam whose candidates are known is held until those of all are; where
-nothing else can run, held sequences give way.
+scheduled while a step in flight draws one: if other sequences were scheduled alone, this one would
+run in every other step only. A beam whose candidates are known is held until those of all beams
+are; where nothing else can run, held sequences give way.
 
 *Memory.* A step that the device has too little memory for is taken back, with those after it. Its
 writes are after `num_written`, and are repeated before they are read; block copies are made.
@@ -132,12 +132,12 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Answers whose sequences hold blocks and take part in steps."""
+        """The number of answers whose sequences hold blocks and take part in steps."""
         return self._live.num_running
 
     @property
     def num_waiting(self) -> int:
-        """Answers that wait for admission, preempted ones among them."""
+        """The number of answers that wait for admission, preempted ones included."""
         return self._live.num_waiting
 
     @property
@@ -183,9 +183,8 @@ class Scheduler:
         ]
 
     def abort(self, request_id: str, hands_over: bool = False) -> RequestOutput | None:
-        """End an answer now and free its blocks; the other answers of its request continue. With
-        `hands_over` another engine will ask for its cached KV. None when it is unknown or has
-        ended.
+        """End an answer now and free its blocks; others of its request continue. With `hands_over`
+        another engine will ask for its cached KV. Return the last output, if the answer was alive.
         """
         sequence = self._live.find(request_id)
         if sequence is None:
@@ -216,7 +215,7 @@ class Scheduler:
             self._preempt(sequence)
 
     def leave_model(self) -> None:
-        """Drop KV of other engines and of disks: weights may change. No step is in flight."""
+        """Drop KV of other engines and of disks: the weights may change. No step is in flight."""
         for sequence in self._live.waiting:
             sequence.drop_pull()
         for feature in self.features:
@@ -228,8 +227,8 @@ class Scheduler:
         """Return the next step, or None when nothing can run before the results of the step in
         flight.
 
-        Token budget, `max_num_seqs` and the pool are never exceeded. The result shares nothing with
-        the scheduler. At most one step may be in flight already.
+        The token budget, `max_num_seqs` and the pool are never exceeded. The result shares nothing
+        with the scheduler. At most one step may be in flight already.
         """
         for feature in self.features:
             feature.before_step()
@@ -255,12 +254,12 @@ class Scheduler:
         return SchedulerOutput(step, sequences, copies, puts, loads, self._kv.take_saves(step))
 
     def take_failed(self) -> list[RequestOutput]:
-        """Return the ends of waiting requests that features cannot serve, since the last call."""
+        """Return last outputs of requests that features cannot serve, since the last call."""
         failed = [one for feature in self.features for one in feature.take_failed()]
         return [output for sequence, why in failed for output in self._results.fail(sequence, why)]
 
     def update(self, step: SchedulerOutput, result: ModelOutput, now: float) -> list[RequestOutput]:
-        """Take in the results of `step`; IntegrityError unless it is the oldest in flight."""
+        """Apply the results of `step`. Raises IntegrityError unless it is the oldest in flight."""
         if not self._in_flight or self._in_flight[0].step != step.step:
             raise IntegrityError(f"step {step.step} is not the oldest in flight")
         ended = self._in_flight.popleft()
@@ -271,9 +270,8 @@ class Scheduler:
         return outputs
 
     def take_back(self) -> list[RequestOutput]:
-        """Take back the oldest step in flight, which failed for lack of memory, and those after it.
-        Some sequences are preempted; one that fails twice alone ends. Return the outputs for
-        clients.
+        """Take back the oldest step in flight, which lacked memory, and those after it. Preempt
+        some sequences, end one that fails twice while alone, and return the outputs.
         """
         shares = self._in_flight[0].shares
         self._counters.num_out_of_memory += 1
@@ -328,7 +326,7 @@ class Scheduler:
                 plan.add(sequence, num_tokens)
 
     def _make_room(self, plan: StepPlan, sequence: Sequence, end: int) -> bool:
-        """Allocate a running sequence's blocks up to `end`; False: it was preempted itself."""
+        """Allocate a running sequence's blocks up to `end`; return False if it is preempted."""
         while not self._kv.grow(sequence, end):
             if len(self._live.running) == 1:
                 raise IntegrityError(f"sequence {sequence.seq_id} does not fit in an empty pool")

@@ -1,4 +1,4 @@
-"""Beam search, one step at a time: log probabilities in, beams that live and answers out. Pure.
+"""Beam search, one step at a time: from log probabilities to live beams and answers. Pure.
 
 A step extends every live beam by its likeliest next tokens (`num_candidates`), sets aside those
 that end, and keeps the `width` likeliest of the others. There are two rules for the rest.
@@ -11,7 +11,7 @@ beat the `width` answers found: a sum of log probabilities only falls, so no ans
 *Transformers'* (`early_stopping` False, True or "never"). A beam ends only if it is one of the
 `width` likeliest of the step. The length counts the answer's tokens, its end token too. With
 `width` answers the search is over at once (True), or when the likeliest live beam is no better than
-the worst of them, by its present length (False) or the one that suits it best ("never").
+the worst of them, by its present length (False) or the length that suits it best ("never").
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from worker.types import BeamParams, TokenLogprobs
 @dataclass(frozen=True, slots=True)
 class Beam:
     """A continuation of the prompt. `entries` has the log probabilities of each token, if they are
-    wanted. One that has ended has its `score`, and `end_token` if that ended it.
+    wanted. One that has ended has its `score`, and `end_token` if such a token ended it.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -134,8 +134,8 @@ def _extended(
 
 
 def _is_decided(ended: Sequence[Beam], likeliest: float, length: int, rules: BeamRules) -> bool:
-    """True if there are `width` answers and no better ones are to be searched; the likeliest live
-    beam, of `length` tokens, has the sum `likeliest`.
+    """True if there are `width` answers and the rules do not ask for better ones; the likeliest
+    live beam, of `length` tokens, has the sum `likeliest`.
     """
     params = rules.params
     if len(ended) < params.width:
@@ -153,7 +153,7 @@ class BeamSearch:
 
     `wanted` are the answers that have not been given up: index → request id. `slots` are the
     sequences of the search; `members` are those that the live beams are in now, in order. A member
-    with `found` candidates is held until they are known of all.
+    with `found` candidates is held until all members have theirs.
     """
 
     rules: BeamRules
@@ -171,7 +171,7 @@ class BeamSearch:
         return seq_id in self.found or seq_id not in self.members
 
     def advance(self) -> None:
-        """Take the step, now that `found` is complete; `members` are those of before."""
+        """Take the step, now that `found` is complete; `members` are still those from before."""
         found = [self.found[seq_id] for seq_id in self.members]
         self.beams = advance(self.beams, found, self.rules)
         self.found = {}

@@ -1,4 +1,4 @@
-"""Grammars that outputs must match: texts of llguidance, compiled and followed token by token.
+"""Grammars that outputs must match: written for llguidance, compiled and followed token by token.
 
 A `Matcher` is a function of its sequence's outputs and catches up when it is used, so preemption,
 prefix hits and rejected drafts need nothing here. In a mask, bit t % 8 of byte t // 8 is that of
@@ -34,8 +34,8 @@ class Grammars(Protocol):
 
 
 class GrammarCompiler:
-    """Compiles on `num_threads` threads and keeps the last grammars. For one thread, like all of
-    the engine's bookkeeping; the futures are for any.
+    """Compiles on `num_threads` threads and keeps the latest grammars. To be called from one
+    thread, like all of the engine's bookkeeping; its futures may be used from any.
     """
 
     def __init__(self, vocabulary: Vocabulary, num_threads: int = NUM_THREADS) -> None:

@@ -59,7 +59,7 @@ class LiveSequences:
         return [self._by_seq_id[seq_id] for seq_id in seq_ids if seq_id in self._by_seq_id]
 
     def first_in_use(self, request_ids: Iterable[str]) -> str | None:
-        """Return the first id that a live sequence has, or that is repeated."""
+        """Return the first id that a live sequence has or that is repeated, if there is one."""
         seen: set[str] = set()
         for request_id in request_ids:
             if request_id in self._by_request_id or request_id in seen:
@@ -110,7 +110,7 @@ class LiveSequences:
         return children
 
     def drop_branch(self, sequence: Sequence, request_id: str) -> None:
-        """Drop one answer of several: a branch, or the leading one, which the first replaces."""
+        """Drop one answer of several; if it is the leading one, the first branch replaces it."""
         if request_id == sequence.request_id:
             sequence.lead(sequence.branches.pop(0))
         else:

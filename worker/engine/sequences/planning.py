@@ -21,7 +21,7 @@ class Guess:
     offer: Offer
 
     def cut(self, num_tokens: int) -> Guess | None:
-        """Return at most the first `num_tokens` of them; None when that leaves nothing."""
+        """Return a guess with only the first `num_tokens` drafts; None if that leaves nothing."""
         return Guess(self.token_ids[:num_tokens], self.offer) if num_tokens > 0 else None
 
 
@@ -92,7 +92,7 @@ class StepCeiling:
         self._num_stuck = 0  # steps in a row that failed and cannot be smaller
 
     def lower(self, num_tokens: int, num_seqs: int) -> bool:
-        """A step of this size failed. False if no step is smaller and one like it failed before."""
+        """Allow only smaller steps, as one failed; return False if the smallest fails again."""
         self._num_passed = 0
         is_least = num_seqs == 1 and (num_tokens == 1 or not self._limits.enable_chunked_prefill)
         self._num_stuck = self._num_stuck + 1 if is_least else 0
@@ -144,7 +144,7 @@ class StepPlan:
         self.budget -= num_tokens
 
     def drop(self, sequence: Sequence) -> None:
-        """The sequence lost its blocks: its part of the budget is free again."""
+        """Drop a sequence that has lost its blocks: its part of the budget is free again."""
         self.preempted = True
         num_tokens = self._num_tokens.pop(sequence.seq_id, None)
         if num_tokens is not None:

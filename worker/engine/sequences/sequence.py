@@ -116,12 +116,12 @@ class Sequence:
 
     @property
     def num_answers(self) -> int:
-        """Answers that this sequence runs for: its own, and its branches'."""
+        """The number of answers that this sequence runs for: its own, and its branches'."""
         return 1 + len(self.branches)
 
     @property
     def answers(self) -> tuple[int, ...]:
-        """The indices of those that a step draws for: a search has one draw for all of them."""
+        """The indices of the answers that a step draws for; a search has one draw for all."""
         if self.search is not None:
             return (self.index,)
         return (self.index, *(branch.index for branch in self.branches))
@@ -168,12 +168,12 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens known, and those that steps in flight are drawing."""
+        """The number of tokens that are known or that steps in flight are drawing."""
         return len(self.token_ids) + self.num_pending
 
     @property
     def num_unscheduled(self) -> int:
-        """Tokens that the next step could run.
+        """The number of tokens that the next step could run.
 
         0 while the step in flight is drawing the last token that fits, or those that make branches:
         nothing may be written into the shared blocks before that. 0 for a beam until its search has
@@ -185,7 +185,7 @@ class Sequence:
 
     @property
     def num_readable(self) -> int:
-        """Leading tokens that may come from the prefix cache, were they all there.
+        """The number of leading tokens that may come from the prefix cache, if it has them.
 
         Tokens whose successors' log probabilities are still to be reported are run, and so are
         those whose hidden states are still to be summed.
@@ -237,8 +237,8 @@ class Sequence:
         return tuple(self._sample_spec(self.params_of(i), position, masks) for i in self.answers)
 
     def _sample_spec(self, params: SamplingParams, position: int, masks: Seq[bytes]) -> SampleSpec:
-        """Until `min_tokens` outputs are there, no token that could end the sequence is drawn;
-        masks see to that themselves.
+        """Return the specs of one draw. Until `min_tokens` outputs are there, no token that could
+        end the sequence is drawn; masks see to that themselves.
         """
         banned: tuple[int, ...] = ()
         if not masks and position - self.num_prompt < params.min_tokens:
@@ -318,7 +318,7 @@ class Sequence:
         )
 
     def _speculation_figures(self, request_id: str | None) -> SpeculationFigures | None:
-        """Return None for a branch that ends before it is a sequence of its own."""
+        """Return the figures so far; None for a branch that is not a sequence of its own yet."""
         if self.draft_tally is None or request_id not in (None, self.request_id):
             return None
         return self.draft_tally.figures()

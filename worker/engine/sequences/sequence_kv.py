@@ -1,4 +1,4 @@
-"""The KV of sequences: block chains named, looked up, reserved, sealed and given back."""
+"""The KV of sequences: names chains of blocks, looks them up, reserves, seals and frees them."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
@@ -21,7 +21,7 @@ _LOAD_BLOCKS = 32
 @dataclass(frozen=True, slots=True)
 class HeldKv:
     """KV of consecutive tokens from `start` on: in full `blocks`, then in `views` of the host's
-    memory, one a block, then what `reading` will bring. Valid until the next step is scheduled.
+    memory (one a block), then what `reading` will bring. Valid until the next step is scheduled.
     """
 
     start: int
@@ -53,7 +53,7 @@ class SequenceKv:
 
     def lookup(self, sequence: Sequence) -> PrefixHit:
         """Return the usable KV of a waiting sequence: from the prefix cache; after its whole
-        blocks, from the host tier; after those, KV that has arrived from elsewhere.
+        blocks, from the host tier; after those, from KV that has arrived from elsewhere.
         """
         hit = self._cached(sequence) if self.caching else PrefixHit()
         first = len(hit.blocks)
@@ -75,7 +75,7 @@ class SequenceKv:
 
     def read(self, sequence: Sequence, hit: PrefixHit) -> bool:
         """Begin to read the KV of a waiting sequence that is on disk after the whole blocks of
-        `hit`; False if there is none, or KV is on its way or has arrived.
+        `hit`; return False if there is none, or if KV is on its way or has arrived.
         """
         if self.tiers is None or sequence.kv_pull is not None:
             return False
@@ -90,7 +90,7 @@ class SequenceKv:
         return self.tiers is not None and any(map(self.tiers.is_on_disk, chain[:1]))
 
     def held(self, wanted: WantedKv, adapter: Adapter | None) -> HeldKv:
-        """Return the KV here of the tokens that another engine wants."""
+        """Return the KV that is cached here of the tokens that another engine wants."""
         size, chain = self.block_size, list[BlockHash]()
         num_blocks = (len(wanted.token_ids) - 1) // size if self.caching else 0
         self._hasher.extend(chain, wanted.token_ids, num_blocks, wanted.cache_salt, adapter)
@@ -118,8 +118,8 @@ class SequenceKv:
         return self.blocks.match(chain, token_ids, request.cache_salt, request.adapter)
 
     def admit(self, sequence: Sequence, num_tokens: int, hit: PrefixHit, reserve: int) -> bool:
-        """Give a waiting sequence blocks for `num_tokens` tokens, beginning with `hit`. False, and
-        nothing changed, unless `reserve` blocks stay free.
+        """Give a waiting sequence blocks for `num_tokens` tokens, beginning with `hit`. Return
+        False, and change nothing, unless `reserve` blocks stay free.
         """
         tenant = sequence.request.tenant
         if not self.blocks.admit(sequence.seq_id, num_tokens, hit, reserve, tenant):
@@ -152,8 +152,8 @@ class SequenceKv:
         return () if self.tiers is None else self.tiers.save(self.blocks.take_evicted(), step)
 
     def reset(self, forget_tiers: bool = True) -> bool:
-        """Forget every cached content, in tiers too where not said otherwise. False, and nothing
-        changed, while a sequence has blocks.
+        """Forget all cached contents, in tiers too unless told otherwise. Return False, and change
+        nothing, while a sequence has blocks.
         """
         if not self.blocks.reset_prefix_cache():
             return False
@@ -169,13 +169,12 @@ class SequenceKv:
         return loads
 
     def grow(self, sequence: Sequence, end: int) -> bool:
-        """Make room up to position `end`; False, and nothing changed, when there is too little."""
+        """Make room up to position `end`; return False, and change nothing, if that fails."""
         return self.blocks.allocate(sequence.seq_id, sequence.num_computed, end)
 
     def reach(self, sequence: Sequence, reserve: int) -> int:
         """Return the position up to which a running sequence may get room ahead of its tokens while
-        `reserve` blocks stay free: in blocks that cache nothing, and in its next block whatever
-        that one caches.
+        `reserve` blocks stay free: in blocks that cache nothing, and in any next block.
         """
         num_spare = max(0, self.blocks.num_free - reserve)
         num_new = min(num_spare, max(1, self.blocks.num_empty))
@@ -186,7 +185,7 @@ class SequenceKv:
         self.blocks.shrink(sequence.seq_id, sequence.num_computed)
 
     def written(self, sequence: Sequence, end: int) -> None:
-        """The KV before position `end` is there now: its full blocks can be hit."""
+        """Record that the KV before position `end` is there now: its full blocks can be hit."""
         sequence.num_written = end
         if self.caching:
             num_full = end // self.block_size
@@ -194,7 +193,7 @@ class SequenceKv:
             self.blocks.seal(sequence.seq_id, sequence.block_hashes, num_full)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Let a new sequence share everything that is written of another."""
+        """Let a new sequence share all KV that is written of another."""
         self.blocks.fork(parent.seq_id, child.seq_id, parent.num_written)
         child.num_computed = child.num_written = parent.num_written
 
@@ -223,7 +222,7 @@ class SequenceKv:
             raise IntegrityError("blocks are held by no running sequence")
 
     def _tail(self, sequence: Sequence) -> PartialBlock | None:
-        """Name what is written after the last full block."""
+        """Return the tokens that are written after the last full block, if there are any."""
         index, rest = divmod(sequence.num_written, self.block_size)
         if not self.caching or not rest:
             return None
