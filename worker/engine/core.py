@@ -70,7 +70,7 @@ class EngineCore:
 
     @property
     def idle_seconds(self) -> float | None:
-        """Return after how long to `step` without work, to report KV that moved. None: never."""
+        """The time after which to `step` without work, to report KV that moved. None: never."""
         return TRANSFERS_SECONDS if self._background else None
 
     @property

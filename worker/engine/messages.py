@@ -209,8 +209,8 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
 
     `stop_token_id` is the token that ended the sequence, also the last of `token_ids`.
     `num_cached_tokens` counts prompt tokens served from the prefix cache at first admission. The
-    three times are on the engine's monotonic clock, None until the event. `error` tells the user
-    why if `finish_reason` is `ERROR`, or `ABORT` without a request for it. `logprobs` has one entry
+    three times are on the engine's monotonic clock, None until the event. `error` gives the user
+    the reason if `finish_reason` is `ERROR`, or `ABORT` without a request for it. `logprobs` has one entry
     for each of `token_ids` when the request asked for them. `prompt_logprobs` comes in order with
     the outputs up to the first token, one entry for each prompt token but the first, once for a
     request: branches repeat none. `num_steps` is more than one only where a consumer that lags gets

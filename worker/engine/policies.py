@@ -110,7 +110,7 @@ def readmission_reserve(
 
 
 def lpm_key(rank: Rank, num_cached: int, num_overtaken: int) -> tuple[int, bool, int, int]:
-    """Return a sort key: by priority, overtaken too often, then the longest cached prefix first."""
+    """Return the sort key: priority, overtaken too often or not, longest cached prefix first."""
     priority, seq_id = rank
     if num_overtaken >= MAX_OVERTAKES:
         return (priority, False, 0, seq_id)
@@ -129,7 +129,7 @@ def may_pass(blocked: Iterable[tuple[int, int]], priority: int, max_bypasses: in
 
 
 def chunk_limit(budget: int, long_prefill_tokens: int, num_eligible: int) -> int:
-    """Return the most tokens of a sequence in a step; the threshold (0: off) spares a lone one."""
+    """Return the most tokens of a sequence in a step; one alone has no threshold (0: off)."""
     if long_prefill_tokens and num_eligible > 1:
         return min(budget, long_prefill_tokens)
     return budget

@@ -290,7 +290,7 @@ class PrefixCache:
             self._release(name)
 
     def _release(self, name: _Name) -> None:
-        """Drop a name if nothing needs it any more, and the names that were kept only for it."""
+        """Drop a name if nothing needs it any more, and the names that existed only for it."""
         current: _Name | None = name
         while current is not None and not current.blocks and not current.num_children:
             del self._names[current.content.digest]

@@ -107,7 +107,7 @@ def _match_tokens(text: str, place: int, context: str, known: int, longest: int)
 def likeliest_path(
     text: str, places: Sequence[int], max_tokens: int, min_probability: float
 ) -> Path:
-    """Return the likeliest path from `places`, of which there is at least one, the latest first."""
+    """Return the likeliest path from `places`, which are one or more, the latest first."""
     tokens: list[str] = []
     shares: list[float] = []
     # One place more, where something new may follow: what was seen once is half believed.

@@ -250,7 +250,7 @@ class EngineChild:
 
 
 class _Inbox:
-    """Our end of a ZMQ pair, drained by the event loop. If it raises ZMQError, none stays open."""
+    """Our end of a ZMQ pair, drained by the event loop. A ZMQError leaves nothing open."""
 
     def __init__(
         self,

@@ -82,7 +82,7 @@ class RequestStream:
         self._wake()
 
     async def next(self) -> RequestOutput:
-        """Wait for new output. Raises EngineDeadError once the engine is gone and all was taken."""
+        """Return new output. Raises EngineDeadError once the engine is gone and all was taken."""
         while True:
             if self._pending is not None:
                 output, self._pending = self._pending, None
@@ -193,7 +193,7 @@ class EngineClient:
 
     @property
     def num_waiting_reported(self) -> int:
-        """The number of requests that waited at the engine's last report, of those it knew."""
+        """The number of requests that waited when the engine last reported, of those it knew."""
         return self._stats.num_waiting
 
     # ---- life -------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ class EngineClient:
         return streams
 
     async def run(self, command: Command) -> CommandReply:
-        """Return the reply to a command, whose id is replaced. Raises `EngineDeadError`."""
+        """Send a command and return its reply; its id is replaced. Raises `EngineDeadError`."""
         child = self._living()
         number = next(self._command_ids)
         reply: asyncio.Future[CommandReply] = asyncio.get_running_loop().create_future()
@@ -382,7 +382,7 @@ class EngineClient:
 
 
 async def _bring_up(child: EngineChild) -> EngineReady:
-    """Spawn an engine and wait until it serves. Raises WorkerError with the engine's words."""
+    """Spawn an engine; wait until it serves. Raises WorkerError with the engine's own words."""
     await child.spawn()
     either: set[asyncio.Future[Any]] = {child.ready, child.lost}
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

@@ -32,7 +32,7 @@ _NANOSECOND = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class ThreadTimes:
-    """How long one thread has run and waited for a core, and whether it runs or waits now."""
+    """The times that a thread ran and waited for a core, and whether it runs or waits now."""
 
     cpu_seconds: float = 0.0
     waited_seconds: float = 0.0

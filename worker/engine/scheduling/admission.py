@@ -214,7 +214,7 @@ class Admitter:
 
 def _as_of_now(waiting: list[Sequence]) -> Iterator[Sequence]:
     """Yield the members one by one; one that is admitted when yielded is removed from the list, and
-    the iteration goes on at its place. The list may be long, but few members are usually visited,
+    the iteration continues at its place. The list may be long, but few members are usually visited,
     so it is not copied.
     """
     index = 0

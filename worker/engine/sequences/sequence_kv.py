@@ -152,7 +152,7 @@ class SequenceKv:
         return () if self.tiers is None else self.tiers.save(self.blocks.take_evicted(), step)
 
     def reset(self, forget_tiers: bool = True) -> bool:
-        """Forget all cached contents, in tiers too unless told otherwise. Return False, and change
+        """Forget all cached contents, those of tiers if `forget_tiers`. Return False, and change
         nothing, while a sequence has blocks.
         """
         if not self.blocks.reset_prefix_cache():
