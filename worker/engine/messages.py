@@ -210,11 +210,11 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     `stop_token_id` is the token that ended the sequence, also the last of `token_ids`.
     `num_cached_tokens` counts prompt tokens served from the prefix cache at first admission. The
     three times are on the engine's monotonic clock, None until the event. `error` gives the user
-    the reason if `finish_reason` is `ERROR`, or `ABORT` without a request for it. `logprobs` has one entry
-    for each of `token_ids` when the request asked for them. `prompt_logprobs` comes in order with
-    the outputs up to the first token, one entry for each prompt token but the first, once for a
-    request: branches repeat none. `num_steps` is more than one only where a consumer that lags gets
-    several outputs as one. `pooled` [hidden_size] is the embedding of a prompt, before it is cut or
+    the reason if `finish_reason` is `ERROR`, or `ABORT` without a request for it. `logprobs` has
+    one entry for each of `token_ids` if the request asks for them. `prompt_logprobs` comes with
+    the outputs up to the first token, in order, one entry for each prompt token but the first, once
+    per request: branches repeat none. `num_steps` is more than one only if a lagging consumer
+    gets several as one. `pooled` [hidden_size] is the embedding of a prompt, before it is cut or
     normalised; it comes with `finish_reason`, as does `kv_offer` for a request that `keeps_kv`.
     """
 
