@@ -13,8 +13,8 @@ NO_KEY = hashlib.sha256().digest()
 
 
 def read_key(config: KvTransferConfig, environment: Mapping[str, str]) -> bytes:
-    """Read the key that engines share, from a file or the environment. Without one, any process of
-    this machine may take KV, and no other. Raises `ConfigError`.
+    """Read the key that engines share, from a file or the environment. Without a key, only
+    processes of this machine may take KV. Raises `ConfigError`.
     """
     text = environment.get(KEY_VARIABLE, "")
     if config.key_file is not None:
@@ -37,8 +37,8 @@ def is_loopback(host: str) -> bool:
 
 
 def may_ask(host: str, networks: Sequence[str] | None) -> bool:
-    """True if an address that a request names may be connected to: one of `networks`; without them
-    a private one, but no link-local one. Raises `ValueError` for what is no address.
+    """True if an address that a request names may be connected to: it is in one of `networks`;
+    without them, private but not link-local. Raises `ValueError` for what is not an address.
     """
     address = ipaddress.ip_address(host)
     # The system connects ::ffff:a.b.c.d to a.b.c.d, so that address counts.

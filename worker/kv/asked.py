@@ -18,8 +18,8 @@ _decoder = msgspec.msgpack.Decoder(tuple[str | None, str | None, bytes])
 
 @dataclass(frozen=True, slots=True)
 class WantedKv:
-    """The KV of `token_ids` from token `start` on, except the last one; `adapter` is the digest of
-    its files. A `start` after them all wants none.
+    """The KV wanted of `token_ids`, from token `start` on, except the last one; `adapter` is the
+    digest of the adapter's files. A `start` after them all wants none.
     """
 
     token_ids: Sequence[int]
@@ -30,8 +30,8 @@ class WantedKv:
 
 @dataclass(slots=True, eq=False)
 class KvQuestion:
-    """A question of another engine to the caches here. `is_open` and `answer` may be used on any
-    thread, `answer` once; `on_answer` is the connector's.
+    """A question that another engine asks of the caches here. `is_open` and `answer` may be used on
+    any thread, `answer` once; `on_answer` is the connector's.
     """
 
     wanted: WantedKv
@@ -44,7 +44,7 @@ class KvQuestion:
         return not self.answered.done()
 
     def answer(self, data: memoryview | None) -> None:
-        """Answer with the KV of consecutive tokens from the first wanted on, if there is any."""
+        """Answer with the KV of consecutive tokens from the first wanted one on, if any."""
         self.on_answer(self, memoryview(b"") if data is None else data)
 
 

@@ -1,4 +1,4 @@
-"""One end of a connection: whole frames, and bytes that are encrypted as they go."""
+"""One end of a connection: sends whole frames, and bytes that are encrypted on the way."""
 
 import asyncio
 import errno
@@ -57,7 +57,7 @@ class Channel:
         await self.send(Tag(cipher.tag))
 
     async def tag_of(self, data: memoryview) -> bytes:
-        """Return the tag of bytes that are sent another way, and in the clear."""
+        """Return the tag of bytes that are sent another way, unencrypted."""
         cipher = self._seal.data_cipher().encryptor()
         for start in range(0, len(data), _PIECE_BYTES):
             piece = data[start : start + _PIECE_BYTES]
@@ -66,7 +66,7 @@ class Channel:
         return cipher.tag
 
     async def receive_data(self, size: int) -> memoryview:
-        """Receive `size` bytes. Raises `KvTransferError` when they are damaged, or fewer."""
+        """Receive `size` bytes. Raises `KvTransferError` if they are damaged, or too few."""
         data = memoryview(bytearray(size + _CIPHER_ROOM))
         cipher = self._seal.data_cipher().decryptor()
         opening: asyncio.Task[int] | None = None
@@ -87,7 +87,7 @@ class Channel:
         return data[:size]
 
     async def while_open(self, work: Awaitable[_T]) -> _T:
-        """Return the result of `work`; `KvTransferError` when the other end hangs up first."""
+        """Return the result of `work`. Raises `KvTransferError` if the other end hangs up first."""
         working = asyncio.ensure_future(work)
         leaving = asyncio.create_task(self._fill(memoryview(bytearray(1))))
         try:

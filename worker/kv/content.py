@@ -18,7 +18,7 @@ _CONFIGURATIONS = ("config.json", "adapter_config.json")
 
 
 class KvShape(msgspec.Struct, frozen=True, array_like=True):
-    """The properties that two engines must share for the KV of one to be that of the other. `model`
+    """The properties that two engines must share so that one can use the KV of the other. `model`
     is a digest of weights and configuration. Block sizes may differ.
     """
 
@@ -40,7 +40,7 @@ class KvShape(msgspec.Struct, frozen=True, array_like=True):
 def content_digest(
     token_ids: Sequence[int], cache_salt: str | None, adapter: Adapter | None
 ) -> bytes:
-    """Name what the KV of tokens depends on besides the model."""
+    """Return a digest of what the KV of tokens depends on besides the model."""
     words = array("q", token_ids)
     if sys.byteorder == "big":
         words.byteswap()
@@ -49,8 +49,8 @@ def content_digest(
 
 
 def model_digest(path: Path | None, *facts: object) -> str:
-    """Name the weights below `path`, a file or a folder, by the size and samples of each file, and
-    what else their use depends on. Two quantisations of a model differ.
+    """Return a digest of the weights below `path`, a file or a folder (the size and samples of each
+    file), and of `facts` about their use. Two quantisations of a model differ.
     """
     digest = sha256(repr(facts).encode())
     files = [] if path is None else [path]

@@ -1,11 +1,11 @@
 """Blocks of KV in files: a directory of one engine's own, written and read by threads.
 
-One file a block, named by the block's digest: MAGIC, lengths of facts and data, checksums of facts
-and of both, facts (what the block is of, compared to the byte), data (its KV). It is written beside
-its name and renamed; checksums find what a crash of the machine leaves. A wrong file is deleted and
-reported as lost. The directory belongs to a model, its format and the seed of its hashes
-(`identity`); engines that have the same take one each, by a lock. When a file or the directory
-turns out to be gone, a directory is taken again, and what is left is reported.
+Each block has a file, named by the block's digest: MAGIC, lengths of facts and data, checksums of
+facts and of both, facts (what the block is of, compared to the byte), data (its KV). It is written
+under another name and renamed; checksums detect what a crash of the machine leaves. An invalid file
+is deleted and reported as lost. The directory belongs to a model, its format and the seed of its
+hashes (`identity`); each engine with the same identity locks a directory of its own. When a file or
+the directory turns out to be gone, a directory is taken again, and what is left is reported.
 
 One thread writes and deletes, in order; another reads. The engine never waits for them: a read that
 is not done in time has failed, and while the thread hangs no other should be begun (`is_stuck`).
@@ -71,27 +71,27 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The facts of what was on disk at the start, the least recently used first."""
+    """The facts of the blocks that were on disk at the start, the least recently used first."""
 
     facts: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A block that could not be read, or was not right, and is on disk no more."""
+    """A block that could not be read, or was invalid, and is on disk no more."""
 
     digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Files were deleted by others: the digests, in hexadecimal, of all that are there."""
+    """Files were deleted by others: the digests, in hexadecimal, of all files that are left."""
 
     names: frozenset[str]
 
 
 class DiskRead:
-    """A read of blocks that follow each other. `done`, `part` and `close` are for any thread."""
+    """A read of blocks that follow each other. Any thread may use `done`, `part` and `close`."""
 
     def __init__(
         self, disk: BlockFiles, blocks: Sequence[StoredBlock], start: int, end: int, until: float
@@ -161,11 +161,11 @@ class BlockFiles:
         return self._clock() >= read.until_seconds
 
     def write(self, slot: int, block: StoredBlock, data: memoryview, generation: int) -> None:
-        """Begin to write; `data` stays as it is until this is reported."""
+        """Begin to write a block; `data` must not change until this is reported."""
         self._writes.put(lambda: self._write(slot, block, data, generation))
 
     def delete(self, digests: Sequence[bytes]) -> None:
-        """Delete files, after what is being written."""
+        """Delete files, once earlier writes are done."""
         self._writes.put(lambda: self._delete(digests))
 
     def read(self, blocks: Sequence[StoredBlock], start: int, end: int) -> DiskRead:
@@ -192,8 +192,8 @@ class BlockFiles:
         return [self._reports.popleft() for _ in range(len(self._reports))]
 
     def close(self) -> None:
-        """End the threads, without what was to be written or read: the former is reported. A
-        hanging disk's threads are left behind. Idempotent.
+        """End the threads and drop what was to be written (which is reported) or read. A hanging
+        disk's threads are left behind. Idempotent.
         """
         if not self._is_closed:
             self._is_closed = True
@@ -226,7 +226,7 @@ class BlockFiles:
         self._reports.append(Found(tuple(facts for _, facts in sorted(found))))
 
     def _facts(self, path: str) -> bytes | None:
-        """Return the facts of a file that looks right; delete any other file."""
+        """Return the facts of a file that looks valid; delete any other file."""
         try:
             with open(path, "rb", buffering=0) as file:
                 facts, _ = self._head(file.fileno())
@@ -271,8 +271,8 @@ class BlockFiles:
         os.replace(f"{path}.tmp", path)
 
     def _look_again(self) -> None:
-        """Files were deleted by others. The lock may have been one of them, so another engine may
-        take the same name: one is taken anew.
+        """Look again after others deleted files. The lock may have been one of these, so another
+        engine may take the same directory: claim one anew.
         """
         names: list[str] = []
         try:
@@ -321,7 +321,7 @@ class BlockFiles:
                         self._give_back(read)
 
     def _reserve(self, read: DiskRead) -> bool:
-        """Wait for room for what is read; False if it is not wanted any more."""
+        """Wait for room for what is read; return False if it is not wanted any more."""
         size = len(read.blocks) * self._block_bytes
         with self._inbound:
             while not (self._is_closed or read.is_closed or self.is_late(read)):
@@ -386,7 +386,7 @@ class BlockFiles:
 
     def _head(self, descriptor: int) -> tuple[bytes, bytes]:
         """Return the facts of an open file and its checksum; its data come next. Raises
-        KvTransferError where it is no whole file of a block.
+        KvTransferError if it is not a complete file of a block.
         """
         prefix = bytearray(_PREFIX.size)
         _fill(descriptor, memoryview(prefix))
@@ -414,8 +414,8 @@ class BlockFiles:
 
 
 def check_directory(parent: Path) -> None:
-    """Check that files can be made in `parent` before a model is loaded for nothing. On a full disk
-    they could be later, and what is there can be read: that is logged. Raises ConfigError.
+    """Check that files can be made in `parent` before a model is loaded in vain. Raises
+    ConfigError. A full disk is only logged: it may have room later, and its files can be read.
     """
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -434,7 +434,7 @@ def _refused(parent: Path, error: OSError) -> ConfigError:
 
 
 def _claim(parent: Path, identity: str) -> tuple[Path, FileIO]:
-    """Return a directory that no other engine has, and its lock, held as long as it is open."""
+    """Return a directory that no other engine has, and its lock, which holds while it is open."""
     try:
         for number in range(_MAX_ENGINES):
             directory = parent / f"{identity}.{number}"

@@ -19,7 +19,7 @@ class Exports:
     """Sole owner of exported KV, of at most `limit_bytes` together. Safe on any thread.
 
     An export is fetched once: `take` removes it, and its room is free when it is `sent` or put
-    back. KV `lent` to an answer takes room too; a promise is of KV in caches and takes none.
+    back. KV `lent` to an answer takes room too; a promise is about cached KV and takes none.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -47,7 +47,7 @@ class Exports:
             return self.num_bytes + size <= self._limit_bytes
 
     def add(self, transfer_id: str, exported: ExportedKv, now: float) -> bool:
-        """Export KV, in place of another of this name. False: the rest is being sent."""
+        """Export KV, in place of another export of this name. Return False if there is no room."""
         with self._lock:
             if transfer_id in self._exports:
                 self._drop(transfer_id)
@@ -84,7 +84,7 @@ class Exports:
             self.num_bytes -= size
 
     def promise(self, name: str, deadline_seconds: float) -> None:
-        """Reserve: a peer will fetch this sequence's cached KV."""
+        """Note until when a peer may fetch the cached KV of the sequence that `name` stands for."""
         with self._lock:
             self._promised[name] = deadline_seconds
 

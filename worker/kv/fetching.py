@@ -1,4 +1,4 @@
-"""The loop's side that takes KV: connections to other engines."""
+"""The side of the loop that takes KV: connections to other engines."""
 
 from __future__ import annotations
 

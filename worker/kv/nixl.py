@@ -1,10 +1,10 @@
-"""KV that NIXL reads from the memory of one engine into that of another, over RDMA where there is.
+"""KV that NIXL reads from the memory of one engine into that of another, by RDMA if it can.
 
 Who may have what is agreed on over TCP (`worker.kv.wire`). If the tag of what was read is not the
 exporter's, the prompt is computed. Both give up their registrations after a transfer: the next may
 be at the same address, so a reader has one transfer at a time with each peer. One thread makes all
-of an agent's calls, in order. Memory that an agent does not let go of is held and tried again, and
-until it is free nothing else is read or lent. Source: the Python API of NIXL 1.x, `nixl._api`.
+of an agent's calls, in order. Memory that an agent fails to release is held and tried again; until
+then nothing else is read or lent. Source: the Python API of NIXL 1.x, `nixl._api`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 class NixlAgent(Protocol):
     """The part of `nixl_agent` that is used here. Regions are (address, bytes, device[, a text]); a
-    state is DONE, PROC or ERR. Anything may raise.
+    state is DONE, PROC or ERR. Any call may raise.
     """
 
     backends: Mapping[str, Any]
@@ -60,11 +60,11 @@ class NixlAgent(Protocol):
     def check_xfer_state(self, handle: Any) -> str: ...
 
     def release_xfer_handle(self, handle: Any) -> None:
-        """End it. Raises while it cannot be cancelled."""
+        """End the transfer. Raises while it cannot be cancelled."""
 
 
 class _Memory:
-    """Some memory while it is registered. All on the agent's thread."""
+    """Memory that is registered for a while. To be used on the agent's thread only."""
 
     def __init__(self, agent: NixlAgent, data: np.ndarray[Any, Any]) -> None:
         self._agent = agent
@@ -122,7 +122,7 @@ class _Read(_Memory):
 
 
 class NixlTransport:
-    """Lends and reads memory. Owns the agent's thread, and what the agent does not let go of."""
+    """Lends and reads memory. Owns the agent's thread, and memory that the agent cannot release."""
 
     def __init__(self, agent: NixlAgent) -> None:
         self._agent = agent
@@ -132,7 +132,7 @@ class NixlTransport:
 
     @classmethod
     def load(cls, config: KvTransferConfig) -> NixlTransport:
-        """Start an agent of NIXL's. Raises `ConfigError` where there is none."""
+        """Start a NIXL agent. Raises `ConfigError` if there can be none."""
         flag = "--kv-transfer-config: NixlConnector"
         try:
             api = importlib.import_module("nixl._api")
@@ -154,7 +154,7 @@ class NixlTransport:
 
     @contextlib.asynccontextmanager
     async def lent(self, data: memoryview) -> AsyncIterator[Lent]:
-        """Let another engine read `data` meanwhile. Raises `KvTransferError`."""
+        """Let another engine read `data` within the context. Raises `KvTransferError`."""
         memory = _Memory(self._agent, np.frombuffer(data, np.uint8))
         try:
             yield await self._call(lambda: self._begun(memory.lend))

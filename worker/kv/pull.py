@@ -11,6 +11,6 @@ class Pull(Protocol):
 
     @property
     def part(self) -> KvPart | None:
-        """The KV that has arrived, once it is done; None: the transfer failed."""
+        """The KV that has arrived, once the transfer is done; None: it failed."""
 
     def close(self) -> None: ...

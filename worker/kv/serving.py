@@ -1,7 +1,7 @@
-"""The loop's side that gives KV: connections from other engines, one fetch each.
+"""The side of the loop that gives KV: connections from other engines, one fetch each.
 
-A handshake has plenty of time, as the machine may be busy; but where all seats are taken, those
-that took longer than usual give way.
+A handshake has plenty of time, as the machine may be busy; but when all seats are taken, those that
+took longer than usual give way.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class KvServer:
         question.num_lent_bytes = 0
 
     async def _has_mapped(self, channel: Channel, data: memoryview, *, maps: bool) -> bool:
-        """Announce `data`, as shared memory for a peer on this machine. True: it mapped that."""
+        """Offer `data` as shared memory to a peer on this machine; return whether it took it."""
         memory = await asyncio.to_thread(SharedMemory.of, data) if maps and data else None
         with contextlib.nullcontext() if memory is None else memory:
             shared = None if memory is None else memory.shared
@@ -214,7 +214,7 @@ class KvServer:
         return difference and f"the KV of engine {own} does not fit: {difference}"
 
     def _take_export(self, fetch: Fetch) -> tuple[ExportedKv | None, str | None]:
-        """Take the fetched KV out of the exports; or return the reason why it cannot be had."""
+        """Take the fetched KV out of the exports, or return the reason why this is impossible."""
         if fetch.engine_id not in (None, self._state.config.engine_id):
             return None, f"this is engine {self._state.config.engine_id}, not {fetch.engine_id}"
         if (error := self._misfit(fetch)) is not None:

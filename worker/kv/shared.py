@@ -11,12 +11,12 @@ from worker.kv.wire import Shared
 
 
 def _seals() -> int:
-    """Return seals: memory neither shrinks, which would kill a reader, nor changes."""
+    """Return the seals that keep memory from shrinking, which would kill a reader, or changing."""
     return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
 class SharedMemory:
-    """Sole owner of a file of memory, until it is left or lost; mappings of it stay."""
+    """Sole owner of a file of memory, until its context ends or it is freed; mappings stay."""
 
     def __init__(self, shared: Shared) -> None:
         self.shared = shared
@@ -24,7 +24,7 @@ class SharedMemory:
 
     @classmethod
     def of(cls, data: memoryview) -> Self | None:
-        """Make one with a copy of `data`; None without such memory, or none to spare."""
+        """Create one with a copy of `data`; None if there is no such memory, or too little."""
         name = f"pointsman-kv-{secrets.token_hex(16)}"
         try:
             fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -51,7 +51,7 @@ class SharedMemory:
 
 
 def map_shared(shared: Shared, size: int) -> memoryview | None:
-    """Map the memory, of `size` bytes; None where it is missing, or another than was named."""
+    """Map `size` bytes of the memory; return None if it is missing, or not the one named."""
     path = f"/proc/{shared.pid}/fd/{shared.fd}"
     with contextlib.suppress(OSError):
         # In another PID namespace the number is that of another process.

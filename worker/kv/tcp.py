@@ -3,12 +3,12 @@
 The engine never waits for a socket: it exports KV (`keep`), begins transfers (`pull`, `ask`), polls
 whether they are done, and answers what other engines ask of its caches (`next_question`, `bell`).
 What has arrived is written into blocks as part of a step, so no block is touched while bytes are on
-their way. `KvServer` and `KvFetcher` run on the thread of an event loop and share `TransferState`
-alone with the connector. All bytes, connections and waits are bounded.
+their way. `KvServer` and `KvFetcher` run on the thread of an event loop and share only
+`TransferState` with the connector. All bytes, connections and waits are bounded.
 
-Between processes of one machine the peer maps anonymous memory as /proc/PID/fd/FD, so only under
-one user and in one PID namespace. KV whose name is agreed on beforehand (SGLang's rooms) may be
-asked for before it is exported: one connection waits for the export, the next one transfers.
+A peer on the same machine maps anonymous memory as /proc/PID/fd/FD, which takes the same user and
+PID namespace. KV whose name is agreed on beforehand (SGLang's rooms) may be asked for before it is
+exported: one connection waits for the export, the next one transfers.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class TcpConnector:
         blocks: tuple[int, ...],
         name: str | None = None,
     ) -> KvOffer | None:
-        """Export the KV that `digest` names until it is fetched. None: there is no room."""
+        """Export the KV that `digest` names until it is fetched; None if there is no room."""
         num_tokens = data.nbytes // self._state.token_bytes
         transfer_id = name or f"{request_id}-{uuid.uuid4().hex[:8]}"
         now, lease = time.monotonic(), self._state.config.kv_lease_duration
@@ -105,7 +105,7 @@ class TcpConnector:
         return KvOffer(source, blocks, time.time() + lease)
 
     def pull(self, source: KvSource, digest: bytes, start: int) -> TcpPull:
-        """Begin to fetch the KV that `digest` names from token `start` on, or free all of it."""
+        """Begin to fetch the KV that `digest` names from `start` on; if none is left, free it."""
         pull = TcpPull(lambda closed: self._call(self._fetcher.close, closed))
         self._call(self._fetcher.begin, pull, source, digest, start)
         return pull
@@ -119,7 +119,7 @@ class TcpConnector:
 
     @property
     def bell(self) -> int:
-        """A file that becomes readable when a question has come or a promise was redeemed."""
+        """A file that can be read when a question has come or a promise was redeemed."""
         return self._state.questions.bell
 
     @property
@@ -127,11 +127,11 @@ class TcpConnector:
         return len(self._state.questions) > 0
 
     def next_question(self) -> KvQuestion | None:
-        """Return the oldest question that another engine waits on."""
+        """Return the oldest question whose answer another engine still waits for, if any."""
         return self._state.questions.take()
 
     def leave_model(self) -> None:
-        """Give and take nothing: the weights may be others from now on."""
+        """Refuse to give or take KV from before: the weights may be others from now on."""
         self._state.shape = msgspec.structs.replace(
             self._state.shape, model=f"unknown {uuid.uuid4().hex}"
         )
@@ -146,7 +146,7 @@ class TcpConnector:
         return has_room
 
     def promise(self, name: str) -> None:
-        """Reserve: a peer will fetch this sequence's cached KV, by this name."""
+        """Note that a peer will fetch the cached KV of a sequence, by this name."""
         if self._state.config.gives:
             self._exports.promise(name, time.monotonic() + self._state.config.kv_lease_duration)
 
@@ -156,7 +156,7 @@ class TcpConnector:
 
     @property
     def num_expired(self) -> int:
-        """Exports and promises that were not fetched, in time or before they gave way."""
+        """The number of exports and promises that expired or gave way before a fetch."""
         return self._exports.num_expired
 
     def close(self) -> None:

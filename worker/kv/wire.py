@@ -45,13 +45,13 @@ class Challenge(msgspec.Struct, frozen=True, array_like=True, tag="challenge"):
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
-    """Asks for the KV of tokens `start` to `num_tokens` − 1 of what `digest` names, which is not
-    exported any longer then; where both are the same, for none of it. `maps`: memory of this
-    machine will do. `waits`: the reply, without bytes, is to come as soon as it is exported.
-    `engine_id` None: whichever engine this is. `reads`: the taker has NIXL.
+    """Asks for the KV of tokens `start` to `num_tokens` − 1 of the export that `digest` names,
+    which ends then; if both are the same, for none of it. `maps`: memory of this machine will do.
+    `waits`: the reply, without bytes, is to come as soon as the KV is exported. `engine_id` None:
+    whichever engine this is. `reads`: the taker has NIXL.
 
     With `asked`: for the cached KV of `num_tokens` tokens, from `start` on; a question of `asked`
-    bytes follows. `transfer_id` is a promise to be redeemed then, or empty.
+    bytes follows. `transfer_id` is then a promise to be redeemed, or empty.
     """
 
     engine_id: str | None
@@ -82,7 +82,7 @@ class Lent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
-    """`error` says why nothing follows; else `num_bytes` do, or are in `shared`, or `lent`."""
+    """`error` says why no bytes follow; else `num_bytes` do, or are in memory that is named."""
 
     error: str | None
     num_bytes: int = 0
@@ -97,7 +97,7 @@ class Mapped(msgspec.Struct, frozen=True, array_like=True, tag="mapped"):
 
 
 class Tag(msgspec.Struct, frozen=True, array_like=True, tag="tag"):
-    """The tag of all bytes: detects damaged, missing, mixed up or replaced ones."""
+    """The tag of all bytes: detects damaged, missing, mixed-up or replaced ones."""
 
     tag: bytes
 
@@ -124,7 +124,7 @@ class Seal:
         return len(body).to_bytes(LENGTH_BYTES, "little") + body + self._mac(body)
 
     def decode(self, data: bytes, kind: type[Frame]) -> Frame:
-        """Return the frame in a body and its MAC. Raises `KvTransferError` for a wrong one."""
+        """Return the frame in a body and its MAC. Raises `KvTransferError` if it is invalid."""
         body, mac = data[:-MAC_BYTES], data[-MAC_BYTES:]
         try:
             frame = msgspec.msgpack.decode(body, type=kind)

@@ -12,7 +12,7 @@ Read = Callable[[EngineStats], float]
 
 @dataclass(frozen=True, slots=True)
 class EngineSeries:
-    """One family. A sample is a label with its value ("" for none) and a function that reads it."""
+    """One family of series. A sample has a label's value ("" for none) and a reading function."""
 
     name: str
     kind: str
@@ -26,7 +26,7 @@ def _gauge(name: str, text: str, read: str | Read) -> EngineSeries:
 
 
 def _counter(name: str, text: str, read: str | Read | None = None) -> EngineSeries:
-    """`read` None: the scheduler's counter of this name."""
+    """Return a counter. `read` None: it is the scheduler's counter of this name."""
     read = read or f"scheduler.{name}"
     return _counters(name, text, (("", attrgetter(read) if isinstance(read, str) else read),))
 

@@ -1,4 +1,4 @@
-"""The whole metrics page, with vLLM 0.32's names, labels and buckets, and own series `pointsman:…`.
+"""The whole metrics page, with vLLM 0.32's names, labels and buckets, and our `pointsman:…`.
 
 A picker scrapes every worker twenty times a second, so a scrape must cost next to nothing:
 `prometheus_client` renders the same page in about two milliseconds.
@@ -274,7 +274,7 @@ def _constants(start_unix_seconds: float) -> bytes:
 
 
 class AdapterInfo:
-    """Adapters loaded and waited for, as labels; the value is the time of the last change."""
+    """Adapters loaded or waited for, as labels; the value is the time of the last change."""
 
     def __init__(self, max_loras: int, start_unix_seconds: float) -> None:
         self._max_loras = max_loras
@@ -338,7 +338,7 @@ class HttpMetrics:
         request_bytes: int,
         response_bytes: int,
     ) -> None:
-        """Count one exchange, not of `EXCLUDED_HANDLERS`; `handler` "none": no route matched."""
+        """Count one exchange, none of `EXCLUDED_HANDLERS`; `handler` "none": no route matched."""
         if handler in EXCLUDED_HANDLERS:
             return
         if method not in _METHODS:  # clients may invent methods, which must not become series

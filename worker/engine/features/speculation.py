@@ -10,7 +10,7 @@ it is: their confidences must be constant (see `ops.draft`).
 
 Drafting never delays a running or admissible sequence. Drafts get the rest of the token budget, and
 a block only while one stays free for each running sequence. Beyond a sequence's next block they use
-only blocks that cache nothing; for that one they may evict the next cached block, since stopping at
+only blocks that cache nothing; the next block itself may evict a cached one, since stopping at
 each block's end costs a tenth to a third of the tokens a step (measured, blocks of 16). Nothing is
 scheduled before the results of a step with drafts, nor ahead of one in which drafts may pay.
 """
