@@ -8,7 +8,7 @@ request of a priority below 0 is refused (429) with the probability
 
 so that shedding begins long before the pool is full. `q` is defined by queue-scorer. An endpoint
 counts with the signals that its page has, and as full (1.0) without any or while its load is
-unknown. (The reference wraps this refusal into a 500.)
+unknown. (The reference wraps this refusal in a 500.)
 """
 
 import math

@@ -5,8 +5,8 @@ header-based-testing-filter: keep the endpoints that a request header lists; for
     keep = the endpoints of `test-epp-endpoint-selection: IP[:port], …`, in the header's order
 
 An entry without a port means every endpoint of that address, in the candidates' order; an IPv6
-address must be in brackets before a port. An entry that is no endpoint's address lets none pass, as
-does a blank header. Requests without a body are filtered, too (the reference sends those
+address must be in brackets before a port. An entry that is no endpoint's address lets none pass;
+nor does a blank header. Requests without a body are filtered, too (the reference sends those
 anywhere). Without the header all pass, because the suite expects that any endpoint may serve then
 (the reference keeps none). The suite's data-parallel pools need the ports of one address to be
 distinguished (the reference treats them as one endpoint).

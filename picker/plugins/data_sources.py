@@ -1,7 +1,7 @@
 """Locations of pages about endpoints (`scrape.sources.DataSource`): settings only.
 
-metrics-data-source: where an endpoint's metrics page is. `port` is by default the endpoint's own,
-`interval` that of `--refresh-metrics-interval`; it is rounded to a multiple of that.
+metrics-data-source: where an endpoint's metrics page is. `port` is by default the endpoint's own.
+`interval` is by default `--refresh-metrics-interval`, and is rounded to a multiple of it.
 
 models-data-source: where an endpoint lists the models it serves, at its own port.
 

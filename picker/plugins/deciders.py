@@ -10,7 +10,7 @@ prefix-based-pd-decider: prefill elsewhere what the decode endpoint has not cach
 
 `input` is the number of tokens of the request's prompts. The stage never runs with nonCachedTokens
 0 (which turns disaggregation off), with input < nonCachedTokens or < promptTokens, without a decode
-endpoint, and without a finding of approx-prefix-cache-producer, the only one that counts.
+endpoint, or without a finding of approx-prefix-cache-producer, whose findings alone count.
 """
 
 from typing import Any

@@ -2,9 +2,9 @@
 
 core-metrics-extractor: the load of an endpoint and further numbers from its metrics page.
 
-The names of series depend on the endpoint's engine. Its label `engineLabelKey` names the engine
-(`llm-d.ai/engine-type`, else the legacy `inference.networking.k8s.io/engine-type`), else
-`defaultEngine` does, also for an unknown label. `engineConfigs` adds engines or redefines built-in
+The names of series depend on the endpoint's engine. The endpoint's label `engineLabelKey`
+(`llm-d.ai/engine-type`, else the legacy `inference.networking.k8s.io/engine-type`) names it; if the
+label is absent or unknown, `defaultEngine` does. `engineConfigs` adds engines or redefines built-in
 ones by name. A spec is `name` or `name{label=value,…}`, and empty for a number that the engine does
 not report. `customMetrics` become attributes `<attributeKey>/core-metrics-extractor`.
 

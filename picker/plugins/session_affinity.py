@@ -15,7 +15,7 @@ session is sent to while the session is in use. It moves the session only when i
 among the candidates of a request; when another endpoint merely had more weight, the session stays
 bound.
 
-Times are those of requests. Requests may be decided in another order than they arrived in, so the
+Times are those of requests. Requests may be decided in a different order from their arrival, so the
 newest time seen counts as now. A binding older than the time to live is never used, and the next
 sweep drops it. Beyond `MAX_BINDINGS` sessions, the least recently used one is dropped.
 

@@ -3,7 +3,7 @@ requests they come in.
 
 Theory of operation. A turn of a flow is worth `quantumTokens` × its weight. The request that uses a
 turn up may use more, and the excess is a debt that the flow repays by missing turns. (Deficit round
-robin, Shreedhar and Varghese 1995, in the form that need not know the cost of a request beforehand:
+robin, Shreedhar and Varghese 1995, in the form that does not need a request's cost in advance:
 surplus round robin.) Missed turns are not enumerated. Each flow has a position, counted in turns,
 which its tokens move:
 
@@ -16,10 +16,10 @@ whenever one waits, and a flow that is alone is never held back by its debt.
     at dispatch     position moves by the estimate, times the cost of an estimated token of the
                     flow's last requests (1/8 to 8); this corrects most of the constant error of
                     estimates in advance
-    at completion   position moves by the difference to the usage that the response reports:
+    at completion   position moves by the difference from the usage that the response reports:
                     prompt + completionTokenWeight · completion, where a cached token of the prompt
                     counts cachedTokenWeight; without a report the estimate remains
-    on coming back  position = max(position, the current round): waiting for nothing earns no
+    on coming back  position = max(position, the current round): having no request earns no
                     credit, and refunds for earlier requests no longer count
     always          position − the current round is at most maxDebtTokens / (quantumTokens ·
                     weight), and at least the negative of that

@@ -88,7 +88,7 @@ class SessionIdProducer:
 
 
 def cookie(header: str, name: str) -> str:
-    """Return the first cookie called `name`, "" without one, without its quotes (RFC 6265)."""
+    """Return the first cookie called `name` without its quotes (RFC 6265), "" if there is none."""
     for pair in header.split(";"):
         key, equals, value = pair.partition("=")
         if equals and key.strip() == name:

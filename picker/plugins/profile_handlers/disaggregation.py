@@ -8,8 +8,8 @@ disagg-profile-handler: run a request's encode, prefill and decode stages on dif
 The decode endpoint is the request's destination; headers name the others: `x-prefiller-host-port`
 the first picked prefill endpoint, `x-encoder-hosts-ports` all picked encode endpoints. A stage is
 skipped when its profile is not configured, when its decider is not named or declines, and when it
-finds no endpoint: the decode endpoint then does its work as well. Only a decode stage without an
-endpoint refuses the request.
+finds no endpoint: the decode endpoint then does its work as well. The request is refused only when
+the decode stage finds no endpoint.
 
 While a later stage runs, the attribute `PEER_ENDPOINT_KEY` is the endpoint of the stage that it has
 to be near: the decode endpoint in decode-first order, in prefill-first order that of the latest

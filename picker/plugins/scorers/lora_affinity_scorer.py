@@ -7,7 +7,7 @@
             0.0    else, and when the endpoint's load is unknown
 
 The target model counts as an adapter even if it is the base model. A page without the series, such
-as that of a vLLM before its first request, shows neither room nor the lack of it.
+as vLLM's before its first request, shows neither room nor the lack of it.
 """
 
 from collections.abc import Sequence
