@@ -156,7 +156,7 @@ class WorkerApi:
             await self._fail(exchange, failure)
 
     async def _handled(self, exchange: Exchange) -> None:
-        """Run the handler, again if it finds fields to ignore: it has not asked the engine yet."""
+        """Run the handler; rerun it without ignored fields, as it has not asked the engine yet."""
         handle = self._handler(exchange)
         try:
             await handle(exchange)

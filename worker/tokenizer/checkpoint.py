@@ -145,7 +145,7 @@ def _gguf_template(file: GgufFile, key: str) -> str | None:
 
 
 def _gguf_vocab_size(file: GgufFile, num_tokens: int) -> int:
-    """Return the number of embeddings: metadata, which may be outdated, count without tensors."""
+    """Return the number of embeddings, which tensors state better than older metadata."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is not None and embedding.shape:
         return embedding.shape[0]
@@ -159,7 +159,7 @@ def _gguf_hidden_size(file: GgufFile) -> int | None:
 
 
 def _embedded(ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
-    """Return the ids with an embedding; files list end tokens without, which are never drawn."""
+    """Return the ids with an embedding; other end tokens that files list are never drawn."""
     return tuple(dict.fromkeys(i for i in ids if 0 <= i < vocab_size))
 
 

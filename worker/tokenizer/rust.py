@@ -83,7 +83,7 @@ def byte_level_bytes(spelling: str) -> bytes:
 
 
 def _piece_spelling(space: str, has_byte_pieces: bool) -> Spelling:
-    """Return the spelling of pieces: `space` stands for a blank, `<0x0A>` for a byte."""
+    """Return a function that spells pieces: `space` is a blank, `<0x0A>` a byte."""
 
     def spelled(piece: str) -> bytes:
         match = _BYTE_PIECE.fullmatch(piece) if has_byte_pieces else None

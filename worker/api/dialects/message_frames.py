@@ -36,7 +36,7 @@ class ContentBlock(msgspec.Struct, kw_only=True):
 
 
 class MessagesUsage(msgspec.Struct):
-    """Token counts. As in Anthropic's API, `input_tokens` are only those that no cache had."""
+    """Token counts. As in Anthropic's API, `input_tokens` leaves out those from a cache."""
 
     input_tokens: Count
     output_tokens: Count

@@ -62,7 +62,7 @@ class ServedAdapters:
     async def load(
         self, name: str, path: str, parent: str | None = None, in_place: bool = False
     ) -> None:
-        """Serve an adapter; running requests keep a replaced one. Raises `RequestError`."""
+        """Serve an adapter; running requests keep the previous one. Raises `RequestError`."""
         if not name or not path:
             message = "Both 'lora_name' and 'lora_path' must be provided."
             raise RequestError(message, type="InvalidUserInput")

@@ -144,7 +144,7 @@ class OpenAiFrames(Frames):
         return self.start + self.tail(usage, metrics, last=True)
 
     def tail(self, usage: TokenCounts | None, metrics: Json | None, *, last: bool) -> bytes:
-        """Return a frame's end. `last`: of a choice's last frame, or of the one with the usage."""
+        """Return a frame's end; `last` marks a choice's last frame and the one with the usage."""
         # The usual frame: nothing to encode.
         if not last and usage is None:
             return b"]}\n\n"

@@ -17,7 +17,7 @@ _INT64 = 1 << 63
 
 
 class ApiKeys:
-    """Bearer keys, stored as digests so that the time of a comparison reveals nothing of them."""
+    """Bearer keys, stored as digests: the time of a comparison reveals nothing about them."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)

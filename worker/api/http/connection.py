@@ -347,7 +347,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _linger(self) -> bool:
-        """Prepare to close; return whether to discard data until the client read the answer."""
+        """Prepare to close; return whether to discard data until the answer has been read."""
         if not (self._in_body or self._in_head or self._deaf) or self._socket is None:
             return False
         self._deaf = True

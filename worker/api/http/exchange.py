@@ -192,7 +192,7 @@ class Exchange:
             return
 
     async def disconnected(self) -> None:
-        """Wait until the client is gone, then raise `ClientGoneError`. Read the body before."""
+        """Wait until the client is gone, then raise `ClientGoneError`. Read the body first."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         raise ClientGoneError

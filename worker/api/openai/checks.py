@@ -349,7 +349,7 @@ def response_id(prefix: str, asked: str | None, arrival: Arrival) -> str:
 def prompts_of(
     prompt: str | list[str | int | list[int]], limits: ModelLimits | None = None
 ) -> list[str | list[int]]:
-    """Return the prompts. With `limits`, refuse too many ids before a look at each of them."""
+    """Return the prompts. With `limits`, refuse too many ids before looking at each of them."""
     name = Field("prompt")
     if not prompt:
         raise FieldError(name, " cannot be empty", param=name if prompt == "" else None)

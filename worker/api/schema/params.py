@@ -78,7 +78,7 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True)
 class SamplingContext:
-    """The model's side: its own `defaults`, and `encode`, which returns ids without a prefix."""
+    """The model's own `defaults`, and `encode`, which returns a text's ids without a prefix."""
 
     limits: ModelLimits
     encode: Callable[[str], list[int]]

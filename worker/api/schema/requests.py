@@ -48,7 +48,7 @@ RANGES: dict[str, tuple[float, float, float]] = {
 
 
 def says(**keywords: object) -> Meta:
-    """Return keywords of JSON Schema that msgspec does not check; `params` and others do."""
+    """Return keywords of JSON Schema that msgspec does not check but `params` and others do."""
     return Meta(extra_json_schema=keywords)
 
 

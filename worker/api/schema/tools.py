@@ -27,7 +27,7 @@ _NO_ARGUMENTS: Json = {"type": "object", "properties": {}, "additionalProperties
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The choice of tools; `schemas` describe arguments by function. `named` is the one chosen."""
+    """The choice of tools; `schemas` describe arguments by function. `named`: the one to call."""
 
     schemas: Mapping[str, Json]
     choice: str
@@ -128,7 +128,7 @@ def answer_schema(use: ToolUse) -> Json | None:
 
 
 def _embedded(schema: Json, name: str, definitions: Json) -> Json:
-    """Return a schema, or if it refers to itself a reference to it among `definitions`."""
+    """Return a schema or, if it refers to itself, a reference to it among `definitions`."""
     root = "#/$defs/" + name.replace("/", "~1")
     moved, refers = _moved(schema, root)
     if not refers:

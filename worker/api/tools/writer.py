@@ -103,7 +103,7 @@ class AnswerWriter:
         self._dropping = False
 
     def fail(self, raw: str, *, truncated: bool) -> None:
-        """Turn the call into content; if the answer is `truncated`, one with arguments stays."""
+        """Turn the call into content, unless the answer is `truncated` and arguments began."""
         begun = self._open is not None or self._dropping
         if begun and truncated:
             self.end()
