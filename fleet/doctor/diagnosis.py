@@ -91,7 +91,7 @@ def read_checks(judges: Mapping[str, Judge]) -> Iterator[Check]:
 def row(
     key: str, path: str, is_wrong: Callable[[Any], object]
 ) -> Callable[[ConfigPart | Lane], Iterator[JudgeFinding]]:
-    """Return a judge of the value at a path; `$value` in texts is the result of `is_wrong`."""
+    """Return a judge of the value at a path. Its texts name `$place`, and `is_wrong`'s `$value`."""
     steps = [step for step in path.split(".") if step]
 
     def judge(part: ConfigPart | Lane) -> Iterator[JudgeFinding]:

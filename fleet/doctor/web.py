@@ -61,7 +61,7 @@ class PageClient:
 
 
 def _place(url: str) -> tuple[Address, str, str, ssl.SSLContext | None]:
-    """Return the address, path prefix, Host header and TLS of a server. Raises `ValueError`."""
+    """Return the address, path prefix, Host header and TLS context. Raises `ValueError`."""
     parts = urlsplit(url)
     if parts.scheme == "unix":
         return PipeAddress(unquote(parts.path)), "", "localhost", None

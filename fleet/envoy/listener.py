@@ -96,7 +96,7 @@ def _connection_manager(config: BootstrapConfig) -> Json:
 
 
 def _strip(config: BootstrapConfig) -> list[Json]:
-    """Remove headers of a request before anything, the route included, reads it."""
+    """Remove headers of a request before anything, the route included, reads them."""
     prefixes: tuple[str, ...] = ROUTING_PREFIXES
     if not config.trust_control_headers:
         prefixes = CONTROL_PREFIXES + ROUTING_PREFIXES

@@ -315,7 +315,7 @@ class FleetPlan:
     def picker(
         self, ports: tuple[int, int, int] | None = None, record: Path | None = None
     ) -> PickerPlan:
-        """Plan a picker that records into `record`; None: like the first one."""
+        """Plan a picker that records into `record` or, if that is None, into `options.record`."""
         options, site = self.options, self.site
         ports = site.picker_ports if ports is None else ports
         record = options.record if record is None else record

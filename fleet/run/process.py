@@ -221,12 +221,12 @@ class Child:
                 self._process.send_signal(signal.SIGTERM)
 
     async def stop(self, drain_seconds: float, grace_seconds: float = 0.0) -> None:
-        """Stop the process: after `drain_seconds` hurry it, after `grace_seconds` kill it."""
+        """Stop the process; after `drain_seconds` hurry it up, after `grace_seconds` kill it."""
         self.retire()
         await self._end(drain_seconds, grace_seconds)
 
     async def renew(self, drain_seconds: float, grace_seconds: float = 0.0) -> None:
-        """End the process as `stop` does; returns before the next one is `serving`."""
+        """End the process as `stop` does; return before the next one is `serving`."""
         self._no_pause.set()
         if self._process is not None:
             self._renewing = True

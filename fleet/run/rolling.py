@@ -173,7 +173,7 @@ class WorkerRestart:
         self._envoy_has_pool = scene.plan.options.routing is Mechanism.OVERRIDE_HOST
 
     async def run(self, say: Say) -> None:
-        """Restart all until one does not come back, for which it raises `FleetError`."""
+        """Restart the workers until one does not come back; raise `FleetError` for that one."""
         count = len(self._scene.members.workers)
         if count == 1:
             await self._replace_the_only_one(say)

@@ -20,7 +20,7 @@ _PATTERN = "fleet-*.json"
 
 
 class RunningFleet(msgspec.Struct, frozen=True):
-    """`port` is Envoy's, `url` the address for clients, `control` the socket for orders."""
+    """A fleet. `port` is Envoy's, `url` the address for clients, `control` a socket for orders."""
 
     pid: int
     picker: str

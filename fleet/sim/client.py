@@ -52,7 +52,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class TokenForm:
-    """Makes prompts of all messages so far, after as many tokens as a chat template has."""
+    """Makes prompts of all messages so far, after as many tokens as a chat template adds."""
 
     template_tokens: int = 0
 

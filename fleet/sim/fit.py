@@ -6,7 +6,7 @@ and `c` for each sequence that does; a request has a fixed overhead `d` besides.
 **Guess.** A stage of `pointsman bench` has means: of the gap between tokens `g`, of the time to the
 first token, of the time of decoding, and rates. By Little's law `n = rate · (mean E2E − mean TTFT)`
 sequences decode at a time, and `u·rate·g` prompt tokens are computed during a gap, for `u` uncached
-tokens a request. A first token waits for half of the step that runs and for the one behind it, for
+tokens a request. A first token waits for half of the step that runs and for the one after it, for
 the prompts before it (as in a queue M/D/1 of load v = rate·u/R), and for its own prompt's steps:
 
     g = b + c·n + (1/R)·u·rate·g

@@ -41,7 +41,7 @@ class WorkerGoneError(Exception): ...
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """`gaps` are seconds between tokens, `exported` is the place of the prompt's KV."""
+    """A whole answer. `gaps` are seconds between tokens, `exported` is where the prompt's KV is."""
 
     num_cached: int
     token_ids: Sequence[int]
