@@ -43,7 +43,7 @@ _MAX_KEYS = 64
 
 
 def top(url: str, console: Console, keyboard: TextIO, *, once: bool = False) -> int:
-    """Show the picker until `q` or Ctrl-C; with `once`, or outside a terminal, print one picture.
+    """Show the picker until `q` or Ctrl-C; with `once`, or outside a terminal, print one snapshot.
     Raises `NoPickerError` and `SeveralPoolsError`.
     """
     views = PickerViews(url)

@@ -160,7 +160,7 @@ class PoolPages:
         self.history.record(samples, pool)
 
     async def _show_endpoints(self, request: web.Request) -> web.Response:
-        """Return all endpoints; `?history=N` adds samples, and all numbers are from the last."""
+        """Return all endpoints; `?history=N` adds samples, and loads are then the last sample's."""
         samples = whole_number(request, "history", default=0, least=0, most=SAMPLES)
         health = self.source.health()
         candidates = self.source.datastore.snapshot().candidates

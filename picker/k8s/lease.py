@@ -82,7 +82,7 @@ class LeaseKeeper:
         self._resigned.set()
 
     async def run(self) -> None:
-        """Take part until `resign` or cancellation; in both cases, release the Lease first."""
+        """Take part in the election until `resign` or cancellation; then release the Lease."""
         with self._series.shown(self.is_leader):
             async with self._connect() as api, asyncio.TaskGroup() as group:
                 campaign = group.create_task(self._campaign(api), name="election")

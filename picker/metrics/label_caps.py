@@ -78,9 +78,9 @@ class BoundedLabels:
 
 
 class RequestLabels:
-    """The values of `REQUEST_LABELS`. Owns the known names, and the labels that were charged. A
-    model that a rule or a worker names, under its own name or rewritten by a rule, costs nothing
-    without a tenant: what an operator configures is always reported.
+    """The values of `REQUEST_LABELS`. Owns the known names, and the labels that were charged. If a
+    rule or a worker names a model, under its own name or as the target of a rewrite, its labels
+    cost nothing without a tenant: what an operator configures is always reported.
     """
 
     def __init__(self, room: PageRoom | None = None) -> None:

@@ -55,7 +55,7 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class Binding(msgspec.Struct, frozen=True):
-    """A plugin bound a session to an endpoint; the binding with more `moves` wins."""
+    """A binding of a session to an endpoint by a plugin; the one with more `moves` wins."""
 
     plugin: str
     endpoint: EndpointName

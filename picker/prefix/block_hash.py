@@ -37,7 +37,7 @@ def prompt_hashes(
 
 
 def root_hash(model: str, salt: str = "", seed: int = 0) -> int:
-    """Compute the hash before block 0, which separates models, adapters and salted tenants."""
+    """Compute the hash before block 0; it separates models, adapters and the salts of tenants."""
     # JSON of clients may contain lone surrogates, which have no UTF-8.
     return xxhash.xxh64_intdigest(model.encode() + salt.encode(errors="surrogatepass"), seed)
 

@@ -38,7 +38,7 @@ class _Configurable(Protocol):
 
 @dataclass(slots=True)
 class CommandRunner:
-    """Sole owner of whether the engine is paused or asleep, and of commands not answered yet.
+    """Sole owner of the engine's paused or sleeping state, and of commands not answered yet.
 
     `outputs` are the last outputs of aborted requests, `replies` the answers; the reader removes
     them. All methods but `configure` and those about adapters require that no step is in flight.

@@ -13,7 +13,7 @@ from torch import Tensor
 class StepAdapters(Protocol):
     @property
     def native(self) -> Any:
-        """Return the adapters in the form of native layers, if products are native."""
+        """Return the adapters whose products are native, in the form of native layers."""
 
     def add(self, layer: int, product: str, x: Tensor, y: Tensor) -> None:
         """Add the adapters' part to y [T, out], in place; `product` ("qkv", "output", "gate_up" or

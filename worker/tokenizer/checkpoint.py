@@ -145,7 +145,7 @@ def _gguf_template(file: GgufFile, key: str) -> str | None:
 
 
 def _gguf_vocab_size(file: GgufFile, num_tokens: int) -> int:
-    """Return the number of embeddings, which tensors state better than older metadata."""
+    """Return the number of embeddings, which tensors state more reliably than older metadata."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is not None and embedding.shape:
         return embedding.shape[0]

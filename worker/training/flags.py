@@ -26,8 +26,8 @@ class Settings:
     `tokens` is the number that the model writes itself, in addition to `text`. `steps` None:
     `EPOCHS` rounds over the data. `minutes` limits the run, which then saves the head as it is;
     None: no limit. `out` None: the folder in which a worker finds a head of this model.
-    `start_from` is a head to train further; the size of its MLP stays, the draft vocabulary is
-    chosen anew. `overwrite`: replace any head in `out`, also a better one. `dtype` "auto": the
+    `start_from` is a head to train further; the size of its MLP stays, but the draft vocabulary is
+    chosen anew. `overwrite`: replace any head in `out`, even a better one. `dtype` "auto": the
     fastest for writing text.
     """
 

@@ -117,7 +117,7 @@ class CalmLoad:
         return len(self._flows)
 
     def began(self, flow: str, is_calm: bool, now_seconds: float) -> None:
-        """Count a dispatched request of `flow`; `is_calm` says that it is within its share."""
+        """Count a dispatched request; `is_calm` says whether `flow` is within its share."""
         one = self._flows.get(flow)
         if one is None:
             one = self._flows[flow] = _Flow(at_seconds=now_seconds, since_seconds=now_seconds)

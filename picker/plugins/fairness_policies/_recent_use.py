@@ -188,7 +188,7 @@ class RecentUse:
             self._changed.add(flow)
 
     def _update(self, use: _Use) -> None:
-        """Bring up to date whether the flow wants more than it gets."""
+        """Update whether the flow wants more than it gets."""
         use.pass_to(self._now)
         is_here = use.waits or use.num_in_flight > 0
         self._want(use, is_here and use.waited >= WAITING_SHARE)

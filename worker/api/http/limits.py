@@ -84,9 +84,9 @@ def _malformed(reason: str, place: int | None) -> RequestError:
 
 
 def _lone_surrogate(body: bytes, reason: str, place: int | None) -> int | None:
-    """Return the place of the escaped surrogate without another half that stopped the decoder at
-    `place`; None if there is none. Only the text just before `place` is checked: a body may have a
-    million surrogates.
+    """Return the position of the escaped surrogate that stopped the decoder at `place` because its
+    other half is missing; None if there is none. Only the text just before `place` is checked: a
+    body may have a million surrogates.
     """
     if place is not None and "surrogate" in reason:
         last = place - _ESCAPE_BYTES

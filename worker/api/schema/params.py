@@ -182,7 +182,9 @@ def sampling_params(
     context: SamplingContext,
     rng: random.Random,
 ) -> SamplingParams:
-    """Check fields and fill in defaults. `logprobs` is the API's own; `rng` draws seeds."""
+    """Check fields and fill in defaults. `logprobs` is what the API's own fields ask for; `rng`
+    draws seeds.
+    """
     limits = context.limits
     # A further field with a range needs its row in `RANGES` alone.
     ranged: dict[str, Any] = {name: _in_range(request, name, context) for name in RANGES}

@@ -141,7 +141,7 @@ def mistral_calls(scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
 
 
 def call_list(scanner: Scanner, writer: AnswerWriter, *, is_marked: bool = True) -> Parse[None]:
-    """Read `[{…}, {…}]`, at least one; what follows the last good one is not part of it."""
+    """Read `[{…}, {…}]`, at least one object; what follows the last good one is not part of it."""
     yield from scanner.expect("[")
     while True:
         yield from scanner.blanks()

@@ -29,7 +29,7 @@ class NgramMatch:
 
 
 def find_match(text: str, shortest: int, longest: int) -> NgramMatch | None:
-    """Return the match of between `shortest` and `longest` tokens of a spelled sequence."""
+    """Return the longest match of a spelled sequence's end, of `shortest` to `longest` tokens."""
     if len(text) <= shortest:
         return None
     end = len(text) - 1  # an earlier place ends before the last token

@@ -42,7 +42,9 @@ from worker.types import EngineStats, FinishReason
 
 
 def merge(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
-    """Merge two consecutive outputs: tokens and log probabilities in order, else `later`'s."""
+    """Merge two consecutive outputs: tokens and log probabilities in order, the steps added up,
+    the rest from `later`.
+    """
     steps = (one.num_steps for one in (earlier, later) if one.token_ids)
     return msgspec.structs.replace(
         later,
@@ -177,8 +179,8 @@ class EngineClient:
     def stats(self) -> EngineStats:
         """The latest counters, those of dead engines included, with the queue as it is now.
 
-        Requests sent since the engine's last report wait, and requests that ended run no more, so
-        running + waiting is always `num_unfinished`.
+        Requests sent since the engine's last report count as waiting, and requests that ended no
+        longer count as running, so running + waiting is always `num_unfinished`.
         """
         running = min(self._stats.num_running, len(self._streams))
         waiting = len(self._streams) - running

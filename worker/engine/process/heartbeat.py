@@ -105,11 +105,11 @@ _SIZES = 32  # steps are classed by the number of binary digits of their token c
 
 
 class StepBudget:
-    """Learns how long steps take, by size, and says when one takes too long. In seconds.
+    """Learns how long steps take, in seconds, by size, and says when one takes too long.
 
     Steps are grouped by the power of two of their token count. A size never seen is judged by its
     neighbours. The very first step may take `warm_up_seconds`, and so may the first one of every
-    size while `compiles_kernels`, which a device may do at their first use.
+    size while `compiles_kernels`: a device may compile a kernel at its first use.
     """
 
     compiles_kernels = False

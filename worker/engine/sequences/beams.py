@@ -135,7 +135,7 @@ def _extended(
 
 def _is_decided(ended: Sequence[Beam], likeliest: float, length: int, rules: BeamRules) -> bool:
     """True if there are `width` answers and the rules do not ask for better ones; the likeliest
-    live beam, of `length` tokens, has the sum `likeliest`.
+    live beam, of `length` tokens, has the log probability `likeliest`.
     """
     params = rules.params
     if len(ended) < params.width:

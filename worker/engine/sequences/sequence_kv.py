@@ -32,7 +32,7 @@ class HeldKv:
 
 class SequenceKv:
     """Translates between sequences and the block manager, which it owns, and the `tiers` below it.
-    Only KV that ended steps have written (`num_written`) is ever offered to others.
+    Only KV written by finished steps (`num_written`) is ever offered to others.
     """
 
     def __init__(self, config: CacheConfig) -> None:
