@@ -138,8 +138,8 @@ class PoolView:
             self._classify(record, now)
 
     def look(self, now: float, *, is_current: bool = True) -> View:
-        """Return the changes since the last look. Unless `is_current`, no flicker expires where half
-        a node's Pods flicker, or all of the pool's.
+        """Return the changes since the last look. Unless `is_current`, no flicker expires where
+        half a node's Pods flicker, or all of the pool's.
         """
         if self._flickering:
             self._expire_flickers(now, is_current=is_current)
