@@ -131,9 +131,7 @@ async def per_scrape(fetch: Fetch, endpoints: Sequence[Endpoint], seconds: float
     deadline = time.monotonic() + seconds
 
     async def one(endpoint: Endpoint) -> None:
-        reading = EndpointReading(
-            endpoint, 0, ("core", core), store, StalenessLimits(), lambda: None
-        )
+        reading = EndpointReading(endpoint, 0, "core", core, store, StalenessLimits(), lambda: None)
         while (now := time.monotonic()) < deadline:
             reading.take(await fetch(endpoint.host_port), now, 0.05)
 
