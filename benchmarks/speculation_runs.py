@@ -19,7 +19,7 @@ from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest
 from worker.engine.pipeline import OverlappedPipeline
 from worker.engine.process.build import build_core
-from worker.executor import model_runner
+from worker.executor import start
 from worker.executor.interface import Executor
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
@@ -191,10 +191,10 @@ class Shared:
         self._model: LlamaModel | None = None
 
     def __enter__(self) -> None:
-        model_runner.load_model = self._load
+        start.load_model = self._load
 
     def __exit__(self, *exc: object) -> None:
-        model_runner.load_model = load_model
+        start.load_model = load_model
 
     def _load(self, *args: Any, **options: Any) -> LlamaModel:
         if self._model is None:
