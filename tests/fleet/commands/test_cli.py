@@ -48,7 +48,7 @@ too many workers | sim --workers 10000 | --workers is between 1 and 256, not 100
 half a worker | sim --workers 1.5 | --workers: takes a whole number of 1 or more
 no threads | sim --envoy-concurrency 0 | --envoy-concurrency: takes a whole number
 an unknown engine | up --engine simm | 'sim'); did you mean sim? (see pointsman
-somebody else's engine | up --engine sglang
+another project's engine | up --engine sglang
       | --engine: sglang workers are started by themselves, and found by `pointsman picker`
 a host by name | sim --host example.org | --host takes an IP address
 an open host | sim --host 0.0.0.0 | --host 0.0.0.0 can be reached from other
