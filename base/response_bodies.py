@@ -1,4 +1,4 @@
-"""The names of the ways in which a picker learns what became of a request."""
+"""The modes in which a proxy shows responses to the picker."""
 
 from enum import Enum
 
