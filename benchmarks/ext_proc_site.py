@@ -1,4 +1,4 @@
-"""The processes of `picker_ext_proc.py`: a pool, a picker, an Envoy with it and one without."""
+"""The processes of `picker_ext_proc.py`: a pool, pickers, Envoys with them, and what they replace."""
 
 import argparse
 import asyncio
@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from measuring import cpu_seconds
+
 from fleet.envoy.binary import find_envoy
 from fleet.envoy.bootstrap import build, to_json
 from fleet.envoy.probe import until
@@ -19,7 +21,6 @@ from fleet.envoy.settings import BootstrapConfig, SocketAddress
 from fleet.run.ports import free_ports
 
 HOST = "127.0.0.1"
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 ANSWER = json.dumps({"model": "sim", "choices": [{"text": "word " * 60}], "usage": {}})
 METRICS = "".join(
     f"# TYPE {name} {kind}\n{name}{labels} {value}\n"
@@ -42,9 +43,13 @@ class Site:
     ports: dict[str, int] = field(default_factory=dict)
 
     def cpu_seconds(self, name: str) -> float:
-        """User and system time so far."""
-        stat = Path(f"/proc/{self.pids[name]}/stat").read_text().rpartition(")")[2].split()
-        return (int(stat[11]) + int(stat[12])) / TICKS_PER_SECOND
+        """CPU time so far."""
+        return cpu_seconds(self.pids[name])
+
+    def switches(self, name: str) -> int:
+        """The times so far that a thread has waited."""
+        statuses = Path(f"/proc/{self.pids[name]}/task").glob("*/status")
+        return sum(int(one.read_text().rpartition("\nvoluntary")[2].split()[1]) for one in statuses)
 
 
 def answering_envoy(ports: Sequence[int], admin: int) -> dict[str, Any]:
@@ -92,14 +97,16 @@ def answering_envoy(ports: Sequence[int], admin: int) -> dict[str, Any]:
     }
 
 
-def front_envoy(site: Site, options: argparse.Namespace, bodies: bool, port: int) -> dict[str, Any]:
+def front_envoy(
+    site: Site, options: argparse.Namespace, bodies: bool, port: int, picker: str = "picker"
+) -> dict[str, Any]:
     """The bootstrap that `pointsman up` would use."""
     (admin,) = free_ports(HOST, 1, port + 1)
     config = BootstrapConfig(
         listen=SocketAddress(HOST, port),
         admin=SocketAddress(HOST, admin),
-        picker=SocketAddress(HOST, site.ports["picker"]),
-        picker_health=SocketAddress(HOST, site.ports["health"]),
+        picker=SocketAddress(HOST, site.ports[picker]),
+        picker_health=SocketAddress(HOST, site.ports[f"{picker} health"]),
         endpoints=tuple(SocketAddress(HOST, port) for port in site.endpoints),
         buffer_request_body=options.request_body == "buffered",
         stream_response_body=bodies,
@@ -119,10 +126,15 @@ def without_picker(document: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def running(name: str, site: Site, *command: str) -> AsyncIterator[None]:
-    """A process around a block; its log is in the folder."""
+async def running(
+    name: str, site: Site, *command: str, tree: Path | None = None
+) -> AsyncIterator[None]:
+    """A process around a block; its log is in the folder. Python imports from `tree`, if given."""
+    path = {} if tree is None else {"PYTHONPATH": str(tree)}
     with (site.folder / f"{name}.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=log, stderr=log, cwd=tree, env={**os.environ, **path}
+        )
     site.pids[name] = process.pid
     try:
         yield
@@ -150,19 +162,34 @@ async def envoy(name: str, site: Site, document: dict[str, Any], port: int) -> A
 
 
 @contextlib.asynccontextmanager
-async def picker(site: Site, options: argparse.Namespace) -> AsyncIterator[None]:
-    """The picker over the pool."""
+async def picker(
+    site: Site, options: argparse.Namespace, name: str = "picker", tree: Path | None = None
+) -> AsyncIterator[None]:
+    """The picker over the pool, of this checkout or of another one in `tree`."""
     endpoints = site.folder / "endpoints.yaml"
     endpoints.write_text(
         "endpoints:\n"
         + "".join(f'- {{name: w{p}, address: {HOST}, port: "{p}"}}\n' for p in site.endpoints)
     )
-    names = ("picker", "health", "metrics")
-    site.ports |= dict(zip(names, free_ports(HOST, 3, site.endpoints[-1] + 10), strict=True))
+    grpc, health, metrics = free_ports(HOST, 3, max(*site.endpoints, *site.ports.values()) + 10)
+    site.ports |= {name: grpc, f"{name} health": health}
     flags = ["--endpoints-file", str(endpoints), "--bind-address", HOST]
-    flags += ["--grpc-port", str(site.ports["picker"])]
-    flags += ["--grpc-health-port", str(site.ports["health"])]
-    flags += ["--metrics-port", str(site.ports["metrics"]), *options.picker_args.split()]
-    async with running("picker", site, sys.executable, "-m", "picker", *flags):
-        await until(SocketAddress(HOST, site.ports["metrics"]), "/readyz")
+    flags += ["--grpc-port", str(grpc), "--grpc-health-port", str(health)]
+    flags += ["--metrics-port", str(metrics), *options.picker_args.split()]
+    async with running(name, site, sys.executable, "-m", "picker", *flags, tree=tree):
+        await until(SocketAddress(HOST, metrics), "/readyz")
+        yield
+
+
+@contextlib.asynccontextmanager
+async def sglang_router(site: Site) -> AsyncIterator[None]:
+    """Another router before the same endpoints: sglang-router with its default policy."""
+    port, metrics = free_ports(HOST, 2, max(site.ports.values()) + 10)
+    urls = [f"http://{HOST}:{endpoint}" for endpoint in site.endpoints]
+    flags = ["--policy", "cache_aware", "--host", HOST, "--port", str(port), "--log-level", "error"]
+    flags += ["--prometheus-host", HOST, "--prometheus-port", str(metrics), "--worker-urls", *urls]
+    command = (sys.executable, "-m", "sglang_router.launch_router", *flags)
+    async with running("sglang-router", site, *command):
+        await until(SocketAddress(HOST, port), "/health")
+        site.ports["sglang-router"] = port
         yield

@@ -39,7 +39,7 @@ from typing import Any, cast
 import grpc
 import uvloop
 from envoy.service.discovery.v3 import discovery_pb2
-from measuring import Table, child, command_line, numbers, write_results
+from measuring import Table, child, command_line, cpu_seconds, numbers, write_results
 
 from fleet.run.ports import free_ports
 from picker.xds.wire import ENDPOINT_TYPE, STREAM_ENDPOINTS
@@ -285,15 +285,6 @@ def running_picker(kubeconfig: Path, pods: int) -> Iterator[int]:
         finally:
             process.terminate()
             process.wait(PATIENCE_SECONDS)
-
-
-def cpu_seconds(pid: int) -> float:
-    """CPU time of a process and its children until now."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    threads = [
-        thread for one in (str(pid), *children) for thread in Path(f"/proc/{one}/task").iterdir()
-    ]
-    return sum(int((one / "schedstat").read_text().split()[0]) for one in threads) / 1e9
 
 
 def measured(load: Load, rounds: int, warm_up: int) -> dict[str, Any]:

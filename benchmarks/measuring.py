@@ -82,6 +82,15 @@ class Table:
         return "  ".join(cells).rstrip()
 
 
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process and its children until now."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    threads = [
+        thread for one in (str(pid), *children) for thread in Path(f"/proc/{one}/task").iterdir()
+    ]
+    return sum(int((one / "schedstat").read_text().split()[0]) for one in threads) / 1e9
+
+
 @contextmanager
 def child(serve: Callable[..., None], *arguments: object) -> Iterator[Connection]:
     """Run `serve(pipe, *arguments)` in another process until the block ends.

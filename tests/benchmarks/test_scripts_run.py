@@ -32,7 +32,7 @@ SMALLEST: dict[str, tuple[str, ...]] = {
     "kv_transfer": ("--mebibytes 1 --rounds 1", "--model {model} --lengths 32 --rounds 1"),
     "picker_ext_proc": (
         "--quick --response-bodies off",
-        "--saturate --connections 4 --seconds 1 --response-bodies off",
+        "--saturate --connections 4 --seconds 1 --rounds 1 --response-bodies off",
     ),
     "prefix_index": ("--endpoints 1 --rounds 1 --pairs 2000",),
     "replicas": ("--rates 100 --seconds 0.2",),
