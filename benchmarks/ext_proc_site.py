@@ -1,4 +1,4 @@
-"""The processes of `picker_ext_proc.py`: a pool, pickers, Envoys with them, and what they replace."""
+"""The processes of `picker_ext_proc.py`: a pool, pickers, Envoys with them and without."""
 
 import argparse
 import asyncio

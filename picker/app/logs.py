@@ -32,4 +32,3 @@ def set_up_logging(verbosity: int, *, as_json: bool) -> None:
     level = logging.INFO if verbosity >= QUIET_LEVEL else logging.ERROR
     level = logging.DEBUG if verbosity >= DEBUG_LEVEL else level
     logging.basicConfig(handlers=[target], level=level)
-    logging.getLogger("watchfiles").setLevel(logging.WARNING)
