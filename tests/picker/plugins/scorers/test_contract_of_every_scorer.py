@@ -38,6 +38,7 @@ def test_each_candidate_gets_one_score_within_zero_and_one(
         "lora-affinity-scorer",
         "active-request-scorer",
         "token-load-scorer",
+        "expected-cost-scorer",
     ],
 )
 @examples(60)
