@@ -17,7 +17,7 @@ from measuring import cpu_seconds
 from fleet.envoy.binary import find_envoy
 from fleet.envoy.bootstrap import build, to_json
 from fleet.envoy.probe import until
-from fleet.envoy.settings import BootstrapConfig, SocketAddress
+from fleet.envoy.settings import BootstrapConfig, PipeAddress, SocketAddress
 from fleet.run.ports import free_ports
 
 HOST = "127.0.0.1"
@@ -105,7 +105,9 @@ def front_envoy(
     config = BootstrapConfig(
         listen=SocketAddress(HOST, port),
         admin=SocketAddress(HOST, admin),
-        picker=SocketAddress(HOST, site.ports[picker]),
+        picker=PipeAddress(str(site.folder / f"{picker}.sock"))
+        if options.socket
+        else SocketAddress(HOST, site.ports[picker]),
         picker_health=SocketAddress(HOST, site.ports[f"{picker} health"]),
         endpoints=tuple(SocketAddress(HOST, port) for port in site.endpoints),
         buffer_request_body=options.request_body == "buffered",
@@ -173,8 +175,11 @@ async def picker(
     )
     grpc, health, metrics = free_ports(HOST, 3, max(*site.endpoints, *site.ports.values()) + 10)
     site.ports |= {name: grpc, f"{name} health": health}
-    flags = ["--endpoints-file", str(endpoints), "--bind-address", HOST]
-    flags += ["--grpc-port", str(grpc), "--grpc-health-port", str(health)]
+    flags = ["--endpoints-file", str(endpoints), "--grpc-health-port", str(health)]
+    if options.socket:
+        flags += ["--bind-address", f"unix://{site.folder}/{name}.sock"]
+    else:
+        flags += ["--bind-address", HOST, "--grpc-port", str(grpc)]
     flags += ["--metrics-port", str(metrics), *options.picker_args.split()]
     async with running(name, site, sys.executable, "-m", "picker", *flags, tree=tree):
         await until(SocketAddress(HOST, metrics), "/readyz")

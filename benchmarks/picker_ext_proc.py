@@ -270,6 +270,12 @@ def main() -> None:
         help="off, on or both: whether the picker sees answers",
     )
     parser.add_argument("--picker-args", default="", help="more flags for the picker")
+    parser.add_argument(
+        "--socket",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="Envoy reaches the picker by a unix socket, as in `up`",
+    )
     parser.add_argument("--saturate", action="store_true")
     parser.add_argument("--connections", type=numbers(int), default=[1, 16, 64], metavar="N,…")
     parser.add_argument("--rounds", type=int, default=5, help="of --saturate; medians are printed")

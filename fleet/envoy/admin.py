@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from fleet.envoy import probe
-from fleet.envoy.settings import Address, SocketAddress
+from fleet.envoy.settings import Address, PipeAddress, SocketAddress
 
 # Requests that continued without the picker's answer, and responses that it has not seen.
 WITHOUT_PICKER = "http.ingress.ext_proc.failure_mode_allowed"
@@ -37,8 +37,13 @@ class _Socket(msgspec.Struct, frozen=True):
     port_value: int
 
 
+class _Pipe(msgspec.Struct, frozen=True):
+    path: str
+
+
 class _Address(msgspec.Struct, frozen=True):
-    socket_address: _Socket
+    socket_address: _Socket | None = None
+    pipe: _Pipe | None = None
 
 
 class _Host(msgspec.Struct, frozen=True):
@@ -62,16 +67,20 @@ async def stats(admin: Address, names: Iterable[str]) -> dict[str, int]:
     return {one.name: int(one.value) for one in found.stats if one.name}
 
 
-async def hosts(admin: Address, cluster: str) -> dict[SocketAddress, Host]:
+async def hosts(admin: Address, cluster: str) -> dict[Address, Host]:
     found = _decoded(await probe.request(admin, "/clusters?format=json"), _Clusters)
     return {
-        SocketAddress(
-            host.address.socket_address.address, host.address.socket_address.port_value
-        ): _seen(host)
+        _address(host.address): _seen(host)
         for one in found.cluster_statuses
         if one.name == cluster
         for host in one.host_statuses
     }
+
+
+def _address(shown: _Address) -> Address:
+    if shown.socket_address is not None:
+        return SocketAddress(shown.socket_address.address, shown.socket_address.port_value)
+    return PipeAddress("" if shown.pipe is None else shown.pipe.path)
 
 
 def _seen(host: _Host) -> Host:

@@ -34,7 +34,7 @@ from fleet.envoy.clusters import (
 )
 from fleet.envoy.listener import listener
 from fleet.envoy.proto import Json, address, extension, packed
-from fleet.envoy.settings import BootstrapConfig, Limits, Mechanism, SocketAddress
+from fleet.envoy.settings import Address, BootstrapConfig, Limits, Mechanism, SocketAddress
 
 # Types of extensions that the documents name; protobuf knows those that are imported.
 EXTENSIONS = (
@@ -111,7 +111,7 @@ def endpoints_document(endpoints: Sequence[SocketAddress]) -> str:
     return _discovered(assignment(POOL, endpoints))
 
 
-def pickers_document(pickers: Sequence[tuple[SocketAddress, SocketAddress]]) -> str:
+def pickers_document(pickers: Sequence[tuple[Address, SocketAddress]]) -> str:
     """Return the content of `BootstrapConfig.pickers_file`: pickers' addresses and health."""
     return _discovered(assignment(PICKER, [one for one, _ in pickers], [two for _, two in pickers]))
 

@@ -9,6 +9,7 @@ from fleet.envoy.proto import Json, address, extension, packed
 from fleet.envoy.settings import (
     DESTINATION_KEY,
     DESTINATION_NAMESPACE,
+    Address,
     BootstrapConfig,
     EndpointDiscovery,
     Limits,
@@ -32,9 +33,7 @@ _BELIEVE_HEALTH_AT_ONCE = {"healthy_panic_threshold": {"value": 0}, "update_merg
 
 
 def assignment(
-    cluster: str,
-    endpoints: Sequence[SocketAddress],
-    health: Sequence[SocketAddress | None] | None = None,
+    cluster: str, endpoints: Sequence[Address], health: Sequence[SocketAddress | None] | None = None
 ) -> Json:
     """List the endpoints of `cluster`; `health` is the address for health checks if it differs."""
     members = []

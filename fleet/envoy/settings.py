@@ -47,9 +47,12 @@ class SocketAddress:
         return f"http://{host}:{self.port}"
 
 
+MAX_PIPE_BYTES = 107  # of a path, on Linux
+
+
 @dataclass(frozen=True, slots=True)
 class PipeAddress:
-    """A unix socket by its path (at most 107 bytes)."""
+    """A unix socket by its path (at most `MAX_PIPE_BYTES`)."""
 
     path: str
 
@@ -108,7 +111,7 @@ class BootstrapConfig:
 
     listen: SocketAddress
     admin: Address
-    picker: SocketAddress
+    picker: Address
     endpoints: tuple[SocketAddress, ...] = ()
     endpoints_file: str | None = None
     discovery: EndpointDiscovery | None = None

@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,14 @@ from types import MappingProxyType
 
 import yaml
 
-from fleet.envoy.settings import BootstrapConfig, Mechanism, PipeAddress, SocketAddress
+from fleet.envoy.settings import (
+    MAX_PIPE_BYTES,
+    Address,
+    BootstrapConfig,
+    Mechanism,
+    PipeAddress,
+    SocketAddress,
+)
 from fleet.errors import FleetError
 from fleet.run.devices import Gpu, GpuPlacement, place
 from fleet.run.process import Program
@@ -131,15 +139,21 @@ class WorkerPlan:
 
 @dataclass(frozen=True, slots=True)
 class PickerPlan:
+    """One picker. `ext_proc` is a socket of the fleet's folder, named after the first port, or that
+    port where the folder's name is too long for a socket.
+    """
+
     program: Program
-    ext_proc: SocketAddress
+    ports: tuple[int, int, int]
+    ext_proc: Address
     health: SocketAddress
     http: SocketAddress
     record: Path | None
 
     @property
-    def ports(self) -> tuple[int, int, int]:
-        return self.ext_proc.port, self.health.port, self.http.port
+    def place(self) -> str:
+        at = self.ext_proc
+        return at.path if isinstance(at, PipeAddress) else f"{at.host}:{at.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,10 +333,16 @@ class FleetPlan:
         options, site = self.options, self.site
         ports = site.picker_ports if ports is None else ports
         record = options.record if record is None else record
-        ext_proc, health, http = ports
+        health, http = (SocketAddress(_LOOPBACK, port) for port in ports[1:])
+        pipe = PipeAddress(str(site.folder.absolute() / f"picker-{ports[0]}.sock"))
+        ext_proc: Address = pipe
+        listening = ["--bind-address", f"unix://{pipe.path}"]
+        if len(os.fsencode(pipe.path)) > MAX_PIPE_BYTES:
+            ext_proc = SocketAddress(_LOOPBACK, ports[0])
+            listening = ["--bind-address", _LOOPBACK, "--grpc-port", str(ports[0])]
         argv = [*_python("picker.__main__"), "--endpoints-file", str(self.endpoints_path)]
-        argv += ["--bind-address", _LOOPBACK, "--grpc-port", str(ext_proc)]
-        argv += ["--grpc-health-port", str(health), "--metrics-port", str(http)]
+        argv += [*listening, "--grpc-health-port", str(health.port)]
+        argv += ["--metrics-port", str(http.port)]
         argv += ["--drain-timeout", f"{options.drain_seconds:g}s"]
         if record is not None:
             argv += ["--record", str(record)]
@@ -334,8 +354,7 @@ class FleetPlan:
         if options.decision_header:
             argv.append("--decision-header")
         program = Program("picker", tuple(argv), site.folder / "picker.log")
-        at = [SocketAddress(_LOOPBACK, port) for port in ports]
-        return PickerPlan(program, at[0], at[1], at[2], record)
+        return PickerPlan(program, ports, ext_proc, health, http, record)
 
     def envoy(self, number: int = 1, epoch: int = 0) -> EnvoyPlan:
         """Plan Envoy number `number`; it takes over from its predecessor unless `epoch` is 0."""

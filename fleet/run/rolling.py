@@ -25,7 +25,7 @@ import msgspec
 
 from fleet.envoy import admin, probe
 from fleet.envoy.clusters import PICKER, POOL
-from fleet.envoy.settings import Mechanism, SocketAddress
+from fleet.envoy.settings import Address, Mechanism, SocketAddress
 from fleet.errors import FleetError
 from fleet.run.control import FleetPart, Order
 from fleet.run.layout import PORTS_OF_A_PICKER, FleetPlan, PickerPlan
@@ -64,11 +64,11 @@ class Scene:
         except TimeoutError as error:
             raise FleetError(f"{complaint} within {self.limit_seconds:g} s") from error
 
-    async def envoy_uses(self, cluster: str, address: SocketAddress) -> bool:
+    async def envoy_uses(self, cluster: str, address: Address) -> bool:
         found = await admin.hosts(self.members.envoy.plan.admin, cluster)
         return address in found and found[address].is_healthy
 
-    async def envoy_forgot(self, cluster: str, address: SocketAddress) -> bool:
+    async def envoy_forgot(self, cluster: str, address: Address) -> bool:
         return address not in await admin.hosts(self.members.envoy.plan.admin, cluster)
 
     async def active(self, cluster: str, address: SocketAddress) -> int:
@@ -133,7 +133,7 @@ class PickerRestart:
         await old.child.stop(scene.plan.options.drain_seconds + MARGIN_SECONDS, MARGIN_SECONDS)
         self._spare = old.plan.ports
         recorded = "" if plan.record is None else f"; decisions are recorded in {plan.record}"
-        say(f"picker: restarted at {_HOST}:{plan.ext_proc.port}{recorded}")
+        say(f"picker: restarted at {plan.place}{recorded}")
 
     async def _introduce(self, new: Picker, old: Picker) -> None:
         scene = self._scene

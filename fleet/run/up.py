@@ -229,8 +229,7 @@ class _Fleet:
                     phases.create_task(phase("front", plan.ingress.url, members.front.child))
                 phases.create_task(phase("envoy", plan.gateway.url, members.envoy.child))
                 picker = members.picker
-                place = f"127.0.0.1:{picker.plan.ext_proc.port}"
-                phases.create_task(phase("picker", place, picker.child))
+                phases.create_task(phase("picker", picker.plan.place, picker.child))
                 all_workers = [one.child for one in members.workers]
                 phases.create_task(phase("workers", f"127.0.0.1:{ports}", *all_workers))
             waiting.cancel()

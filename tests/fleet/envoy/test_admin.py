@@ -32,7 +32,12 @@ CLUSTERS = {
                 )
             ],
         },
-        {"name": "picker"},
+        {
+            "name": "picker",
+            "host_statuses": [
+                {"address": {"pipe": {"path": "/run/p.sock"}}, "health_status": {}, "stats": []}
+            ],
+        },
     ]
 }
 
@@ -63,7 +68,9 @@ async def test_hosts_have_their_health_and_their_requests(tmp_path: Path) -> Non
             SocketAddress("127.0.0.1", 2): admin.Host(False, 2),
             SocketAddress("127.0.0.1", 3): admin.Host(False, 3),
         }
-        assert await admin.hosts(address, "picker") == {}
+        known = await admin.hosts(address, "picker")
+        assert known == {PipeAddress("/run/p.sock"): admin.Host(True, 0)}
+        assert await admin.hosts(address, "no such cluster") == {}
 
 
 async def test_statistics_are_asked_for_by_name(tmp_path: Path) -> None:

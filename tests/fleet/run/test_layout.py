@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fleet.envoy.settings import Mechanism, SocketAddress
+from fleet.envoy.settings import Mechanism, PipeAddress, SocketAddress
 from fleet.run.layout import DISAGGREGATED_CONFIG, FleetOptions, FleetPlan, Site, endpoints_yaml
 from picker.config.build import BuildOptions, check_config
 from picker.config.catalog import builtin_plugins
@@ -95,14 +95,26 @@ def test_the_picker_learns_of_every_worker() -> None:
 
 def test_the_parts_have_each_others_addresses() -> None:
     layout = lay_out(config=Path("c.yaml"), routing=Mechanism.ORIGINAL_DST, port=99)
-    assert flags(layout.picker().program.argv)["--grpc-port"] == "1"
+    socket = str(SITE.folder.absolute() / "picker-1.sock")
+    assert flags(layout.picker().program.argv)["--bind-address"] == f"unix://{socket}"
     assert flags(layout.picker().program.argv)["--config-file"] == "c.yaml"
     bootstrap = layout.envoy().bootstrap
-    assert bootstrap.picker == SocketAddress("127.0.0.1", 1)
+    assert bootstrap.picker == PipeAddress(socket)
     assert bootstrap.picker_health == SocketAddress("127.0.0.1", 2)
     assert bootstrap.endpoints == tuple(one.address for one in layout.workers)
     assert bootstrap.mechanism is Mechanism.ORIGINAL_DST
     assert bootstrap.listen == SocketAddress("127.0.0.1", 99)
+
+
+def test_a_folder_with_a_long_name_has_envoy_reach_the_picker_at_a_port() -> None:
+    """The system limits the path of a socket to 107 bytes."""
+    layout = FleetPlan(
+        FleetOptions(), dataclasses.replace(SITE, folder=Path("/" + "é" * 47)), MODEL
+    )
+    assert layout.picker().place == "127.0.0.1:1"
+    assert flags(layout.picker().program.argv)["--grpc-port"] == "1"
+    short = FleetPlan(FleetOptions(), dataclasses.replace(SITE, folder=Path("/" + "é" * 46)), MODEL)
+    assert short.picker().place == f"/{'é' * 46}/picker-1.sock"
 
 
 @pytest.mark.parametrize("buffered", [True, False])

@@ -51,9 +51,9 @@ def test_envoys_file_has_the_health_address_of_each_picker(tmp_path: Path) -> No
     Rotation(plan).pickers([plan.picker((7, 8, 9)), plan.picker()])
     found = [
         (
-            one["address"]["socket_address"]["port_value"],
+            Path(one["address"]["pipe"]["path"]).name,
             one["health_check_config"]["address"]["socket_address"]["port_value"],
         )
         for one in members(plan.pickers_path)
     ]
-    assert found == [(7, 8), (1, 2)]
+    assert found == [("picker-7.sock", 8), ("picker-1.sock", 2)]
