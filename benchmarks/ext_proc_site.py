@@ -14,6 +14,7 @@ from typing import Any
 
 from measuring import cpu_seconds
 
+from base.response_bodies import ResponseBodies
 from fleet.envoy.binary import find_envoy
 from fleet.envoy.bootstrap import build, to_json
 from fleet.envoy.probe import until
@@ -111,7 +112,7 @@ def front_envoy(
         picker_health=SocketAddress(HOST, site.ports[f"{picker} health"]),
         endpoints=tuple(SocketAddress(HOST, port) for port in site.endpoints),
         buffer_request_body=options.request_body == "buffered",
-        stream_response_body=bodies,
+        response_bodies=ResponseBodies.ALL if bodies else ResponseBodies.OFF,
     )
     document: dict[str, Any] = json.loads(to_json(build(config)))
     return document

@@ -106,6 +106,9 @@ Envoy
                               holder of a body during the decision: Envoy, up to 4 MiB, so that
                               losing the picker costs no request (buffered); or the picker, as the
                               protocol prescribes (full-duplex)
+--response-bodies off|usage|all = off
+                              what the picker sees of responses: headers and the end (off), also the
+                              first token's time and the usage (usage), or every piece (all)
 --front                       put `pointsman front` before Envoy: streams continue when their
                               workers die
 --trust-control-headers       let clients set the headers for objective, tenant and latency targets

@@ -301,6 +301,23 @@ class ResponseProgress(msgspec.Struct, frozen=True):
     is_last: bool = False
 
 
+class BodyReport(msgspec.Struct, frozen=True):
+    """A proxy's report on a body that it does not show: on its first piece, or `is_last`.
+
+    `data` is the part of the body that may have the usage: in full, or its end and perhaps its
+    beginning. `num_bytes` and `num_pieces` count from the beginning (None: unknown).
+    `first_after_seconds` is the time between the headers and the first piece with content. The
+    client left before the end if `is_cut`.
+    """
+
+    is_last: bool = False
+    data: bytes = b""
+    num_bytes: int = 0
+    num_pieces: int | None = None
+    first_after_seconds: float | None = None
+    is_cut: bool = False
+
+
 # Dynamic metadata for the proxy: namespace → key → value (text, number, or a map of numbers).
 Metadata: TypeAlias = Mapping[str, Mapping[str, "str | float | Mapping[str, float]"]]
 
@@ -322,12 +339,16 @@ class ResponseTap(Protocol):
     def end(self) -> bytes:
         """Return the bytes held back from a response that ends without a last piece (trailers)."""
 
+    def report(self, report: BodyReport) -> None:
+        """Take a report in place of a body that the proxy does not show."""
+
 
 class RouteDecision(msgspec.Struct, frozen=True):
     """The director's answer to the stream: the destination, and changes to the request.
     `destination` is the `ip:port[,ip:port…]` list; `body` replaces the client's body when not None;
     `metadata` goes to the proxy beside the destination. With `skip_response` the picker does not
-    look at the response, whatever `response` is.
+    look at the response, whatever `response` is. With `watches_first_piece` a report of the first
+    piece of the response has a use when that piece arrives.
     """
 
     destination: str
@@ -337,6 +358,7 @@ class RouteDecision(msgspec.Struct, frozen=True):
     response: ResponseTap | None = None
     skip_response: bool = False
     needs_response_body: bool = False
+    watches_first_piece: bool = False
 
 
 class FinishCause(Enum):

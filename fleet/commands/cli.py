@@ -97,6 +97,7 @@ def _up(argv: list[str]) -> int:
     if (arguments.prefill is None) is not (arguments.decode is None):
         raise UsageError("--prefill and --decode go together: give both, or neither")
     _require("up", "fleet" if arguments.engine == "torch" else "sim")
+    from base.response_bodies import ResponseBodies
     from fleet.envoy.settings import Mechanism
     from fleet.run.layout import FleetOptions
     from fleet.run.preflight import check_options, read_objectives
@@ -109,6 +110,7 @@ def _up(argv: list[str]) -> int:
     given |= {
         "objectives": "" if path is None else read_objectives(path, say, clients_may_name=trust),
         "routing": Mechanism(arguments.routing),
+        "response_bodies": ResponseBodies(arguments.response_bodies),
         "buffer_request_body": given.pop("request_body") == "buffered",
         "startup_seconds": given.pop("startup_timeout"),
         "drain_seconds": given.pop("drain_timeout"),

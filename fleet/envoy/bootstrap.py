@@ -10,7 +10,9 @@ import yaml
 from envoy.config.bootstrap.v3 import bootstrap_pb2
 from envoy.extensions.access_loggers.file.v3 import file_pb2
 from envoy.extensions.access_loggers.filters.cel.v3 import cel_pb2
+from envoy.extensions.access_loggers.grpc.v3 import als_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2
+from envoy.extensions.filters.http.lua.v3 import lua_pb2
 from envoy.extensions.filters.http.router.v3 import router_pb2
 from envoy.extensions.filters.network.http_connection_manager.v3 import http_connection_manager_pb2
 from envoy.extensions.http.early_header_mutation.header_mutation.v3 import header_mutation_pb2
@@ -40,7 +42,7 @@ from fleet.envoy.settings import Address, BootstrapConfig, Limits, Mechanism, So
 EXTENSIONS = (
     *(file_pb2, cel_pb2, ext_proc_pb2, router_pb2, http_connection_manager_pb2),
     *(header_mutation_pb2, least_request_pb2, override_host_pb2, downstream_connections_pb2),
-    *(fixed_heap_pb2, previous_hosts_pb2, http_protocol_options_pb2),
+    *(fixed_heap_pb2, previous_hosts_pb2, http_protocol_options_pb2, als_pb2, lua_pb2),
 )
 _HEAP = "envoy.resource_monitors.fixed_heap"
 _MONITORS = "envoy.extensions.resource_monitors"

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+from base.response_bodies import ResponseBodies
 from fleet.envoy.clusters import PICKER, POOL
 from fleet.envoy.local_replies import local_reply_config
 from fleet.envoy.proto import Json, address, extension, packed, seconds
+from fleet.envoy.response_reports import access_log, lua_filter
 from fleet.envoy.settings import (
     CONTROL_PREFIXES,
     DESTINATION_NAMESPACE,
@@ -85,6 +87,8 @@ def _connection_manager(config: BootstrapConfig) -> Json:
         "local_reply_config": local_reply_config(),
         "http_filters": [
             _ext_proc(config),
+            # Nearer to the endpoint, so that it has seen the end of a response before ext_proc.
+            *([lua_filter()] if config.response_bodies is ResponseBodies.USAGE else []),
             extension(
                 "envoy.filters.http.router",
                 f"{_FILTERS}.http.router.v3.Router",
@@ -212,7 +216,7 @@ def _processing_mode(config: BootstrapConfig) -> Json:
         "request_trailer_mode": "SEND",
         "response_header_mode": "SEND",
         # Each chunk of a stream would cost tens of µs in Envoy, and again in the picker.
-        "response_body_mode": duplex if config.stream_response_body else "NONE",
+        "response_body_mode": duplex if config.response_bodies is ResponseBodies.ALL else "NONE",
         # Without it Envoy closes the stream at the response headers, and the picker would count a
         # request as finished while its tokens are still streaming (measured).
         "response_trailer_mode": "SEND",
@@ -235,7 +239,8 @@ def _ext_proc(config: BootstrapConfig) -> Json:
         response_attributes=["upstream.address", "upstream.request_attempt_count"],
         # The picker asks for the body of a response only to put a model's name back into it. In
         # full duplex Envoy would disregard the wish (measured).
-        allow_mode_override=config.buffer_request_body and not config.stream_response_body,
+        allow_mode_override=config.buffer_request_body
+        and config.response_bodies is not ResponseBodies.ALL,
         metadata_options={
             "forwarding_namespaces": {"untyped": [DESTINATION_NAMESPACE, subset]},
             "receiving_namespaces": {"untyped": [DESTINATION_NAMESPACE]},  # Envoy drops any other
@@ -244,15 +249,17 @@ def _ext_proc(config: BootstrapConfig) -> Json:
 
 
 def _access_log(config: BootstrapConfig) -> list[Json]:
+    reports = [access_log()] if config.response_bodies is ResponseBodies.USAGE else []
     if config.access_log_path is None:
-        return []
+        return reports
     named = "" if config.discovery is None else _ENDPOINT_NAME
     line = {"text_format_source": {"inline_string": f"{_ACCESS_LOG_LINE}{named}\n"}}
     return [
+        *reports,
         extension(
             "envoy.access_loggers.file",
             "envoy.extensions.access_loggers.file.v3.FileAccessLog",
             path=config.access_log_path,
             log_format=line,
-        )
+        ),
     ]

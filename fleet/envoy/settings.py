@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from base.response_bodies import ResponseBodies
+
 DESTINATION_KEY = "x-gateway-destination-endpoint"
 DESTINATION_NAMESPACE = "envoy.lb"
 # The metadata in which a call to a picker of several pools names the pool, and the request header
@@ -105,8 +107,9 @@ class BootstrapConfig:
     set objective, fairness and latency-target headers; headers that choose an endpoint are always
     stripped. `buffer_request_body` gives the picker each body in one message and keeps it in Envoy
     until the answer (up to `Limits.request_buffer_bytes`; more is a 413): then the loss of a picker
-    fails no request and cuts no stream, which full-duplex streaming cannot promise. `welcome` is
-    the text at `/`; None: a worker answers there.
+    fails no request and cuts no stream, which full-duplex streaming cannot promise.
+    `response_bodies` must be that of the picker, if it is USAGE. `welcome` is the text at `/`;
+    None: a worker answers there.
     """
 
     listen: SocketAddress
@@ -122,7 +125,7 @@ class BootstrapConfig:
     pickers_file: str | None = None
     failure_mode_allow: bool = True
     buffer_request_body: bool = False
-    stream_response_body: bool = False
+    response_bodies: ResponseBodies = ResponseBodies.OFF
     message_timeout_seconds: float | None = None
     trust_control_headers: bool = False
     num_retries: int = 3

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 import yaml
 
+from base.response_bodies import ResponseBodies
 from fleet.envoy.settings import (
     MAX_PIPE_BYTES,
     Address,
@@ -86,6 +87,7 @@ class FleetOptions:
     objectives: str = ""
     routing: Mechanism = Mechanism.OVERRIDE_HOST
     buffer_request_body: bool = True
+    response_bodies: ResponseBodies = ResponseBodies.OFF
     trust_control_headers: bool = False
     allow_experimental_plugins: bool = False
     decision_header: bool = False
@@ -344,6 +346,7 @@ class FleetPlan:
         argv += [*listening, "--grpc-health-port", str(health.port)]
         argv += ["--metrics-port", str(http.port)]
         argv += ["--drain-timeout", f"{options.drain_seconds:g}s"]
+        argv += ["--response-bodies", options.response_bodies.value]
         if record is not None:
             argv += ["--record", str(record)]
         config = options.config or self.disaggregated_path
@@ -377,6 +380,7 @@ class FleetPlan:
                 endpoints_file=str(self.pool_path),
                 mechanism=options.routing,
                 buffer_request_body=options.buffer_request_body,
+                response_bodies=options.response_bodies,
                 trust_control_headers=options.trust_control_headers,
                 welcome=self._welcome,
             ),

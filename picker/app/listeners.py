@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
+from base.response_bodies import ResponseBodies
 from base.series import Gauge
 from picker.admin.server import AdminServer
 from picker.app.served_pool import ServedPool
@@ -19,6 +20,7 @@ from picker.app.shelves import DiscoveryPort, PublishedPool, discovery_port
 from picker.cli.options import MetricsTls, Options, PeerFlags, Ports, TlsFlags
 from picker.errors import ConfigError, PickerError
 from picker.extproc.machine.request_phase import StreamSettings
+from picker.extproc.reports import ResponseReports
 from picker.extproc.server import Exchanges, StreamMetrics, build_server
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.credentials import PeerCredentials
@@ -66,12 +68,16 @@ class ExtProcPort:
             tls=_tls(options.tls, self._certificates, certificate),
             budget=bodies or ByteBudget(options.max_unfinished_body_bytes),
         )
+        self._reports: ResponseReports | None = None
+        if options.response_bodies is ResponseBodies.USAGE:
+            self._reports = ResponseReports(None if streams is None else streams.reports)
         self._server = build_server(
             exchanges,
             options=self._options,
             health=health if options.health_checking else None,
             settings=StreamSettings(conformance=options.conformance),
             streams=streams if options.grpc_stream_metrics else None,
+            reports=self._reports,
         )
 
     async def open(self, stack: AsyncExitStack) -> int:
@@ -88,6 +94,8 @@ class ExtProcPort:
 
     async def close(self, grace_seconds: float) -> None:
         """Take no new requests, and give those under way `grace_seconds` to end."""
+        if self._reports is not None:
+            self._reports.end_when_idle()
         await self._server.stop(grace_seconds)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from base.response_bodies import ResponseBodies
 from picker.extproc.machine.request_phase import DEFAULT_MAX_BODY_BYTES
 from picker.k8s.api import LEGACY_POOLS, POOLS
 from picker.k8s.elector import LeaseName, Timings
@@ -141,6 +142,7 @@ class Options:
     grpc_max_recv_msg_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     max_unfinished_body_bytes: int = _DEFAULT_MAX_UNFINISHED_BODY_BYTES
     disable_endpoint_subset_filter: bool = False
+    response_bodies: ResponseBodies = ResponseBodies.OFF
     emit_endpoint_scores: bool = False
     conformance: bool = False
     tls: TlsFlags | None = None

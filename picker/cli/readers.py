@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from base.flags import LAST_PORT, Dialect, Reader, Readers, rows, whole_number
+from base.response_bodies import ResponseBodies
 from picker.cli.options import POOL_GROUPS
 from picker.cli.pools import DNS_LABEL, DNS_NAME, pool_flags
 from picker.cli.table import FLAGS
@@ -96,6 +97,13 @@ def _encoder(text: str) -> str:
     return text
 
 
+def _response_bodies(text: str) -> ResponseBodies:
+    try:
+        return ResponseBodies(text or ResponseBodies.OFF)
+    except ValueError:
+        raise ConfigError(f"'{text}' is none of off, usage and all") from None
+
+
 # By flag, or by the name of its value.
 READERS: Final[Readers] = {
     "FILE": _path,
@@ -120,6 +128,7 @@ READERS: Final[Readers] = {
     "--v": _verbosity,
     "--zap-log-level": _level,
     "--zap-encoder": _encoder,
+    "--response-bodies": _response_bodies,
 }
 # Flags that may be given several times.
 _SETTINGS: Final = {

@@ -54,6 +54,9 @@ ext_proc
                               requests get a 429
 --disable-endpoint-subset-filter
                               ignore the proxy's subset hint
+--response-bodies off|usage|all = off
+                              what Envoy shows of responses: usage: accept the reports of an Envoy
+                              with `--response-bodies usage`; off, all: what its bootstrap says
 --emit-endpoint-scores        send the proxy every candidate's score as metadata
 --conformance                 use the texts of the reference picker, for its test suites: plain-text
                               errors, and `x-went-into-resp-headers` on responses

@@ -17,6 +17,7 @@ from picker.extproc.machine import messages as m
 from picker.extproc.machine.messages import Action, Ending, Finish
 from picker.extproc.machine.request_phase import StreamSettings, no_room
 from picker.extproc.machine.stream import SAID_EVERYTHING, State, StreamMachine
+from picker.extproc.reports import ResponseReports
 from picker.extproc.wire import METHOD
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.rpc.call import Call, Served
@@ -24,7 +25,7 @@ from picker.rpc.calls import Abort, Metadata, Receiver, Status
 from picker.rpc.health import HealthService
 from picker.rpc.options import ServerOptions
 from picker.rpc.server import GrpcServer
-from picker.types import FinishCause, RawRequest, RouteDecision
+from picker.types import BodyReport, FinishCause, RawRequest, RouteDecision
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ T = TypeVar("T")
 Evict: TypeAlias = Callable[[DropReason], None]
 # For a decision that waits. A proxy with a lower bound of its own ignores it.
 OVERRIDE_TIMEOUT_SECONDS = 300
+# For a report behind the end of its stream, which comes in the same read or the next one.
+REPORT_SECONDS = 0.1
 _WAIT_LONGER = wire.encode(m.OverrideTimeout(OVERRIDE_TIMEOUT_SECONDS))
 _ENDINGS = {
     Abort.CANCELLED: (Ending.CANCELLED, Status.CANCELLED),
@@ -65,6 +68,7 @@ class StreamMetrics:
 
     def __init__(self, metrics: PickerMetrics, clock: Callable[[], float]) -> None:
         self._series, self._clock = metrics.streams, clock
+        self.reports = metrics.streams.reports_total
 
     def begin(self) -> float:
         self._series.inflight.inc()
@@ -79,7 +83,18 @@ class StreamMetrics:
 class StreamPump:
     """Implements `Receiver`. Owns the machine, the exchange and the routing task of one stream."""
 
-    __slots__ = ("_begun", "_call", "_closing", "_exchange", "_machine", "_routing", "_streams")
+    __slots__ = (
+        "_awaiting",
+        "_begun",
+        "_call",
+        "_closing",
+        "_exchange",
+        "_machine",
+        "_report_id",
+        "_reports",
+        "_routing",
+        "_streams",
+    )
 
     def __init__(
         self,
@@ -87,10 +102,14 @@ class StreamPump:
         exchanges: ExchangeSource,
         settings: StreamSettings,
         streams: StreamMetrics | None = None,
+        reports: ResponseReports | None = None,
     ) -> None:
         self._call = call
-        self._machine = StreamMachine(settings)
+        self._reports = reports
+        self._report_id = "" if reports is None else reports.open(self._report)
+        self._machine = StreamMachine(settings, self._report_id)
         self._routing: asyncio.Task[RouteDecision | RefusedError] | None = None
+        self._awaiting: asyncio.TimerHandle | None = None  # it ends the stream without a report
         # How the stream ended, and what the call ends with (None: it has ended already).
         self._closing: tuple[Ending, Status, str | None] | None = None
         self._streams = streams
@@ -110,7 +129,7 @@ class StreamPump:
                 self._close(Ending.ERROR, Status.INTERNAL, "internal error")
 
     def end_of_messages(self) -> None:
-        self._close(Ending.END_OF_STREAM, Status.OK, "")
+        self._end(Ending.END_OF_STREAM, Status.OK, "")
 
     def refuses_large_message(self) -> bool:
         """Refuse a body for which there is no room; return False for a response: it continues."""
@@ -123,7 +142,27 @@ class StreamPump:
         ending, status = _ENDINGS[why]
         if why is Abort.BROKEN:
             log.warning("the proxy broke the protocol: a message that is none of gRPC")
-        self._close(ending, status, None)
+        self._end(ending, status, None)
+
+    # Called for Envoy's reports
+
+    def _report(self, report: BodyReport) -> None:
+        if self._closing is None:
+            try:
+                self._machine.reported(report)
+            except Exception:
+                log.exception("a report on a response failed")
+            if self._awaiting is not None and report.is_last:
+                self._close(Ending.END_OF_STREAM, Status.OK, "")
+
+    def _end(self, ending: Ending, status: Status, text: str | None) -> None:
+        """End the stream, if need be after the report on the response, which is on its way."""
+        is_orderly = ending in (Ending.END_OF_STREAM, Ending.CANCELLED)
+        if self._closing is not None or not is_orderly or not self._machine.awaits_report:
+            self._close(ending, status, text)
+        elif self._awaiting is None:
+            later = asyncio.get_running_loop().call_later
+            self._awaiting = later(REPORT_SECONDS, self._close, ending, status, text)
 
     # Steps
 
@@ -209,6 +248,9 @@ class StreamPump:
         """End the stream, after cancelling a pending decision; the first ending counts."""
         if self._closing is None:
             self._closing = (ending, status, text)
+            if self._awaiting is not None:
+                self._awaiting.cancel()
+                self._awaiting = None  # which refers to this
             if self._routing is None:
                 self._closed(ending, status, text)
             else:
@@ -218,6 +260,8 @@ class StreamPump:
         for action in self._machine.receive(m.Closed(ending)):
             if isinstance(action, Finish):
                 self._exchange.finish(action.cause, action.response_status, action.served_by)
+        if self._reports is not None:
+            self._reports.close(self._report_id)
         if text is not None:
             self._call.end(status, text)
         if self._streams is not None:
@@ -248,23 +292,31 @@ def build_server(
     health: HealthService | None = None,
     settings: StreamSettings | None = None,
     streams: StreamMetrics | None = None,
+    reports: ResponseReports | None = None,
 ) -> GrpcServer:
     """Create the server; `exchanges` is the director, or chooses that of one of several pools.
 
-    With `health`, the same port serves health checks. `streams` counts streams. A buffered body is
-    one message. A message beyond the port's limit breaks the stream, but a body beyond its limit is
-    refused with 413, so the latter must be smaller. Both count in the budget of `options`.
+    With `health`, the same port serves health checks, with `reports` those of Envoy on responses.
+    `streams` counts streams. A buffered body is one message. A message beyond the port's limit
+    breaks the stream, but a body beyond its limit is refused with 413, so the latter must be
+    smaller. Both count in the budget of `options`.
     """
     settings = replace(settings or StreamSettings(), budget=options.budget)
-    table = {METHOD: processing(exchanges, settings, streams)}
-    return GrpcServer(options, table if health is None else {**table, **health.methods()})
+    table = {METHOD: processing(exchanges, settings, streams, reports)}
+    for more in (health, reports):
+        if more is not None:
+            table.update(more.methods())
+    return GrpcServer(options, table)
 
 
 def processing(
-    exchanges: Exchanges, settings: StreamSettings, streams: StreamMetrics | None = None
+    exchanges: Exchanges,
+    settings: StreamSettings,
+    streams: StreamMetrics | None = None,
+    reports: ResponseReports | None = None,
 ) -> Served:
     def serve(call: Call, metadata: Metadata) -> Receiver:
         source = exchanges(metadata) if callable(exchanges) else exchanges
-        return StreamPump(call, source, settings, streams)
+        return StreamPump(call, source, settings, streams, reports)
 
     return serve

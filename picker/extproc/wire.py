@@ -10,9 +10,11 @@ from typing import Any, cast
 
 from envoy.config.core.v3 import base_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
+from envoy.service.accesslog.v3 import als_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
+from msgspec.structs import replace
 
 from picker.errors import ANSWER_DETAILS, PickerError
 from picker.extproc.machine import messages as m
@@ -23,11 +25,16 @@ from picker.requestcontrol.headers import (
     DESTINATION_SERVED,
     DESTINATION_SUBSET,
     PICKER_OWNED,
+    REPORT,
+    REPORT_ID,
+    REPORT_NAMESPACE,
     SUBSET_NAMESPACE,
 )
-from picker.types import Metadata
+from picker.types import BodyReport, Metadata
 
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
+LOG_METHOD = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
+FIRST_PIECE_METHOD = "/pointsman.picker.v1.Responses/FirstPiece"  # of our own Lua filter
 # Envoy's key of the attributes that it is configured to send.
 ATTRIBUTES = "envoy.filters.http.ext_proc"
 UPSTREAM_ADDRESS = "upstream.address"
@@ -61,6 +68,9 @@ _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 # The destination is always set.
 _REMOVABLE = tuple(name for name in PICKER_OWNED if name != DESTINATION)
 MAX_REMEMBERED = 4096  # destinations, and sets of response headers
+REPORT_ID_CHARACTERS = 17  # all ids have the same length, so that one replaces another in bytes
+_MAX_DIGITS = 18
+_ANY_REPORT_ID = "?" * REPORT_ID_CHARACTERS
 
 
 class MalformedMessageError(PickerError):
@@ -84,6 +94,46 @@ def decode(data: bytes) -> Event:
 def encode(reply: Reply) -> bytes:
     data = _CONSTANTS.get(type(reply))
     return _ENCODERS[type(reply)](reply) if data is None else data
+
+
+def decode_log(data: bytes) -> list[tuple[str, BodyReport]]:
+    """Decode one message of Envoy's access log; return the id and the report of each response that
+    has them. Raises `MalformedMessageError`.
+    """
+    try:
+        entries = als_pb2.StreamAccessLogsMessage.FromString(data).http_logs.log_entry
+    except DecodeError as error:
+        raise MalformedMessageError(f"not a StreamAccessLogsMessage: {error}") from error
+    found = []
+    for entry in entries:
+        common, is_known = entry.common_properties, entry.common_properties.HasField("metadata")
+        known = common.metadata.filter_metadata if is_known else {}
+        if DESTINATION_NAMESPACE not in known:
+            continue
+        report_id = known[DESTINATION_NAMESPACE].fields[REPORT_ID].string_value
+        said = known[REPORT_NAMESPACE].fields[REPORT].string_value
+        report = _report_of(said.encode(), entry.response.response_body_bytes)
+        if common.response_flags.downstream_connection_termination:
+            report = replace(report, is_cut=True)
+        found.append((report_id, report))
+    return found
+
+
+def decode_first_piece(data: bytes) -> tuple[str, BodyReport]:
+    """Decode the message about a first piece. Raises `MalformedMessageError`."""
+    report_id, _, size = data.partition(b" ")
+    if not (report_id.isascii() and size.isdigit() and len(size) <= _MAX_DIGITS):
+        raise MalformedMessageError("not a report of a first piece")
+    return report_id.decode(), BodyReport(num_bytes=int(size))
+
+
+def _report_of(said: bytes, num_bytes: int) -> BodyReport:
+    """Read `PIECES MICROSECONDS\nDATA`, which the proxy's filter writes at the end of a body."""
+    counts, _, text = said.partition(b"\n")
+    pieces, _, micros = counts.partition(b" ")
+    if not (pieces.isdigit() and micros.isdigit()) or len(counts) > 2 * _MAX_DIGITS:
+        return BodyReport(is_last=True, num_bytes=num_bytes)
+    return BodyReport(True, text, num_bytes, int(pieces), int(micros) / 1e6)
 
 
 # Messages to events
@@ -197,13 +247,20 @@ def _send_request_headers(reply: m.SendRequestHeaders) -> bytes:
     message = _directed(reply, "request_headers")
     if reply.hides_bodies:
         message.mode_override.CopyFrom(_HIDE_BODIES)
+    if reply.report_id:
+        _add_report_id(message, reply.report_id)
     return cast("bytes", message.SerializeToString())
 
 
 def _send_buffered_request(reply: m.SendBufferedRequest) -> bytes:
     if not (reply.set_headers or reply.metadata) and reply.body is None:
-        return _unchanged_body_to(reply.destination)
+        if not reply.report_id:
+            return _unchanged_body_to(reply.destination)
+        made = _reported_body_to(reply.destination)
+        return made.replace(_ANY_REPORT_ID.encode(), reply.report_id.encode())
     message = _directed(reply, "request_body")
+    if reply.report_id:
+        _add_report_id(message, reply.report_id)
     if reply.body is not None:
         message.request_body.response.body_mutation.body = reply.body
     return cast("bytes", message.SerializeToString())
@@ -223,6 +280,19 @@ def _to(destination: str, part: str) -> _Message:
 @lru_cache(MAX_REMEMBERED)
 def _unchanged_body_to(destination: str) -> bytes:
     return cast("bytes", _to(destination, "request_body").SerializeToString())
+
+
+@lru_cache(MAX_REMEMBERED)
+def _reported_body_to(destination: str) -> bytes:
+    message = pb.ProcessingResponse()
+    message.CopyFrom(_to(destination, "request_body"))
+    _add_report_id(message, _ANY_REPORT_ID)
+    return cast("bytes", message.SerializeToString())
+
+
+def _add_report_id(message: _Message, report_id: str) -> None:
+    fields = message.dynamic_metadata.fields[DESTINATION_NAMESPACE].struct_value.fields
+    fields[REPORT_ID].string_value = report_id
 
 
 def _add_destination(message: _Message, destination: str) -> None:

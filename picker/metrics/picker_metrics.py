@@ -391,6 +391,11 @@ class StreamSeries(Family):
         "Lifetime of streams.", STREAM_SECONDS, name="extproc_stream_duration_seconds"
     )
     total = counter("Ended streams, by gRPC status.", ("code",), name="extproc_streams_total")
+    reports_total = own_counter(
+        "Reports of Envoy on responses (--response-bodies usage): taken, unknown id, or malformed.",
+        ("result",),
+        name="extproc_response_reports_total",
+    )
 
 
 GROUP = ("group", *POOL)

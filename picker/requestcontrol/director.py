@@ -444,6 +444,7 @@ class Exchange(msgspec.Struct, eq=False):
             response=self._response,
             skip_response=parsed.skip_response,
             needs_response_body=renamed and not parsed.skip_response,
+            watches_first_piece=bool(self._pipeline.response_progress) or len(result.profiles) > 1,
         )
         # Last: a request that fails above has not left.
         primary = result.endpoints[0]

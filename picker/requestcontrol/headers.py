@@ -8,6 +8,10 @@ DESTINATION_SERVED = "x-gateway-destination-endpoint-served"
 DESTINATION_SCORES = "x-gateway-destination-endpoint-scores"
 DESTINATION_NAMESPACE = "envoy.lb"
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
+# The id under which Envoy reports on a response, in the namespace of destinations, and the report.
+REPORT_ID = "x-pointsman-report"
+REPORT_NAMESPACE = "pointsman"
+REPORT = "report"
 REQUEST_ID = "x-request-id"
 DROP_REASON = "x-llm-d-request-dropped-reason"
 

@@ -25,7 +25,14 @@ from picker.outliers.detector import Attempt
 from picker.requestcontrol.headers import DESTINATION_NAMESPACE, DESTINATION_SCORES, REQUEST_ID
 from picker.requestcontrol.pipeline import BodylessResponseHook, RequestContext
 from picker.requestcontrol.plugin_log import PluginLog
-from picker.types import Metadata, ResponseHead, ResponseProgress, SchedulingResult, Usage
+from picker.types import (
+    BodyReport,
+    Metadata,
+    ResponseHead,
+    ResponseProgress,
+    SchedulingResult,
+    Usage,
+)
 
 _KEY = b'"model"'
 _SEPARATORS = (b":", b": ", b" :", b" : ")
@@ -113,6 +120,7 @@ class Response(msgspec.Struct, eq=False):
     _reader: ResponseReader | None = None
     _renamer: ModelRenamer | None = None
     _num_bytes: int = 0
+    _head_at: float = 0.0
     _first_at: float | None = None
     _last_at: float = 0.0
     _processing: float = 0.0
@@ -156,11 +164,12 @@ class Response(msgspec.Struct, eq=False):
         self._is_readable = coding.strip().lower() in ("", "identity")
         if EVENT_STREAM in self._content_type:
             self._is_streaming = True
+        self._head_at = clock()
         if self.attempt is not None:
-            self.attempt.responded(answer_of(head), clock())
+            self.attempt.responded(answer_of(head), self._head_at)
         headers: dict[str, str] = {}
         if self._heads:
-            head = replace(head, came_at_seconds=clock())
+            head = replace(head, came_at_seconds=self._head_at)
         for bound in self._heads:
             steps, log, hook = self._decision.steps, self._log, bound.plugin.response_head
             try:
@@ -176,19 +185,7 @@ class Response(msgspec.Struct, eq=False):
         began = self._context.clock()
         if not self.has_body:
             self._begin_body()
-        is_first = self._measure(data, began)
-        if is_first:
-            self.release_legs()
-        if self._reader is not None:
-            reader, log = self._reader, self._log
-            try:
-                reader.feed(data, is_last)
-            except Exception as error:
-                self._reader = None
-                log.exception(type(reader).__name__, error, CONSEQUENCE)
-        metadata = NO_METADATA
-        if self._progress and (data or is_last):
-            metadata = self._ask_hooks(began, is_first, is_last)
+        metadata = self._take(data, is_last, self._measure(data, began), began)
         if self._renamer is not None:
             data = self._renamer.feed(data, is_last)
         self._ended = is_last
@@ -200,6 +197,39 @@ class Response(msgspec.Struct, eq=False):
         if self._ended or not self.has_body:
             return b""
         return self.body(b"", is_last=True)[0]
+
+    def report(self, report: BodyReport) -> None:
+        """Measure and read a body that passed elsewhere; nothing of it can be changed here."""
+        if self._ended:
+            return
+        now = came = self._context.clock()
+        if not self.has_body:
+            self._begin_body()
+        is_first = self._first_at is None and report.num_bytes > 0
+        if report.first_after_seconds is not None:
+            came = min(now, self._head_at + report.first_after_seconds)
+        # A report of the end without the time of the first piece leaves that unknown.
+        is_first = is_first and (not report.is_last or report.first_after_seconds is not None)
+        if is_first:
+            self._first_at = came
+        self._num_bytes = max(self._num_bytes, report.num_bytes)
+        self._ended = report.is_last
+        self._take(report.data, report.is_last, is_first, came if is_first else now)
+        self._processing += self._context.clock() - now
+
+    def _take(self, data: bytes, is_last: bool, is_first: bool, now: float) -> Metadata:
+        if is_first:
+            self.release_legs()
+        if self._reader is not None:
+            reader, log = self._reader, self._log
+            try:
+                reader.feed(data, is_last)
+            except Exception as error:
+                self._reader = None
+                log.exception(type(reader).__name__, error, CONSEQUENCE)
+        if self._progress and (data or is_last or is_first):
+            return self._ask_hooks(now, is_first, is_last)
+        return NO_METADATA
 
     def _begin_body(self) -> None:
         self.has_body = True
@@ -269,6 +299,9 @@ class BodylessResponse(msgspec.Struct, eq=False):
 
     def end(self) -> bytes:
         return b""
+
+    def report(self, report: BodyReport) -> None:
+        """Ignore a report, because only requests with a body are reported on."""
 
 
 class DecisionHeader:

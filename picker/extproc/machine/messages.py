@@ -147,7 +147,8 @@ class SendRequestHeaders(msgspec.Struct, frozen=True):
     """Let the request go to `destination`; a length of None leaves that header unchanged.
 
     `hides_bodies` asks a proxy that would wait for a whole body not to show the picker the bodies
-    of either direction; the proxy may disregard that.
+    of either direction; the proxy may disregard that. `report_id` (empty: none) asks a proxy to
+    report under it on the response.
     """
 
     destination: str
@@ -155,6 +156,7 @@ class SendRequestHeaders(msgspec.Struct, frozen=True):
     content_length: int | None = None
     metadata: Metadata = msgspec.field(default_factory=lambda: _NOTHING)
     hides_bodies: bool = False
+    report_id: str = ""
 
 
 class OverrideTimeout(msgspec.Struct, frozen=True):
@@ -175,6 +177,7 @@ class SendBufferedRequest(msgspec.Struct, frozen=True):
     body: bytes | None = None
     content_length: int | None = None
     metadata: Metadata = msgspec.field(default_factory=lambda: _NOTHING)
+    report_id: str = ""
 
 
 class SendRequestBody(msgspec.Struct, frozen=True):

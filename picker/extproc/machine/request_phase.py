@@ -138,7 +138,7 @@ class RequestPhase(msgspec.Struct, eq=False):
             form = form_of(target_of(headers).partition("?")[0], headers.get("content-type", ""))
         return m.SendImmediate(error.status, *error.answer(form))
 
-    def answer(self, decision: RouteDecision) -> list[Action]:
+    def answer(self, decision: RouteDecision, report_id: str = "") -> list[Action]:
         original = b"".join(self._body)
         self.drop_body()
         if self.mode is BodyMode.BUFFERED and self.has_body:
@@ -148,7 +148,12 @@ class RequestPhase(msgspec.Struct, eq=False):
             if decision.body is not None and "content-length" in self._headers:
                 length = len(decision.body)
             reply = m.SendBufferedRequest(
-                decision.destination, decision.set_headers, decision.body, length, decision.metadata
+                decision.destination,
+                decision.set_headers,
+                decision.body,
+                length,
+                decision.metadata,
+                report_id,
             )
             return [reply, m.SendRequestTrailers()] if self.trailers_pending else [reply]
         body = original if decision.body is None else decision.body
@@ -158,7 +163,12 @@ class RequestPhase(msgspec.Struct, eq=False):
         hides_bodies = self.is_tunnel and self.mode is BodyMode.BUFFERED
         actions: list[Action] = [
             m.SendRequestHeaders(
-                decision.destination, decision.set_headers, length, decision.metadata, hides_bodies
+                decision.destination,
+                decision.set_headers,
+                length,
+                decision.metadata,
+                hides_bodies,
+                report_id,
             )
         ]
         if self.has_body and (body or not self.trailers_end_body):

@@ -11,7 +11,7 @@ from picker.extproc.machine import messages as m
 from picker.extproc.machine.messages import Action, BodyMode, body_chunks
 from picker.extproc.machine.request_phase import RequestPhase, mode_refusal
 from picker.requestcontrol.headers import SYSTEM_OWNED
-from picker.types import Metadata, ResponseHead, ResponseTap, RouteDecision
+from picker.types import BodyReport, Metadata, ResponseHead, ResponseTap, RouteDecision
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ class ResponsePhase(msgspec.Struct, eq=False):
     """Owns the tap of one response, until the tap has seen the end or failed."""
 
     is_marked: bool
+    is_reported: bool = False  # the proxy was asked to report on a body that it does not show
     _mode: BodyMode = BodyMode.DUPLEX
     _tap: ResponseTap | None = None
     _changes_body: bool = False
@@ -34,6 +35,7 @@ class ResponsePhase(msgspec.Struct, eq=False):
     _has_length: bool = False
     _body_seen: bool = False
     _trailers_seen: bool = False
+    _report_ended: bool = False
 
     @property
     def end_is_unseen(self) -> bool:
@@ -42,6 +44,15 @@ class ResponsePhase(msgspec.Struct, eq=False):
             return self._body_seen
         asked_in_vain = self._can_show_body and not self._body_seen
         return self._mode is BodyMode.ABSENT or asked_in_vain
+
+    @property
+    def is_hidden(self) -> bool:
+        """True if the proxy does not show the body of the response."""
+        return self._mode is BodyMode.ABSENT
+
+    @property
+    def awaits_report(self) -> bool:
+        return self.is_reported and self._mode is BodyMode.ABSENT and not self._report_ended
 
     @property
     def may_be_left(self) -> bool:
@@ -90,7 +101,7 @@ class ResponsePhase(msgspec.Struct, eq=False):
                 event.served_by,
                 event.has_destination_metadata,
                 event.reached_no_endpoint,
-                shows_body=self._mode is not BodyMode.ABSENT,
+                shows_body=self.is_reported or self._mode is not BodyMode.ABSENT,
             )
             try:
                 set_headers = self._tap.head(head)
@@ -139,6 +150,18 @@ class ResponsePhase(msgspec.Struct, eq=False):
             return [*_pieces(held, False, {}), m.SendResponseTrailers()]
         log.warning("the proxy's response mode lost %d bytes held back before trailers", len(held))
         return [m.SendResponseTrailers()]
+
+    def report(self, report: BodyReport) -> None:
+        """Pass the report on a body to the tap, unless the body itself is shown."""
+        tap = self._tap
+        self._report_ended = report.is_last
+        if tap is None or self._mode is not BodyMode.ABSENT:
+            return
+        try:
+            tap.report(report)
+        except Exception:
+            log.exception(_FAILED)
+            self._tap = None
 
     # The tap
 

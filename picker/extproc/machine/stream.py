@@ -39,7 +39,7 @@ from picker.extproc.machine import messages as m
 from picker.extproc.machine.messages import Action, BodyMode, Ending, Event, Finish, OwnEvent
 from picker.extproc.machine.request_phase import RequestPhase, StreamSettings
 from picker.extproc.machine.response_phase import ResponsePhase
-from picker.types import FinishCause, RouteDecision
+from picker.types import BodyReport, FinishCause, RouteDecision
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +72,8 @@ class State(Enum):
     __hash__ = object.__hash__  # for the table below: that of `Enum` is slower than the look-up
 
 
+# The first character of an id says which reports the proxy sends under it.
+FIRST_AND_END, END_ALONE = "f", "e"
 # The shell ends the stream after it has written the replies.
 SAID_EVERYTHING = (State.REFUSED, State.SKIPPED)
 
@@ -87,6 +89,8 @@ class StreamMachine:
         "_abandoned",
         "_finished",
         "_has_request",
+        "_is_cut",
+        "_report_id",
         "_request",
         "_response",
         "_response_status",
@@ -95,8 +99,11 @@ class StreamMachine:
         "state",
     )
 
-    def __init__(self, settings: StreamSettings | None = None) -> None:
+    def __init__(self, settings: StreamSettings | None = None, report_id: str = "") -> None:
+        """With `report_id` the proxy is asked to report under it on a response it does not show."""
         settings = settings or StreamSettings()
+        self._report_id = report_id
+        self._is_cut = False  # the proxy reports that the client left within the response
         self.state = State.START  # only the machine sets it
         self._request = RequestPhase(settings)
         self._response = ResponsePhase(is_marked=settings.conformance)
@@ -124,6 +131,17 @@ class StreamMachine:
     def evicted(self, reason: DropReason) -> list[Action]:
         """Stop the request in favour of others; has no effect on one that is over."""
         return self._take_own(DropReason, reason)
+
+    @property
+    def awaits_report(self) -> bool:
+        """True if the response has begun and its proxy has yet to report its end."""
+        return self.state is State.RESPONDING and self._response.awaits_report
+
+    def reported(self, report: BodyReport) -> None:
+        """Take a report on the response; one that comes before or after it has no effect."""
+        if self.state is State.RESPONDING:
+            self._is_cut = report.is_cut
+            self._response.report(report)
 
     def _take_own(self, kind: type, event: OwnEvent) -> list[Action]:
         action = _TRANSITIONS.get((self.state, kind))
@@ -196,7 +214,7 @@ class StreamMachine:
         return [m.SendRequestTrailers()]
 
     def _answer(self, decision: RouteDecision) -> list[Action]:
-        replies = self._request.answer(decision)
+        replies = self._request.answer(decision, self._asked_report(decision))
         self._skips_response = decision.skip_response
         if self._skips_response and self._response.may_be_left:
             self.state = State.SKIPPED
@@ -205,6 +223,14 @@ class StreamMachine:
         if not self._skips_response:
             self._response.watch(decision, self._request)
         return replies
+
+    def _asked_report(self, decision: RouteDecision) -> str:
+        is_wanted = self._report_id and self._request.has_body and self._response.is_hidden
+        if not is_wanted or decision.response is None or decision.skip_response:
+            return ""
+        self._response.is_reported = True
+        # The proxy reports on the first piece only if asked to, because each report costs.
+        return (FIRST_AND_END if decision.watches_first_piece else END_ALONE) + self._report_id
 
     def _refuse(self, refusal: RefusedError) -> list[Action]:
         self._response_status = refusal.status
@@ -262,7 +288,7 @@ class StreamMachine:
         return self._finish(self._cause_of_end())
 
     def _cause_of_end(self) -> FinishCause:
-        if self._abandoned:
+        if self._abandoned or self._is_cut:
             return FinishCause.CLIENT_GONE
         is_skipped = self._skips_response or not self._has_request
         return FinishCause.SKIPPED if is_skipped else FinishCause.COMPLETED

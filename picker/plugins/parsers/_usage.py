@@ -202,7 +202,10 @@ class JsonUsage:
                 document = _last_member(document, self._marker)
             # Most documents without usage, such as errors, need no decoding.
             if self._marker in document:
-                self._usage = _read(self._shape, document)
+                usage = _read(self._shape, document)
+                if usage is None:  # perhaps the end of a document whose beginning was not shown
+                    usage = _read(self._shape, _last_member(document, self._marker))
+                self._usage = usage
 
 
 def _last_member(tail: bytes, name: bytes) -> bytes:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from base.response_bodies import ResponseBodies
 from fleet.doctor.cluster_look import ClusterFacts
 from fleet.doctor.command import CHECKS, diagnose
 from fleet.doctor.diagnosis import Diagnosis, Facts
@@ -46,7 +47,8 @@ def test_committed_bootstraps_are_in_order(path: Path) -> None:
     [
         {"buffer_request_body": True},
         {"mechanism": Mechanism.ORIGINAL_DST, "buffer_request_body": True},
-        {"stream_response_body": True, "buffer_request_body": True},
+        {"response_bodies": ResponseBodies.ALL, "buffer_request_body": True},
+        {"response_bodies": ResponseBodies.USAGE, "buffer_request_body": True},
         {"trust_control_headers": True},
         {"endpoints_file": "/pool.json", "pickers_file": "/pickers.json"},
         {"failure_mode_allow": False},

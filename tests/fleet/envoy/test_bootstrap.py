@@ -9,8 +9,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from base.response_bodies import ResponseBodies
 from fleet.envoy.binary import find_envoy
 from fleet.envoy.bootstrap import build, endpoints_document, to_json, to_yaml
+from fleet.envoy.clusters import PICKER
+from fleet.envoy.response_reports import LUA
 from fleet.envoy.settings import (
     BootstrapConfig,
     EndpointDiscovery,
@@ -19,6 +22,9 @@ from fleet.envoy.settings import (
     PipeAddress,
     SocketAddress,
 )
+from picker.extproc.machine.stream import FIRST_AND_END
+from picker.extproc.wire import FIRST_PIECE_METHOD
+from picker.requestcontrol.headers import REPORT, REPORT_ID, REPORT_NAMESPACE
 from tests.depth import examples
 
 LOCAL = SocketAddress("127.0.0.1", 8080)
@@ -52,7 +58,8 @@ def filter_of(**changes: object) -> dict:
         {},
         {"mechanism": Mechanism.ORIGINAL_DST},
         {"buffer_request_body": True, "failure_mode_allow": False},
-        {"stream_response_body": True, "trust_control_headers": True},
+        {"response_bodies": ResponseBodies.ALL, "trust_control_headers": True},
+        {"response_bodies": ResponseBodies.USAGE, "access_log_path": "/dev/null"},
         {"admin": PipeAddress("/tmp/admin.sock"), "access_log_path": "/dev/null"},
         {"endpoints": (SocketAddress("::1", 1), SocketAddress("10.0.0.1", 65535))},
         {"limits": Limits(request_buffer_bytes=64 << 20, max_heap_bytes=1 << 34)},
@@ -123,9 +130,26 @@ def test_the_picker_may_request_a_response_body() -> None:
     for changes, expected in (
         ({}, False),
         ({"buffer_request_body": True}, True),
-        ({"buffer_request_body": True, "stream_response_body": True}, False),
+        ({"buffer_request_body": True, "response_bodies": ResponseBodies.ALL}, False),
     ):
         assert filter_of(**changes).get("allow_mode_override", False) is expected
+
+
+def test_reports_on_responses_need_a_filter_behind_the_pickers_and_an_access_log() -> None:
+    manager = manager_of(document_of(response_bodies=ResponseBodies.USAGE))
+    kinds = [one["name"].rpartition(".")[2] for one in manager["http_filters"]]
+    assert kinds == ["ext_proc", "lua", "router"]
+    (log,) = manager["access_log"]
+    service = log["typed_config"]["common_config"]["grpc_service"]["envoy_grpc"]
+    assert service["cluster_name"] == PICKER
+    assert "lua" not in str(manager_of(document_of(response_bodies=ResponseBodies.ALL)))
+
+
+def test_picker_and_bootstrap_use_the_same_names_for_reports() -> None:
+    assert f'known["{REPORT_ID}"]' in LUA
+    assert f'set("{REPORT_NAMESPACE}", "{REPORT}", said)' in LUA
+    assert FIRST_PIECE_METHOD in LUA
+    assert f"== {ord(FIRST_AND_END)} then" in LUA
 
 
 def test_envoy_listens_to_the_pickers_metadata() -> None:

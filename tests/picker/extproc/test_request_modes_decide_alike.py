@@ -1,5 +1,6 @@
 """The same requests through a proxy that holds bodies, and through one that streams them."""
 
+import itertools
 import json
 import random
 from collections.abc import Coroutine, Iterator
@@ -110,7 +111,7 @@ class Side:
             head.request_headers.headers.headers.add(key=name, raw_value=value.encode())
         yield head
         bounds = [0, *(cuts if self._mode == MODE.FULL_DUPLEX_STREAMED else []), len(body)]
-        for start, stop in zip(bounds, bounds[1:], strict=False):
+        for start, stop in itertools.pairwise(bounds):
             piece = pb.ProcessingRequest()
             piece.request_body.body = body[start:stop]
             piece.request_body.end_of_stream = stop == len(body)

@@ -8,7 +8,7 @@ import pytest
 from picker.extproc.machine import messages as m
 from picker.extproc.machine.messages import BodyMode, Ending, Finish
 from picker.extproc.machine.stream import StreamMachine
-from picker.types import FinishCause, Metadata, ResponseHead, RouteDecision
+from picker.types import BodyReport, FinishCause, Metadata, ResponseHead, RouteDecision
 
 COST: Metadata = {"envoy.lb": {"x-cost": 10}}
 LENGTH = {":status": "200", "content-length": "5"}
@@ -36,6 +36,11 @@ class Shouting:
             return out, COST
         out, self.held = self.held[:-1], self.held[-1:]
         return out, {}
+
+    def report(self, report: BodyReport) -> None:
+        self.seen.append(report)
+        if self.fails_at == "report":
+            raise ZeroDivisionError
 
     def end(self) -> bytes:
         self.seen.append("end")

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from picker.types import Metadata, ResponseHead
+from picker.types import BodyReport, Metadata, ResponseHead
 
 
 class TapError(Exception): ...
@@ -34,6 +34,10 @@ class HoldingTap:
         cut = max(0, len(self._held) - keep)
         out, self._held = self._held[:cut], self._held[cut:]
         return out, ({"envoy.lb": {"x-cost": len(out)}} if is_last else {})
+
+    def report(self, report: BodyReport) -> None:
+        if self._fails():
+            raise TapError
 
     def end(self) -> bytes:
         out, self._held = self._held, b""
