@@ -69,7 +69,7 @@ _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 _REMOVABLE = tuple(name for name in PICKER_OWNED if name != DESTINATION)
 MAX_REMEMBERED = 4096  # destinations, and sets of response headers
 REPORT_ID_CHARACTERS = 17  # all ids have the same length, so that one replaces another in bytes
-_MAX_DIGITS = 18
+_DIGITS = 18
 _ANY_REPORT_ID = "?" * REPORT_ID_CHARACTERS
 
 
@@ -122,7 +122,7 @@ def decode_log(data: bytes) -> list[tuple[str, BodyReport]]:
 def decode_first_piece(data: bytes) -> tuple[str, BodyReport]:
     """Decode the message about a first piece. Raises `MalformedMessageError`."""
     report_id, _, size = data.partition(b" ")
-    if not (report_id.isascii() and size.isdigit() and len(size) <= _MAX_DIGITS):
+    if not (report_id.isascii() and size.isdigit() and len(size) <= _DIGITS):
         raise MalformedMessageError("not a report of a first piece")
     return report_id.decode(), BodyReport(num_bytes=int(size))
 
@@ -131,7 +131,7 @@ def _report_of(said: bytes, num_bytes: int) -> BodyReport:
     """Read `PIECES MICROSECONDS\nDATA`, which the proxy's filter writes at the end of a body."""
     counts, _, text = said.partition(b"\n")
     pieces, _, micros = counts.partition(b" ")
-    if not (pieces.isdigit() and micros.isdigit()) or len(counts) > 2 * _MAX_DIGITS:
+    if not (pieces.isdigit() and micros.isdigit()) or len(counts) > 2 * _DIGITS:
         return BodyReport(is_last=True, num_bytes=num_bytes)
     return BodyReport(True, text, num_bytes, int(pieces), int(micros) / 1e6)
 
