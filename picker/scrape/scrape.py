@@ -4,7 +4,8 @@ A tick is the shortest interval between two scrapes; a source's own interval is 
 grows with the pool, so that scraping does not crowd out the decisions on the same event loop. While
 the pool is idle, the interval doubles with each scrape up to a limit; the first decision after that
 triggers a scrape of every address within one tick. If many addresses join together, their first
-scrapes are spread at the later rate.
+scrapes are spread at the later rate. Scrapes begin at common moments, about eight at each: to wake
+a waiting process costs as much as a scrape, while too many at once would delay decisions.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from picker.types import Endpoint
 
 log = logging.getLogger(__name__)
 
+TOGETHER = 8  # scrapes that begin at one moment, on average
 JITTER = 0.1  # the share of the interval by which a wait varies
 MIN_TICK_SECONDS = 0.05
 MAX_BACKOFF_SECONDS = 0.25  # the minimum interval while an address does not answer
@@ -222,7 +224,9 @@ class Scraper:
         loop = asyncio.get_running_loop()
         errors = self._metrics.datalayer_poll_errors_total.labels(target.source.source_type)
         if wait_seconds:
-            await target.pause(self._rng.uniform(0, wait_seconds))
+            await target.pause(
+                self._until_a_moment(self._rng.uniform(0, wait_seconds), self._tick_seconds)
+            )
         while not target.over:
             interval = self._interval_seconds(target)
             try:
@@ -241,7 +245,14 @@ class Scraper:
                 spent = await target.take(page, arrived, interval)
                 interval = max(interval, spent / MAX_SHARE)
             # Jitter makes the scrapes of a large pool even, instead of in bursts.
-            await target.pause(interval * self._rng.uniform(1 - JITTER, 1 + JITTER))
+            wait = interval * self._rng.uniform(1 - JITTER, 1 + JITTER)
+            await target.pause(self._until_a_moment(wait, interval))
+
+    def _until_a_moment(self, seconds: float, interval_seconds: float) -> float:
+        """Return the wait for the common moment that is nearest to `seconds` from now."""
+        now = asyncio.get_running_loop().time()
+        step = interval_seconds * min(0.5, TOGETHER / max(len(self._targets), 1))
+        return max(0.0, round((now + seconds) / step) * step - now)
 
     def _interval_seconds(self, target: _Target) -> float:
         busy = target.ticks * self._tick_seconds
@@ -258,7 +269,8 @@ class Scraper:
         while True:
             await activity.began()
             for target in self._targets.values():
-                target.hurry(self._rng.uniform(0, self._tick_seconds))
+                tick = self._tick_seconds
+                target.hurry(self._until_a_moment(self._rng.uniform(0, tick), tick))
 
 
 def _slices(page: bytes) -> Iterator[bytes]:

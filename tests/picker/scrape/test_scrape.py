@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -65,6 +66,34 @@ async def test_a_large_pool_is_scraped_less_often() -> None:
     assert min(asked.values()) >= 16
     assert metrics.interval_seconds == 0.1
     assert small.interval_seconds == 0.05
+
+
+class TimedPages(Pages):
+    """Notes how many scrapes begin at each moment."""
+
+    def __init__(self, pages: Mapping[int, bytes]) -> None:
+        super().__init__(pages)
+        self.begun: Counter[float] = Counter()
+
+    async def fetch(self, address: str) -> bytes:
+        self.begun[round(asyncio.get_running_loop().time(), 4)] += 1
+        return await super().fetch(address)
+
+
+@pytest.mark.parametrize(("endpoints", "moments", "most"), [(10, 50, 10), (100, 300, 24)])
+async def test_scrapes_begin_at_common_moments_but_not_too_many(
+    endpoints: int, moments: int, most: int
+) -> None:
+    """Each moment wakes the picker once, and delays decisions by the scrapes that begin then."""
+    pages = TimedPages(dict.fromkeys(range(1, endpoints + 1), PAGE))
+    async with scraping(source(pages)) as scene:
+        scene.store.set_endpoints([endpoint(f"w{port}", port) for port in pages.pages])
+        await asyncio.sleep(1.0)
+        pages.begun.clear()
+        await asyncio.sleep(1.0)
+    assert pages.begun.total() > 17 * endpoints
+    assert len(pages.begun) < moments
+    assert max(pages.begun.values()) <= most
 
 
 async def test_the_first_scrapes_of_endpoints_that_join_together_are_spread() -> None:
