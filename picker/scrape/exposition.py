@@ -7,9 +7,10 @@ with `bytes.find`, decodes only its samples, skips malformed lines, and never ra
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
+
+import msgspec
 
 MAX_REMEMBERED_BYTES = 1024
 _NO_LABELS: Mapping[str, str] = MappingProxyType({})
@@ -23,8 +24,7 @@ _CLOSE = re.compile(rb"[ \t]*}")
 _ESCAPES = {ord("\\"): "\\", ord('"'): '"', ord("n"): "\n"}
 
 
-@dataclass(frozen=True, slots=True)
-class PageSample:
+class PageSample(msgspec.Struct, frozen=True):
     """One line of the exposition. `value` is unchecked: it may be NaN, infinite or negative."""
 
     labels: Mapping[str, str]
@@ -36,9 +36,11 @@ def scan(exposition: bytes, names: Iterable[str]) -> dict[str, tuple[PageSample,
     """Return the samples of each wanted series that has any, in the order of the page."""
     found: dict[str, tuple[PageSample, ...]] = {}
     for name in names:
-        samples = tuple(_samples(exposition, name.encode()))
-        if samples:
-            found[name] = samples
+        sought = name.encode()
+        if sought in exposition:  # most pages lack most names
+            samples = [_sample(line) for line in _lines(exposition, sought)]
+            if known := tuple(one for one in samples if one is not None):
+                found[name] = known
     return found
 
 
@@ -73,13 +75,6 @@ def _plain_value(line: bytes) -> float | None:
         return None if sample is None else sample.value
     words = line[line.rfind(b"}") + 1 :].split(None, 1)
     return _number(words[0]) if words else None
-
-
-def _samples(page: bytes, name: bytes) -> Iterator[PageSample]:
-    for line in _lines(page, name):
-        sample = _sample(line)
-        if sample is not None:
-            yield sample
 
 
 def _lines(page: bytes, name: bytes) -> Iterator[bytes]:
