@@ -16,6 +16,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from base.response_bodies import ResponseBodies  # noqa: E402 (wherever we start)
 from fleet.envoy.bootstrap import build, to_yaml  # noqa: E402 (wherever we start)
 from fleet.envoy.settings import BootstrapConfig, EndpointDiscovery, Mechanism, SocketAddress  # noqa: E402
 
@@ -46,8 +47,11 @@ picker reads from the metadata `x-pointsman-pool`; others are for the one that h
 (--xds-port 9004), on this machine, as Envoy does."""
 
 
-def bootstrap() -> str:
-    """Envoy's configuration beside a picker that listens on the loopback address."""
+def bootstrap(response_bodies: ResponseBodies) -> str:
+    """Envoy's configuration beside a picker that listens on the loopback address.
+
+    With USAGE the picker's own flag decides: without ids from it, Envoy reports nothing.
+    """
     config = BootstrapConfig(
         listen=SocketAddress("0.0.0.0", 8080),
         admin=SocketAddress("127.0.0.1", 9901),
@@ -55,6 +59,7 @@ def bootstrap() -> str:
         picker_health=SocketAddress("127.0.0.1", 9003),
         discovery=EndpointDiscovery(SocketAddress("127.0.0.1", XDS_PORT)),
         buffer_request_body=True,
+        response_bodies=response_bodies,
     )
     return to_yaml(build(config), _BOOTSTRAP_HEAD)
 
@@ -69,6 +74,7 @@ def examples() -> dict[Path, str]:
         picker=SocketAddress(LOCAL, 9002),
         picker_health=SocketAddress(LOCAL, 9003),
         endpoints=(SocketAddress(LOCAL, 8000), SocketAddress(LOCAL, 8001)),
+        response_bodies=ResponseBodies.USAGE,
     )
     asking = replace(
         config, endpoints=(), discovery=EndpointDiscovery(SocketAddress(LOCAL, XDS_PORT))
@@ -107,11 +113,13 @@ def alerts() -> str:
 
 def wanted() -> dict[Path, str]:
     """Every file that is written, and what it says."""
-    envoy = bootstrap()
+    envoy, envoy_all = bootstrap(ResponseBodies.USAGE), bootstrap(ResponseBodies.ALL)
     drain = (STANDALONE / "drain.sh").read_text()
     texts = {
         STANDALONE / "envoy.yaml": envoy,
+        STANDALONE / "envoy-all.yaml": envoy_all,
         CHART / "envoy" / "envoy.yaml": envoy,
+        CHART / "envoy" / "envoy-all.yaml": envoy_all,
         CHART / "envoy" / "drain.sh": drain,
         ADDONS / "monitoring" / "prometheusrule.yaml": alerts(),
         CHART / "alerts" / "rules.yaml": (DEPLOY / "prometheus" / "rules.yaml").read_text(),

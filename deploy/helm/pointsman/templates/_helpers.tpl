@@ -195,6 +195,9 @@ readinessProbe:
   {{- if eq .Values.autoscaling.kind "picker" }}
   - --autoscale=/config/autoscale.yaml
   {{- end }}
+  {{- if eq .Values.mode "standalone" }}
+  - --response-bodies={{ .Values.standalone.responseBodies }}
+  {{- end }}
   {{- range .Values.picker.extraArgs }}
   - {{ . | quote }}
   {{- end }}
