@@ -2,6 +2,11 @@
 
     python benchmarks/prefix_index.py [--rounds 3] [--pairs 1000000] [--endpoints 1,10]
 
+First the whole of a request: hash, match and record for prompts of 1, 8 and 64 KB of tokens, of
+which 90 % are one of eight beginnings, over 4 and 100 endpoints. Every step is timed alone, without
+the time that reading the clock takes; the slowest tenth is left out, and of several rounds the
+median counts. Then the index alone.
+
 Set against its slow twin, dicts and bit masks, in the same run and on the same prompts. A prompt
 shares four fifths of its blocks with one of eight system prompts; four of five prompts go to an
 endpoint that matches best, the others anywhere. CPU time, not wall-clock time; of several rounds
@@ -15,12 +20,20 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from random import Random
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
 from measuring import Table, command_line, numbers, write_results
 
-from picker.prefix.block_hash import BlockHashes, block_hashes, root_hash
+from picker.prefix.block_hash import (
+    BYTES_PER_HASH,
+    BlockHasher,
+    BlockHashes,
+    block_hashes,
+    root_hash,
+    unpacked,
+)
 from picker.prefix.index import PrefixIndex
 from tests.support.picker.reference_prefix_index import ReferenceIndex
 
@@ -36,13 +49,55 @@ def prompts(blocks: int, count: int, rng: np.random.Generator) -> list[BlockHash
     """Prompts of which four fifths are one of eight beginnings."""
     shared = [random_hashes(rng, blocks * 4 // 5) for _ in range(8)]
     return [
-        np.concatenate((shared[rng.integers(8)], random_hashes(rng, blocks - blocks * 4 // 5)))
-        for _ in range(count)
+        shared[rng.integers(8)] + random_hashes(rng, blocks - blocks * 4 // 5) for _ in range(count)
     ]
 
 
 def random_hashes(rng: np.random.Generator, count: int) -> BlockHashes:
-    return rng.integers(1, 2**64 - 1, count, np.uint64)
+    return rng.bytes(count * BYTES_PER_HASH)
+
+
+def whole(endpoints: int, num_bytes: int, rounds: int) -> dict[str, float]:
+    """Microseconds of CPU to hash a prompt, match it and record it, in a row of the table."""
+    rng = Random(SEED)
+    shared = [rng.randbytes(num_bytes * 9 // 10 // 4 * 4) for _ in range(8)]
+    count = max(600, 3_000_000 // num_bytes)
+    given = [
+        (one := rng.choice(shared)) + rng.randbytes(num_bytes - len(one)) for _ in range(count)
+    ]
+    measured = [_one_round(given, endpoints) for _ in range(rounds)]
+    times = [median(spent) for spent in zip(*measured, strict=True)]
+    names = ("hash_us", "match_us", "record_us")
+    return {
+        "endpoints": endpoints,
+        "prompt_bytes": num_bytes,
+        **{name: round(spent, 1) for name, spent in zip(names, times, strict=True)},
+        "sum_us": round(sum(times), 1),
+    }
+
+
+def _one_round(given: list[bytes], endpoints: int) -> list[float]:
+    names = [f"default/w{number}" for number in range(endpoints)]
+    hasher, index, rng = BlockHasher(64, SEED), PrefixIndex(), Random(SEED)
+    root, clock = root_hash("model", seed=SEED), time.process_time_ns
+    spent: list[list[int]] = [[], [], [], []]
+    for prompt in given:
+        times = [clock()]
+        hashes = hasher.hashes(prompt, root)
+        times.append(clock())
+        matched = index.match(hashes)
+        times.append(clock())
+        best = max(matched.values(), default=0)
+        held = sorted(key for key, run in matched.items() if run == best)
+        key = rng.choice(held) if held and rng.random() < 0.8 else rng.choice(names)
+        times += [clock(), clock()]
+        index.record(key, hashes, CAPACITY)
+        times.append(clock())
+        for at, step in enumerate((0, 1, 4, 3)):
+            spent[at].append(times[step + 1] - times[step])
+    *steps, nothing = [sorted(one[len(one) // 2 :]) for one in spent]
+    idle = median(nothing)
+    return [(mean(step[: len(step) * 9 // 10]) - idle) / 1000 for step in steps]
 
 
 def drive(index: Any, given: list[Any], endpoints: int) -> tuple[float, float]:
@@ -72,7 +127,7 @@ def speed(endpoints: int, blocks: int, rounds: int) -> dict[str, float]:
     rng = np.random.default_rng(SEED)
     warm = min(4000, WARM_BLOCKS // blocks + 40)
     given = prompts(blocks, warm + TIMED_PROMPTS, rng)
-    as_lists = [prompt.tolist() for prompt in given]
+    as_lists = [unpacked(prompt) for prompt in given]
     best = [[float("inf")] * 2 for _ in range(2)]
     for _ in range(rounds):
         for which, (make, prompts_) in enumerate(
@@ -107,7 +162,7 @@ def memory(blocks: int, pairs: int, make: Callable[[], Any]) -> dict[str, float]
     prompts_ = pairs // blocks
     for number in range(prompts_):
         prompt = random_hashes(rng, blocks)
-        given = prompt if make is PrefixIndex else prompt.tolist()
+        given: Any = prompt if make is PrefixIndex else unpacked(prompt)
         index.record(f"default/w{number % 100}", given, 10**9)
         if number >= prompts_ // 3 and number % max(1, prompts_ // 500) == 0:
             used = tracemalloc.get_traced_memory()[0] - before
@@ -143,6 +198,11 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=1_000_000)
     parser.add_argument("--endpoints", type=numbers(int), default=ENDPOINTS)
     options = parser.parse_args()
+    chains = Table("prompt_bytes", "endpoints", "hash_us", "match_us", "record_us", "sum_us")
+    for size in (1_024, 8_192, 65_536):
+        for endpoints in (4, 100):
+            chains.add(**whole(endpoints, size, options.rounds))
+    print("\nthe index alone")
     times = ("match_us", "record_us", "twin_match_us", "twin_record_us")
     speeds = Table("endpoints", "blocks", *times, "ratio")
     for endpoints in options.endpoints:
@@ -156,7 +216,7 @@ def main() -> None:
         held.add(blocks=blocks, pairs=options.pairs, **ours, twin_most=twin["most"])
     hashed = hashing()
     print("\nhashing: " + ", ".join(f"{r['prompt_bytes']} B {r['hash_us']} µs" for r in hashed))
-    write_results(options, speed=speeds.rows, memory=held.rows, hashing=hashed)
+    write_results(options, whole=chains.rows, speed=speeds.rows, memory=held.rows, hashing=hashed)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ blocks that one endpoint has to compute for all of them: blocks that several sha
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Annotated, Literal
 
 import msgspec
@@ -34,7 +33,7 @@ from picker.framework.attributes import Attributes
 from picker.framework.registry import NonNegativeInt, Parameters, PluginType, PositiveInt, Stability
 from picker.framework.services import Services
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
-from picker.prefix.block_hash import prompt_hashes
+from picker.prefix.block_hash import BlockHasher, unpacked
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import Candidates, InferenceRequest
 
@@ -179,7 +178,8 @@ class BurstPrefixCacheProducer:
             weigh_blocks=parameters.balance_by == "tokens",
         )
         self._window_seconds = parameters.window_duration_ms / 1000
-        self._clock, self._seed = services.clock, services.hash_seed
+        self._clock = services.clock
+        self._hasher = BlockHasher(self._block_size, services.hash_seed)
         self._key = match_info_key(name)
         self._open: _Burst | None = None
         self.timeout_seconds = self._window_seconds + SLACK_SECONDS
@@ -221,9 +221,8 @@ class BurstPrefixCacheProducer:
 
     def _blocks(self, request: InferenceRequest) -> tuple[int, ...]:
         model, salt = request.target_model, request.body.cache_salt
-        sizes = (self._block_size, self._max_blocks, self._seed)
-        prompts = prompt_hashes(request.prompts, model, salt, *sizes)
-        return tuple(chain.from_iterable(prompt.tolist() for prompt in prompts))
+        prompts = self._hasher.prompts(request.prompts, model, salt, self._max_blocks)
+        return unpacked(b"".join(prompts))
 
 
 def _check(parameters: BurstPrefixCacheParameters) -> None:

@@ -8,14 +8,11 @@ are never forwarded.
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
-import numpy.typing as npt
-
 from picker.framework.attributes import EndpointLoad
 
-# The block hashes of a prompt, first block first, went to an endpoint with room for `capacity`
-# blocks: (endpoint key, hashes, capacity).
-ReportPlacement: TypeAlias = Callable[[str, npt.NDArray[np.uint64], int], None]
+# The block hashes of a prompt (little-endian uint64, first block first) went to an endpoint with
+# room for `capacity` blocks: (endpoint key, hashes, capacity).
+ReportPlacement: TypeAlias = Callable[[str, bytes, int], None]
 # A session was bound to an endpoint by its n-th binding: (session, endpoint key, n).
 ReportBinding: TypeAlias = Callable[[str, str, int], None]
 
@@ -34,7 +31,7 @@ class SharesPlacements(Protocol):
     def report_placements(self, report: ReportPlacement | None) -> None:
         """Call `report` with every later placement."""
 
-    def placed_elsewhere(self, key: str, hashes: npt.NDArray[np.uint64], capacity: int) -> None:
+    def placed_elsewhere(self, key: str, hashes: bytes, capacity: int) -> None:
         """Record the prompt that another replica sent to endpoint `key`, which is in the pool."""
 
 

@@ -244,5 +244,4 @@ class Cursor:
 
 
 def _size(entry: _Entry) -> int:
-    what = entry[2]
-    return _ENTRY_BYTES + (len(what) if isinstance(what, str) else what.nbytes)
+    return _ENTRY_BYTES + len(entry[2])

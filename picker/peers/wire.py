@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
-import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from picker.errors import PickerError
@@ -25,7 +24,6 @@ MAX_LOADS = 65_536  # in one message
 MAX_COUNT = 2**40  # requests or tokens under way at one endpoint, by one replica
 _MAX_UINT32 = 2**32 - 1
 _HASH_BYTES = 8
-_HASHES = np.dtype("<u8")
 M = TypeVar("M", bound=Message)
 E = TypeVar("E")
 T = TypeVar("T")
@@ -143,7 +141,7 @@ def encoded_batch(batch: Batch) -> bytes:
             plugin=plugins.setdefault(one.plugin, len(plugins)),
             endpoint=endpoints.setdefault(one.endpoint, len(endpoints)),
             capacity=min(one.capacity, _MAX_UINT32),
-            hashes=one.hashes.astype(_HASHES, copy=False).tobytes(),
+            hashes=one.hashes,
         )
     for bound in batch.bindings:
         body.bindings.add(
@@ -290,7 +288,7 @@ def _endpoint_name(one: pb.Endpoint) -> EndpointName:
 def _hashes(data: bytes) -> BlockHashes:
     if len(data) % _HASH_BYTES:
         raise _EntryError(f"{len(data)} bytes are not hashes")
-    return np.frombuffer(data, _HASHES)
+    return data
 
 
 def _loads(message: pb.Loads) -> LoadReport:

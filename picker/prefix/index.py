@@ -1,213 +1,348 @@
-"""Estimates which endpoint holds which prompt blocks, in at most 64 bytes per held block.
+"""Estimates which endpoint holds which prompt blocks, by segments of prompts.
 
-A `PairTable` maps each pair of a block hash and an endpoint to a node of a `RecencyLists`, where
-each endpoint has a list of its nodes in the order of their last use. The key of a pair is the hash
-mixed with a salt of the endpoint; one that is removed and returns gets a new salt.
+A segment is a run of blocks that every prompt so far had as a whole or not at all: a prompt that
+parts from an earlier one splits the segment in which they part. A `SegmentTable` finds a segment by
+the hash of its first block; its other hashes are one bytes object, and a bit mask has its holders,
+the endpoints that were sent it. So a match costs a lookup and a comparison by segment, whatever the
+number of endpoints and blocks.
 
-A record of a block includes the blocks before it. Recording refreshes them last to first, as paged
-engines free them, so an endpoint over its capacity loses the tail of a prompt before its beginning,
-and holds all blocks before any that it holds: a binary search finds the end of a match. Short
-prompts are processed block by block and long ones by arrays, with the same result.
+Every holder of a segment has an entry in the list of its endpoint, in `RecencyLists`. The number of
+a segment is the entry of one of its holders, the first; the entries of others are found under the
+first hash, mixed with a salt of the endpoint. Recording refreshes the segments of a prompt last to
+first, as paged engines free blocks, so an endpoint over its capacity loses the tail of a prompt
+before its beginning. A holder that lost only the end of a segment is in `_held`.
+
+The blocks that a request adds belong to its `Addition` until that is confirmed, or another record
+includes them; `withdraw` removes only those.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import compress
 
-import numpy as np
-import numpy.typing as npt
-
+from picker.prefix.block_hash import BYTES_PER_HASH as _BYTES
 from picker.prefix.block_hash import BlockHashes
-from picker.prefix.pair_table import Keys, PairTable
 from picker.prefix.recency import RecencyLists
+from picker.prefix.segment_table import SegmentTable
 
 _MASK = 2**64 - 1
-_MIX = 0x9E37_79B9_7F4A_7C15  # odd, so multiplication by it is a bijection
-_MIX_ARRAY = np.uint64(_MIX)
-_ONE = np.uint64(1)  # no key is 0
-# Up to this number, single lookups (0.5 µs each) beat array lookups (15 µs and 0.06 µs each).
-_MAX_SINGLE_LOOKUPS = 24
-_MAX_PIVOTS = 4
+_MIX = 0x9E37_79B9_7F4A_7C15
 _SCRAMBLE = ((30, 0xBF58_476D_1CE4_E5B9), (27, 0x94D0_49BB_1331_11EB))  # splitmix64
+_ZEROS_AND_ONES = bytes(byte & 1 for byte in range(256))  # for the digits "0" and "1"
 
 
 @dataclass(slots=True)
 class _Holder:
-    key: str
-    salt: int  # mixed into the keys of its pairs
+    slot: int
+    bit: int  # in masks
+    salt: int  # mixed into the keys of its entries that are not the first of their segment
     anchor: int  # of its recency list
     size: int = 0  # in blocks
+
+
+@dataclass(slots=True, eq=False)
+class Addition:
+    """The entries to which one record added blocks, and how many blocks each had before."""
+
+    key: str
+    before: dict[int, int] = field(default_factory=dict)
 
 
 class PrefixIndex:
     """Owns the estimated placement of prompts, given as chained hashes. Not thread safe."""
 
     def __init__(self) -> None:
-        self._table = PairTable()
+        self._table = SegmentTable()
         self._recency = RecencyLists()
+        # By entry: the holders of the segment, and its hashes after the first. An entry that is not
+        # the first of its segment has neither.
+        self._masks = [0]
+        self._rests = [b""]
+        self._held: dict[int, dict[int, int]] = {}  # segment → slot → blocks, if not all
+        self._added: dict[int, Addition] = {}  # by entry
         self._holders: dict[str, _Holder] = {}
-        # The holders as arrays, built lazily: endpoints arrive and leave in groups.
-        self._is_listed = True
-        self._names: tuple[str, ...] = ()
-        self._salts = np.zeros(0, np.uint64)
-        self._salt_numbers: tuple[int, ...] = ()
+        self._slots: list[_Holder] = []
+        self._names: list[str] = []  # by slot
+        self._free_slots: list[int] = []
+        self._size = 0
         self._last_salt = 0
 
     def __len__(self) -> int:
         """The number of (block, endpoint) pairs."""
-        return len(self._table)
+        return self._size
 
     def match(self, hashes: BlockHashes) -> dict[str, int]:
         """Return the length of the unbroken run from block 0, by endpoint that holds block 0."""
-        if not len(hashes) or not self._holders:
-            return {}
-        if not self._is_listed:
-            self._list_holders()
-        held = self._holders_of(hashes.item(0))
-        if len(held) > _MAX_SINGLE_LOOKUPS:
-            runs = self._runs(hashes, self._salts[held]).tolist()
-            return {self._names[i]: run for i, run in zip(held, runs, strict=True)}
+        end, at, alive = len(hashes), 0, -1
         matched: dict[str, int] = {}
-        find, length = self._table.find_one, len(hashes)
-        run = length
-        last = following = hashes.item(run - 1)
-        for i in held:
-            salt = self._salt_numbers[i]
-            # Most endpoints have the run of the previous one; these two lookups confirm it.
-            if not find((last ^ salt) * _MIX & _MASK | 1) or (
-                run < length and find((following ^ salt) * _MIX & _MASK | 1)
-            ):
-                run = self._run(hashes, salt, run)
-                last, following = hashes.item(run - 1), hashes.item(min(run, length - 1))
-            matched[self._names[i]] = run
+        while at < end:
+            segment = self._table.find(int.from_bytes(hashes[at : at + _BYTES], "little"))
+            still = alive & self._masks[segment]
+            if still != alive:
+                if at:
+                    self._note(alive ^ still, at // _BYTES, matched)
+                alive = still
+                if not alive:
+                    return matched
+            rest = self._rests[segment]
+            is_whole = hashes.startswith(rest, at + _BYTES)
+            blocks = len(rest) // _BYTES + 1 if is_whole else _common(hashes, at, rest)
+            if segment in self._held:
+                for slot, held in self._held[segment].items():
+                    if held < blocks and alive >> slot & 1:
+                        alive ^= 1 << slot
+                        matched[self._names[slot]] = at // _BYTES + held
+            at += blocks * _BYTES
+            if not is_whole:
+                break
+        if at:
+            self._note(alive, at // _BYTES, matched)
         return matched
 
-    def record(self, key: str, hashes: BlockHashes, capacity: int) -> None:
-        """Note that endpoint `key` will hold these blocks; keep its `capacity` latest blocks."""
+    def record(
+        self, key: str, hashes: BlockHashes, capacity: int, addition: Addition | None = None
+    ) -> None:
+        """Note that endpoint `key` will hold these blocks; keep its `capacity` latest blocks.
+
+        Blocks that it did not hold go to `addition`, which must be confirmed or withdrawn later.
+        """
         holder = self._holders.get(key)
         if holder is None:
             holder = self._admit(key)
-        path = hashes[:capacity]  # later blocks would be evicted first
-        if len(path) <= _MAX_SINGLE_LOOKUPS:
-            self._record_few(holder, path)
-        else:
-            self._record_many(holder, path, capacity)
+        data = hashes[: capacity * _BYTES]  # later blocks would be evicted first
+        end, at = len(data), 0
+        entries: list[int] = []
+        while at < end:
+            block = int.from_bytes(data[at : at + _BYTES], "little")
+            segment = self._table.find(block)
+            if not segment:
+                segment = self._new_entry(block, holder.anchor)
+                self._masks[segment], self._rests[segment] = holder.bit, data[at + _BYTES :]
+                holder.size += (end - at) // _BYTES
+                self._size += (end - at) // _BYTES
+                if addition is not None:
+                    self._own(segment, addition, 0)
+                entries.append(segment)
+                break
+            if not data.startswith(self._rests[segment], at + _BYTES):
+                self._split(segment, _common(data, at, self._rests[segment]))
+            blocks = len(self._rests[segment]) // _BYTES + 1
+            entries.append(self._hold(holder, segment, blocks, addition))
+            at += blocks * _BYTES
+        self._recency.refresh(holder.anchor, entries)
         if holder.size > capacity:
             self._evict(holder, holder.size - capacity)
+
+    def confirm(self, addition: Addition) -> None:
+        """Make the blocks that a record added permanent."""
+        for entry in addition.before:
+            del self._added[entry]
+        addition.before.clear()
+
+    def withdraw(self, addition: Addition) -> None:
+        """Remove the blocks that a record added and no later record included."""
+        for entry, before in tuple(addition.before.items()):
+            holder = self._holders[addition.key]
+            segment = self._segment(entry, holder)
+            surplus = self._blocks(segment, holder) - before
+            if surplus > 0:
+                self._shorten(holder, segment, surplus)
+        self.confirm(addition)
 
     def remove(self, key: str) -> None:
         holder = self._holders.pop(key, None)
         if holder is None:
             return
         self._evict(holder, holder.size)
-        self._recency.give_back([holder.anchor])
-        self._is_listed = False
+        self._recency.give_back(holder.anchor)
+        self._free_slots.append(holder.slot)
 
     def check_integrity(self) -> None:
         self._table.check_integrity()
+        listed: set[int] = set()
         for holder in self._holders.values():
-            self._recency.check_integrity(holder.anchor)
-            if self._recency.length(holder.anchor) != holder.size:
+            own = self._recency.in_order(holder.anchor)
+            segments = [self._segment(entry, holder) for entry in own]
+            if not all(self._masks[segment] & holder.bit for segment in segments):
+                raise AssertionError("an endpoint does not hold a segment in its list")
+            if [self._entry(segment, holder) for segment in segments] != own:
+                raise AssertionError("an entry is not found")
+            if sum(self._blocks(segment, holder) for segment in segments) != holder.size:
                 raise AssertionError("an endpoint's blocks are miscounted")
-        if sum(holder.size for holder in self._holders.values()) != len(self._table):
+            listed.update(own)
+        if sum(holder.size for holder in self._holders.values()) != self._size:
+            raise AssertionError("the blocks are miscounted")
+        if not len(listed) == len(self._table) == sum(mask.bit_count() for mask in self._masks):
             raise AssertionError("an entry has no endpoint")
+        for segment, held in self._held.items():
+            most = len(self._rests[segment]) // _BYTES + 1
+            if not held or any(not 0 < blocks < most for blocks in held.values()):
+                raise AssertionError("a part of a segment is all of it or nothing")
+        for entry, addition in self._added.items():
+            if entry not in listed or entry not in addition.before:
+                raise AssertionError("an addition has an entry that is gone")
 
-    # Matching
+    def _note(self, mask: int, run: int, matched: dict[str, int]) -> None:
+        if mask & mask - 1:
+            digits = f"{mask:b}"[::-1].encode().translate(_ZEROS_AND_ONES)
+            matched.update(dict.fromkeys(compress(self._names, digits), run))
+        elif mask:
+            matched[self._names[mask.bit_length() - 1]] = run
 
-    def _holders_of(self, block: int) -> list[int]:
-        if len(self._names) > _MAX_SINGLE_LOOKUPS:
-            held = self._table.holds(_keys(np.uint64(block), self._salts))
-            found: list[int] = held.nonzero()[0].tolist()
-            return found
-        keys = [(block ^ salt) * _MIX & _MASK | 1 for salt in self._salt_numbers]
-        return self._table.positions_held(keys)
+    # Segments
 
-    def _run(self, hashes: BlockHashes, salt: int, guess: int) -> int:
-        """Return the length of an endpoint's run from block 0; fastest if `guess` is right."""
-        low, high, trial = 1, len(hashes), guess
-        # An endpoint that holds a block holds all before it, so that halving finds the end.
-        while low < high:
-            trial = min(max(trial, low + 1), high)
-            if self._table.find_one((hashes.item(trial - 1) ^ salt) * _MIX & _MASK | 1):
-                low = trial
-                trial = trial + 1 if trial == guess else (low + high + 1) // 2
-            else:
-                high = trial - 1
-                trial = (low + high + 1) // 2
-        return low
-
-    def _runs(self, hashes: BlockHashes, salts: Keys) -> npt.NDArray[np.int64]:
-        """Return the lengths of the runs of endpoints that hold block 0.
-
-        Endpoints share prefixes, so few distinct runs occur: the run of one endpoint is tried on
-        the others, up to `_MAX_PIVOTS` times; then binary search finds the remaining runs.
-        """
-        low = np.ones(len(salts), np.int64)  # a run is at least low and at most high
-        high = np.full(len(salts), len(hashes), np.int64)
-        rest = np.arange(len(salts)) if len(hashes) > 1 else np.arange(0)
-        pivots, run = _MAX_PIVOTS, len(hashes)
-        while len(rest):
-            if pivots:
-                pivots -= 1
-                run = self._run(hashes, int(salts[rest[0]]), run)
-                trials = [np.full(len(rest), run), np.full(len(rest), run + 1)]
-            else:
-                trials = [(low[rest] + high[rest] + 1) // 2]
-            for trial in trials:
-                inside = (trial > low[rest]) & (trial <= high[rest])
-                at, tried = rest[inside], trial[inside]
-                held = self._table.holds(_keys(hashes[tried - 1], salts[at]))
-                low[at] = np.where(held, tried, low[at])
-                high[at] = np.where(held, high[at], tried - 1)
-            rest = rest[low[rest] < high[rest]]
-        return low
-
-    # Recording
-
-    def _record_few(self, holder: _Holder, path: BlockHashes) -> None:
-        table, recency, salt = self._table, self._recency, holder.salt
-        for block in reversed(path.tolist()):
-            key = (block ^ salt) * _MIX & _MASK | 1
-            node = table.find_one(key)
-            if node:
-                recency.refresh(holder.anchor, node)
-            else:
-                table.insert_one(key, recency.append_new(holder.anchor))
-                holder.size += 1
-
-    def _record_many(self, holder: _Holder, path: BlockHashes, capacity: int) -> None:
-        keys = _distinct(_keys(path, np.uint64(holder.salt)))
-        nodes = self._table.find(keys)
-        absent = nodes == 0
-        held = nodes[~absent]
-        added = len(keys) - len(held)
-        if len(held):
-            self._recency.unlink(held)
-        if added:
-            # Evicted blocks make room for new ones, which reuse their nodes.
-            surplus = min(holder.size + added - capacity, holder.size - len(held))
-            dropped = self._drop_oldest(holder, surplus)
-            self._recency.give_back(dropped[added:])
-            taken = dropped[:added] + self._recency.take(added - len(dropped))
-            fresh = np.array(taken, np.uint32)
-            self._table.insert(keys[absent], fresh)
-            nodes[absent] = fresh
-            holder.size += added
-        self._recency.append(holder.anchor, nodes)
-
-    def _evict(self, holder: _Holder, count: int) -> None:
-        self._recency.give_back(self._drop_oldest(holder, count))
-
-    def _drop_oldest(self, holder: _Holder, count: int) -> list[int]:
-        """Remove the `count` least recently used blocks of an endpoint; return their nodes."""
-        if count <= 0:
-            return []
-        nodes = self._recency.cut_oldest(holder.anchor, count)
-        holder.size -= len(nodes)
-        if len(nodes) <= _MAX_SINGLE_LOOKUPS:
-            for node in nodes:
-                self._table.delete_one(node)
+    def _hold(self, holder: _Holder, segment: int, blocks: int, addition: Addition | None) -> int:
+        """Make an endpoint hold a whole segment; return its entry."""
+        mask = self._masks[segment]
+        if mask & holder.bit:
+            entry = segment if mask == holder.bit else self._entry(segment, holder)
+            if self._added:
+                self._disown(entry)
+            if segment not in self._held:
+                return entry
+            before = self._blocks(segment, holder)
+            if before == blocks:
+                return entry
+            self._forget_part(segment, holder.slot)
         else:
-            self._table.delete(np.array(nodes, np.uint32))
-        return nodes
+            before = 0
+            entry = self._new_entry(self._table.keys[segment] ^ holder.salt, holder.anchor)
+            self._masks[segment] = mask | holder.bit
+        holder.size += blocks - before
+        self._size += blocks - before
+        if addition is not None:
+            self._own(entry, addition, before)
+        return entry
+
+    def _split(self, segment: int, blocks: int) -> None:
+        """Leave the first `blocks` of a segment; the others become one of their own."""
+        rest, parts = self._rests[segment], self._held.pop(segment, {})
+        whole, cut = len(rest) // _BYTES + 1, blocks * _BYTES
+        block = int.from_bytes(rest[cut - _BYTES : cut], "little")
+        self._rests[segment] = rest[: cut - _BYTES]
+        # Only hashes that are no chain occur at two places; then the second is dropped.
+        is_lost = self._table.find(block) != 0
+        tail = tail_mask = 0
+        for holder in self._holders_of(segment):
+            held = parts.get(holder.slot, whole)
+            if held < blocks:
+                self._held.setdefault(segment, {})[holder.slot] = held
+            if held <= blocks:
+                continue
+            if is_lost:
+                holder.size -= held - blocks
+                self._size -= held - blocks
+                continue
+            entry = self._entry(segment, holder)
+            other = self._new_entry(block ^ holder.salt if tail else block, entry)
+            tail, tail_mask = tail or other, tail_mask | holder.bit
+            if held < whole:
+                self._held.setdefault(tail, {})[holder.slot] = held - blocks
+            addition = self._added.get(entry)
+            if addition is not None:
+                before = addition.before[entry]
+                self._own(other, addition, max(0, before - blocks))
+                if before >= blocks:
+                    self._disown(entry)
+        if tail:
+            self._masks[tail], self._rests[tail] = tail_mask, rest[cut:]
+            self._trim(tail)
+
+    def _evict(self, holder: _Holder, surplus: int) -> None:
+        while surplus:
+            segment = self._segment(self._recency.oldest(holder.anchor), holder)
+            dropped = min(surplus, self._blocks(segment, holder))
+            self._shorten(holder, segment, dropped)
+            surplus -= dropped
+
+    def _shorten(self, holder: _Holder, segment: int, dropped: int) -> None:
+        """Take the last `dropped` blocks of a segment from one of its holders."""
+        left = self._blocks(segment, holder) - dropped
+        holder.size -= dropped
+        self._size -= dropped
+        if left:
+            self._held.setdefault(segment, {})[holder.slot] = left
+        else:
+            self._leave(holder, segment)
+        self._trim(segment)
+
+    def _leave(self, holder: _Holder, segment: int) -> None:
+        entry, mask = self._entry(segment, holder), self._masks[segment] ^ holder.bit
+        self._recency.unlink(entry)
+        self._disown(entry)
+        self._forget_part(segment, holder.slot)
+        if mask and entry == segment:  # another holder's entry becomes the first
+            heir = self._slots[mask.bit_length() - 1]
+            entry = self._entry(segment, heir)
+            self._recency.replace(entry, segment)
+            addition = self._added.pop(entry, None)
+            if addition is not None:
+                self._own(segment, addition, addition.before.pop(entry))
+        self._masks[segment] = mask
+        if not mask:
+            self._rests[segment] = b""
+        self._table.delete(entry)
+        self._recency.give_back(entry)
+
+    def _trim(self, segment: int) -> None:
+        """Drop the end of a segment if its only holder has lost it."""
+        parts, mask = self._held.get(segment), self._masks[segment]
+        if parts and not mask & mask - 1:
+            [held] = parts.values()
+            self._rests[segment] = self._rests[segment][: (held - 1) * _BYTES]
+            del self._held[segment]
+
+    def _blocks(self, segment: int, holder: _Holder) -> int:
+        """Return how many blocks of a segment a holder of it has."""
+        whole = len(self._rests[segment]) // _BYTES + 1
+        parts = self._held.get(segment)
+        return whole if parts is None else parts.get(holder.slot, whole)
+
+    def _forget_part(self, segment: int, slot: int) -> None:
+        parts = self._held.get(segment)
+        if parts is not None:
+            parts.pop(slot, None)
+            if not parts:
+                del self._held[segment]
+
+    def _holders_of(self, segment: int) -> list[_Holder]:
+        digits = f"{self._masks[segment]:b}"[::-1].encode().translate(_ZEROS_AND_ONES)
+        return list(compress(self._slots, digits))
+
+    # Entries
+
+    def _new_entry(self, key: int, newer: int) -> int:
+        """Allocate an entry for `key`, right behind the entry or anchor `newer`."""
+        entry = self._recency.insert_new(newer)
+        if entry >= len(self._masks):
+            self._fit(entry)
+        self._table.insert(key, entry)
+        return entry
+
+    def _fit(self, entry: int) -> None:
+        while entry >= len(self._masks):
+            self._masks.append(0)
+            self._rests.append(b"")
+
+    def _entry(self, segment: int, holder: _Holder) -> int:
+        """Return the entry of a holder of a segment."""
+        if self._masks[segment] == holder.bit:
+            return segment
+        return self._table.find(self._table.keys[segment] ^ holder.salt) or segment
+
+    def _segment(self, entry: int, holder: _Holder) -> int:
+        """Return the segment of a holder's entry."""
+        if self._masks[entry]:
+            return entry
+        return self._table.find(self._table.keys[entry] ^ holder.salt)
+
+    def _own(self, entry: int, addition: Addition, before: int) -> None:
+        self._added[entry] = addition
+        addition.before[entry] = before
+
+    def _disown(self, entry: int) -> None:
+        addition = self._added.pop(entry, None)
+        if addition is not None:
+            del addition.before[entry]
 
     # Endpoints
 
@@ -216,28 +351,32 @@ class PrefixIndex:
         salt = self._last_salt
         for shift, factor in _SCRAMBLE:
             salt = (salt ^ salt >> shift) * factor & _MASK
-        holder = _Holder(key, salt ^ salt >> 31, self._recency.open())
+        # The lowest free slot, so that masks stay as short as the pool is large.
+        slot = min(self._free_slots, default=len(self._slots))
+        anchor = self._recency.open()
+        self._fit(anchor)
+        holder = _Holder(slot, 1 << slot, salt ^ salt >> 31, anchor)
+        if self._free_slots:
+            self._free_slots.remove(slot)
+            self._slots[slot], self._names[slot] = holder, key
+        else:
+            self._slots.append(holder)
+            self._names.append(key)
         self._holders[key] = holder
-        self._is_listed = False
         return holder
 
-    def _list_holders(self) -> None:
-        holders = self._holders.values()
-        self._names = tuple(self._holders)
-        self._salt_numbers = tuple(holder.salt for holder in holders)
-        self._salts = np.array(self._salt_numbers, np.uint64)
-        self._is_listed = True
 
+def _common(data: bytes, at: int, rest: bytes) -> int:
+    """Return in how many blocks a segment, of `rest` after its first, agrees with `data` at `at`.
 
-def _keys(blocks: BlockHashes | np.uint64, salts: Keys | np.uint64) -> Keys:
-    """Compute the keys of pairs, of which one part or both are arrays. Keys are odd, so never 0."""
-    keys: Keys = np.bitwise_xor(blocks, salts, dtype=np.uint64) * _MIX_ARRAY | _ONE
-    return keys
-
-
-def _distinct(keys: Keys) -> Keys:
-    """Remove duplicate keys, which only colliding hashes cause."""
-    in_order = np.sort(keys)
-    if not (in_order[1:] == in_order[:-1]).any():
-        return keys
-    return keys[np.sort(np.unique(keys, return_index=True)[1])]
+    A hash stands for all blocks before its own, so that halving finds the end.
+    """
+    low, high = 1, min(len(rest), len(data) - at - _BYTES) // _BYTES + 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        start = (middle - 2) * _BYTES
+        if data.startswith(rest[start : start + _BYTES], at + start + _BYTES):
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -47,8 +47,7 @@ NO_LIMITS = {
     *("cli.flags.MAX_LEASE_NAME", "cli.flags.MAX_LEASE_SECONDS"),
     # parts of formulas and algorithms
     "planner.capacity._MAX_SECONDS",
-    *("prefix.index._MAX_PIVOTS", "prefix.index._MAX_SINGLE_LOOKUPS"),
-    "prefix.pair_table.MAX_ENTRIES_PER_BUCKET",
+    *("prefix.block_hash._MAX_RUNS", "prefix.segment_table.MAX_ENTRIES_PER_BUCKET"),
     *("k8s.reflector._MAX_BARREN", "plugins.fairness_policies._burst_headroom.MAX_DEVIATIONS"),
     *(
         f"plugins.fairness_policies.{name}"

@@ -1,9 +1,11 @@
 """approx-prefix-cache-producer: guess which endpoint holds how much of the prompt.
 
 It remembers the hashes of the prompt blocks that it sent to each endpoint (`pre_request`, before
-the endpoint answers) and matches each new prompt against that memory. A request that fails later is
-not forgotten: most failed prompts were read, and their blocks would have to be distinguished from
-those of other requests.
+the endpoint answers) and matches each new prompt against that memory. A request that ends without a
+response, or with an error (status 400 and above), leaves none of the blocks that it alone added;
+one that the proxy retried elsewhere counts for the endpoint that served it. A client that
+disconnects before the response begins mostly left a prompt that waited, so this counts as unread;
+a response that breaks off later does not.
 
 Block size: with `autoTune` that of the first candidate that reports one, else `blockSizeTokens`,
 and never below 64 tokens. Memory per endpoint: with `autoTune` the number of blocks that fit into
@@ -24,20 +26,33 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from picker.framework.attributes import Attributes, DataKey
+from picker.framework.interfaces import Flight
 from picker.framework.registry import NonNegativeInt, Parameters, PluginType, PositiveInt
 from picker.framework.replicas import ReportPlacement
 from picker.framework.services import NO_SERVICES, Services
 from picker.plugins._shared.stages import prompt_readers
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
-from picker.prefix.block_hash import BlockHashes, prompt_hashes
-from picker.prefix.index import PrefixIndex
+from picker.prefix.block_hash import BYTES_PER_HASH, BlockHasher, BlockHashes
+from picker.prefix.index import Addition, PrefixIndex
 from picker.prefix.match import MATCH_INFO, PrefixCacheMatchInfo, match_info_key
-from picker.types import Candidates, EndpointMetrics, InferenceRequest, SchedulingResult
+from picker.types import (
+    Candidate,
+    Candidates,
+    EndpointMetrics,
+    FinishCause,
+    InferenceRequest,
+    ResponseHead,
+    SchedulingResult,
+    Usage,
+)
 
 MIN_BLOCK_SIZE_TOKENS = 64  # the floor of the reference
 MAX_REPORTED_BLOCK_SIZE_TOKENS = 65_536  # a larger one is a wrong report
 MAX_REPORTED_CAPACITY = 2**20  # blocks, 64 MiB of memory
 MAX_PROMPTS = 256  # a request may have a hundred thousand, of one token each
+_FIRST_ERROR = 400
+# Ends that say nothing about the endpoint, if the picker saw no response.
+_UNSEEN = (FinishCause.COMPLETED, FinishCause.SKIPPED, FinishCause.SHUTDOWN)
 
 
 class ApproxPrefixCacheParameters(Parameters, frozen=True):
@@ -67,12 +82,13 @@ class ApproxPrefixCacheParameters(Parameters, frozen=True):
         return {"maxPrefixBlocksToMatch": limit}
 
 
-class _Hashed(msgspec.Struct, frozen=True):
-    """The block hashes of one request and their seed, stored from `produce` to `pre_request`."""
+class _Hashed(msgspec.Struct, eq=False):
+    """The block hashes of one request, for `index`, and the additions that may be withdrawn."""
 
     prompts: tuple[BlockHashes, ...]
     block_size_tokens: int
-    seed: int
+    index: PrefixIndex
+    additions: list[Addition] = []
 
 
 class ApproxPrefixCacheProducer:
@@ -93,6 +109,7 @@ class ApproxPrefixCacheProducer:
         given = parameters.hash_seed
         self._seed = services.hash_seed if given is None else given
         self._index = PrefixIndex()
+        self._hasher = BlockHasher(MIN_BLOCK_SIZE_TOKENS, self._seed)
         self._report: ReportPlacement | None = None
         self._match_key = match_info_key(name)
         self._hashed_key: DataKey[_Hashed] = DataKey("BlockHashes", name)
@@ -114,11 +131,13 @@ class ApproxPrefixCacheProducer:
             limit = max(1, self._max_tokens // block_size)
         model, salt = request.target_model, request.body.cache_salt
         asked = request.prompts[:MAX_PROMPTS]
-        prompts = prompt_hashes(asked, model, salt, block_size, limit, self._seed)
+        if self._hasher.block_size_tokens != block_size:
+            self._hasher = BlockHasher(block_size, self._seed)
+        prompts = self._hasher.prompts(asked, model, salt, limit)
         match = self._index.match
         matched = match(prompts[0]) if len(prompts) == 1 else _sums(map(match, prompts))
-        total = sum(map(len, prompts))
-        attributes[self._hashed_key] = _Hashed(prompts, block_size, self._seed)
+        total = sum(map(len, prompts)) // BYTES_PER_HASH
+        attributes[self._hashed_key] = _Hashed(prompts, block_size, self._index)
         attributes[self._match_key] = PrefixCacheMatchInfo(total, block_size, matched)
         return request
 
@@ -128,15 +147,34 @@ class ApproxPrefixCacheProducer:
         """Remember the prompt for the first endpoints of the primary profile and of `prefill`."""
         hashed = attributes.get(self._hashed_key)
         # The seed may have changed since `produce`: these hashes would match nothing later.
-        if hashed is None or hashed.seed != self._seed:
+        if hashed is None or hashed.index is not self._index:
             return
         for _, candidate in prompt_readers(result):
-            capacity = self._capacity(candidate.metrics, hashed.block_size_tokens)
-            key = candidate.endpoint.key
-            for prompt in hashed.prompts:
-                self._index.record(key, prompt, capacity)
-                if self._report is not None:
-                    self._report(key, prompt, capacity)
+            addition = Addition(candidate.endpoint.key)
+            hashed.additions.append(addition)
+            self._record(candidate, hashed, addition)
+
+    def response_head(self, flight: Flight, head: ResponseHead) -> None:
+        """Keep what an endpoint answers; withdraw what failed or another endpoint served."""
+        hashed = flight.attributes.get(self._hashed_key)
+        if hashed is None or not hashed.additions:
+            return
+        is_error = (head.status or 0) >= _FIRST_ERROR or head.reached_no_endpoint
+        # A gRPC response that consists of headers alone has failed.
+        if is_error or head.headers.get("grpc-status", "0") != "0":
+            self._close(hashed, is_read=False)
+            return
+        server, result = head.served_by, flight.result
+        if server is not None and server != result.endpoints[0].host_port:
+            self._move(hashed, result, server)
+        self._close(hashed, is_read=True)
+
+    def request_ended(
+        self, flight: Flight, cause: FinishCause, usage: Usage | None, now_seconds: float
+    ) -> None:
+        hashed = flight.attributes.get(self._hashed_key)
+        if hashed is not None and hashed.additions:
+            self._close(hashed, is_read=cause in _UNSEEN)
 
     def endpoint_removed(self, key: str) -> None:
         self._index.remove(key)
@@ -149,6 +187,7 @@ class ApproxPrefixCacheProducer:
         if self._parameters.hash_seed is None and seed != self._seed:
             self._seed = seed
             self._index = PrefixIndex()
+            self._hasher = BlockHasher(self._hasher.block_size_tokens, seed)
 
     def report_placements(self, report: ReportPlacement | None) -> None:
         self._report = report
@@ -162,6 +201,32 @@ class ApproxPrefixCacheProducer:
     def check_integrity(self) -> None:
         """Raise `AssertionError` when the index contradicts itself."""
         self._index.check_integrity()
+
+    def _record(self, candidate: Candidate, hashed: _Hashed, addition: Addition | None) -> None:
+        capacity = self._capacity(candidate.metrics, hashed.block_size_tokens)
+        key = candidate.endpoint.key
+        for prompt in hashed.prompts:
+            self._index.record(key, prompt, capacity, addition)
+            if self._report is not None:
+                self._report(key, prompt, capacity)
+
+    def _close(self, hashed: _Hashed, is_read: bool) -> None:
+        for addition in hashed.additions:
+            if is_read:
+                hashed.index.confirm(addition)
+            else:
+                hashed.index.withdraw(addition)
+        hashed.additions.clear()
+
+    def _move(self, hashed: _Hashed, result: SchedulingResult, server: str) -> None:
+        """Record the prompt for the endpoint that served it instead of the one picked for it."""
+        hashed.index.withdraw(hashed.additions[0])
+        if hashed.index is self._index:
+            profile = result.profiles[result.primary_profile]
+            for one in (*profile.picked, *profile.scored):
+                if one.candidate.endpoint.host_port == server:
+                    self._record(one.candidate, hashed, None)
+                    break
 
     def _block_size(self, candidates: Candidates) -> int:
         configured = self._parameters.block_size_tokens

@@ -1,11 +1,11 @@
 """The outbox: batches, their limits, and reports of loads."""
 
-import numpy as np
 import pytest
 
 from picker.framework.attributes import EndpointLoad
 from picker.peers.outbox import LoadBoard, Outbox, OutboxLimits
 from picker.peers.wire import PICKER, EndpointName, Loads, PeerReport, Seed, decoded_report
+from picker.prefix.block_hash import packed, unpacked
 
 SEED = Seed(1, 2)
 A, B = (PICKER, "ns/a"), (PICKER, "ns/b")
@@ -18,7 +18,7 @@ def outbox(**limits: int) -> Outbox:
 
 def fill(box: Outbox, count: int, hashes: int = 8) -> None:
     for number in range(count):
-        box.placed("p", "ns/a", np.full(hashes, number, np.uint64), 10)
+        box.placed("p", "ns/a", packed([number] * hashes), 10)
 
 
 def flush(box: Outbox, loads: Loads | None = None, now: float = 0.0) -> None:
@@ -39,7 +39,7 @@ def test_entries_are_sent_in_batches_of_bounded_size() -> None:
     batches = [one.batch for one in everything(box, now=3.5) if one.batch is not None]
     assert [one.sequence for one in batches] == list(range(1, len(batches) + 1))
     assert len(batches) == 3
-    sent = [int(place.hashes[0]) for one in batches for place in one.placements]
+    sent = [unpacked(place.hashes)[0] for one in batches for place in one.placements]
     assert sent == list(range(20))
     assert batches[0].fingerprints == {"p": 5}
     assert {one.age_seconds for one in everything(box, now=3.5)} == {2.5}

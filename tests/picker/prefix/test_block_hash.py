@@ -1,10 +1,11 @@
 """Block hashes agree with the published test vectors."""
 
+from random import Random
 from struct import pack
 
 import pytest
 
-from picker.prefix.block_hash import block_hashes, root_hash
+from picker.prefix.block_hash import BlockHasher, block_hashes, root_hash, unpacked
 
 
 def tokens(*ids: int) -> bytes:
@@ -31,28 +32,39 @@ def test_hashes_match_the_test_vectors(
     model: str, salt: str, prompt: bytes, block_size: int, root: int, hashes: list[int]
 ) -> None:
     assert root_hash(model, salt) == root
-    assert block_hashes(prompt, root, block_size).tolist() == hashes
+    assert list(unpacked(block_hashes(prompt, root, block_size))) == hashes
 
 
 def test_a_hash_depends_on_all_blocks_before_it() -> None:
     root = root_hash("m")
-    first = block_hashes(tokens(1, 2, 3, 4), root, 2)
-    second = block_hashes(tokens(9, 9, 3, 4), root, 2)
+    first = unpacked(block_hashes(tokens(1, 2, 3, 4), root, 2))
+    second = unpacked(block_hashes(tokens(9, 9, 3, 4), root, 2))
     assert first[1] != second[1]
-    assert block_hashes(tokens(1, 2, 7, 7), root, 2)[0] == first[0]
+    assert unpacked(block_hashes(tokens(1, 2, 7, 7), root, 2))[0] == first[0]
 
 
 def test_at_most_max_blocks_are_hashed() -> None:
-    root = root_hash("m")
-    everything = block_hashes(tokens(*range(10)), root, 2).tolist()
+    root, hasher = root_hash("m"), BlockHasher(2)
+    everything = unpacked(hasher.hashes(tokens(*range(10)), root))
     assert len(everything) == 5
-    assert block_hashes(tokens(*range(10)), root, 2, max_blocks=3).tolist() == everything[:3]
-    assert block_hashes(b"", root, 2).tolist() == []
+    assert unpacked(hasher.hashes(tokens(*range(10)), root, max_blocks=3)) == everything[:3]
+    assert hasher.hashes(b"", root) == b""
+
+
+def test_remembered_runs_change_no_hash() -> None:
+    rng, hasher = Random(3), BlockHasher(3, seed=11)
+    known = [b""]
+    for _ in range(1500):
+        start = rng.choice(known)
+        prompt = start[: rng.randrange(len(start) + 1)] + rng.randbytes(rng.randrange(300))
+        known = [*known[-40:], prompt]
+        root = rng.randrange(3)
+        assert hasher.hashes(prompt, root) == block_hashes(prompt, root, 3, seed=11)
 
 
 def test_a_block_size_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1 token"):
-        block_hashes(tokens(1), 0, 0)
+        BlockHasher(0)
 
 
 def test_a_seed_changes_every_hash() -> None:
@@ -60,5 +72,5 @@ def test_a_seed_changes_every_hash() -> None:
     plain, seeded = root_hash("m"), root_hash("m", seed=7)
     assert plain != seeded
     prompt = tokens(1, 2, 3, 4)
-    one, other = (block_hashes(prompt, plain, 2, seed=seed).tolist() for seed in (0, 7))
+    one, other = (unpacked(block_hashes(prompt, plain, 2, seed=seed)) for seed in (0, 7))
     assert not set(one) & set(other)

@@ -1,5 +1,6 @@
 """The slow twin of the prefix index: dicts and masks, about 300 bytes a pair.
 
+`_added` maps a slot and a block to the number of the record that added it and was not settled.
 `_holders` maps a block hash to the bit mask of the slots that were sent this block; `_recency`
 holds, per slot, the same hashes in the order of their last use. A match is contiguous from block 0.
 """
@@ -14,6 +15,8 @@ class ReferenceIndex:
         self._slots: dict[str, int] = {}
         self._keys: dict[int, str] = {}
         self._recency: dict[int, OrderedDict[int, None]] = {}
+        self._added: dict[tuple[int, int], int] = {}
+        self._records = 0
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -38,18 +41,35 @@ class ReferenceIndex:
             self._note(alive, len(hashes), matched)
         return matched
 
-    def record(self, key: str, hashes: Sequence[int], capacity: int) -> None:
+    def record(self, key: str, hashes: Sequence[int], capacity: int) -> int:
+        """Return the number of the record, for `confirm` and `withdraw`."""
+        self._records += 1
         slot = self._slot(key)
         bit = 1 << slot
         holders, recency = self._holders, self._recency[slot]
-        for block in reversed(hashes):
+        for block in reversed(hashes[:capacity]):
             if block in recency:
                 recency.move_to_end(block)
+                self._added.pop((slot, block), None)
             else:
                 recency[block] = None
+                self._added[slot, block] = self._records
                 holders[block] = holders.get(block, 0) | bit
         while len(recency) > capacity:
-            self._release(recency.popitem(last=False)[0], bit)
+            block, _ = recency.popitem(last=False)
+            self._release(block, bit)
+            self._added.pop((slot, block), None)
+        return self._records
+
+    def confirm(self, record: int) -> None:
+        self._added = {pair: one for pair, one in self._added.items() if one != record}
+
+    def withdraw(self, record: int) -> None:
+        for (slot, block), one in tuple(self._added.items()):
+            if one == record:
+                del self._recency[slot][block]
+                self._release(block, 1 << slot)
+        self.confirm(record)
 
     def held(self, key: str) -> tuple[int, ...]:
         slot = self._slots.get(key)
@@ -62,6 +82,7 @@ class ReferenceIndex:
         del self._keys[slot]
         for block in self._recency.pop(slot):
             self._release(block, 1 << slot)
+            self._added.pop((slot, block), None)
 
     def check_integrity(self) -> None:
         expected: dict[int, int] = {}

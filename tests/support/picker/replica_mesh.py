@@ -3,9 +3,6 @@
 from dataclasses import dataclass, field
 from random import Random
 
-import numpy as np
-import numpy.typing as npt
-
 from picker.framework.replicas import ReportPlacement
 from picker.peers.exchange import ExchangeSettings, PeerExchange
 from picker.peers.knowledge import Knowledge
@@ -14,6 +11,7 @@ from picker.plugins.producers.inflight_load_producer import Ledger
 from picker.plugins.session_affinity import SessionBindings
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
+from picker.prefix.block_hash import packed, unpacked
 from picker.types import Endpoint
 
 KEYS = ("ns/a", "ns/b", "ns/c")
@@ -34,13 +32,13 @@ class RememberedPlacements:
     def report_placements(self, report: ReportPlacement | None) -> None:
         self.report = report
 
-    def placed_elsewhere(self, key: str, hashes: npt.NDArray[np.uint64], capacity: int) -> None:
-        self.known.add((key, tuple(hashes.tolist())))
+    def placed_elsewhere(self, key: str, hashes: bytes, capacity: int) -> None:
+        self.known.add((key, unpacked(hashes)))
 
     def place(self, key: str, *hashes: int, capacity: int = 100) -> None:
         self.known.add((key, hashes))
         if self.report is not None:
-            self.report(key, np.array(hashes, np.uint64), capacity)
+            self.report(key, packed(list(hashes)), capacity)
 
 
 class BoundSessions:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from picker.framework.attributes import Attributes, DataKey
+from picker.framework.interfaces import Flight
 from picker.framework.services import NoHttp, Services
 from picker.plugins.producers.approx_prefix_cache_producer import (
     MAX_PROMPTS,
@@ -16,8 +17,8 @@ from picker.plugins.producers.approx_prefix_cache_producer import (
 )
 from picker.prefix.block_hash import block_hashes, root_hash
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
-from picker.types import Candidate, Candidates
-from tests.support.picker.plugin_scenes import candidate, decided, request_for
+from picker.types import Candidate, Candidates, FinishCause, ResponseHead
+from tests.support.picker.plugin_scenes import candidate, decided, placed, request_for
 
 B = 64
 
@@ -179,11 +180,11 @@ def _seed_of(plugin: object) -> int:
     attributes = Attributes()
     plugin.produce(request_for(prompts=(blocks(1),)), [candidate("a")], attributes)
     hashed = attributes.get(DataKey("BlockHashes", "p"))
-    found = hashed.prompts[0].tolist()
+    found = hashed.prompts[0]
     return next(
         seed
         for seed in range(10)
-        if found == block_hashes(blocks(1), root_hash("m", "", seed), B, seed=seed).tolist()
+        if found == block_hashes(blocks(1), root_hash("m", "", seed), B, seed=seed)
     )
 
 
@@ -227,3 +228,86 @@ def test_the_capacity_of_a_remote_placement_is_limited() -> None:
     assert s.producer.hash_seed == 4
     s.producer.placed_elsewhere("default/a", block_hashes(blocks(*range(9)), 1, B), 2**31)
     assert s.producer.index_size == 3
+
+
+class Departed:
+    """A request that has left for `chosen`, with `others` as candidates too."""
+
+    def __init__(self, scene: Scene, prompt: bytes, chosen: Candidate, *others: Candidate) -> None:
+        self.producer, attributes = scene.producer, Attributes()
+        request = self.producer.produce(request_for(prompts=(prompt,)), [chosen], attributes)
+        result = decided(default=[chosen, *others])
+        self.producer.pre_request(request, result, attributes)
+        self.flight = Flight(request, result, attributes)
+
+    def head(self, status: int = 200, **fields: Any) -> None:
+        self.producer.response_head(self.flight, ResponseHead(status, **fields))
+        self.producer.check_integrity()
+
+    def end(self, cause: FinishCause) -> None:
+        self.producer.request_ended(self.flight, cause, None, 0.0)
+        self.producer.check_integrity()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        {"status": 503},
+        {"status": 400},
+        {"status": 503, "reached_no_endpoint": True},
+        {"headers": {"grpc-status": "14"}},
+    ],
+)
+def test_a_failed_request_leaves_only_what_others_recorded(head: dict[str, Any]) -> None:
+    a, s = candidate("a"), Scene()
+    s.send(a, blocks(1))
+    failed = Departed(s, blocks(1, 2, 3, 4), a)
+    later = Departed(s, blocks(1, 2, 5), a)
+    assert s.matched(a, blocks(1, 2, 3, 4)) == 4
+    failed.head(**head)
+    failed.end(FinishCause.COMPLETED)
+    assert s.matched(a, blocks(1, 2, 3, 4)) == 2
+    later.head()
+    later.end(FinishCause.CLIENT_GONE)
+    assert s.matched(a, blocks(1, 2, 5)) == 3
+
+
+@pytest.mark.parametrize(
+    ("cause", "remembered"),
+    [
+        (FinishCause.CLIENT_GONE, 0),
+        (FinishCause.RESET, 0),
+        (FinishCause.REFUSED, 0),
+        (FinishCause.EVICTED, 0),
+        (FinishCause.SKIPPED, 2),
+        (FinishCause.COMPLETED, 2),
+    ],
+)
+def test_a_request_that_ends_without_a_response_was_not_read(
+    cause: FinishCause, remembered: int
+) -> None:
+    """Unless the proxy shows no responses: then the picker assumes the best."""
+    a, s = candidate("a"), Scene()
+    Departed(s, blocks(1, 2), a).end(cause)
+    assert s.matched(a, blocks(1, 2)) == remembered
+
+
+def test_a_request_served_elsewhere_counts_there() -> None:
+    a, b, s = placed("a"), placed("b", address="10.0.0.2"), Scene()
+    reported: list[str] = []
+    s.producer.report_placements(lambda key, hashes, capacity: reported.append(key))
+    moved = Departed(s, blocks(1, 2), a, b)
+    moved.head(served_by=b.endpoint.host_port)
+    moved.end(FinishCause.COMPLETED)
+    assert (s.matched(a, blocks(1, 2)), s.matched(b, blocks(1, 2))) == (0, 2)
+    assert reported == ["default/a", "default/b"]
+
+
+def test_a_response_to_hashes_of_an_earlier_seed_changes_nothing() -> None:
+    a, b, s = placed("a"), placed("b", address="10.0.0.2"), Scene()
+    moved, failed = Departed(s, blocks(1), a, b), Departed(s, blocks(2), a)
+    s.producer.use_hash_seed(5)
+    s.send(a, blocks(1))
+    moved.head(served_by=b.endpoint.host_port)
+    failed.end(FinishCause.RESET)
+    assert s.producer.index_size == 1
