@@ -28,7 +28,7 @@ from typing import Any
 
 import aiohttp
 from ext_proc_site import HOST, Site, envoy, running
-from measuring import Table, child, command_line, write_results
+from measuring import Table, child, command_line, cpu_seconds, write_results
 
 from base.response_bodies import ResponseBodies
 from fleet.envoy.bootstrap import build, to_json
@@ -121,12 +121,6 @@ async def fleet(site: Site, mode: str, options: argparse.Namespace) -> AsyncIter
             yield
 
 
-def on_core(pid: int) -> float:
-    """Seconds that all threads of a process have been on a core."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((one / "schedstat").read_text().split()[0]) for one in tasks) / 1e9
-
-
 async def ask(client: aiohttp.ClientSession, port: int, tokens: int, rng: random.Random) -> Any:
     """Send one request; return the seconds to the first piece and to the end."""
     prompt = "".join(rng.choices("abcdefgh ", k=400))
@@ -156,12 +150,12 @@ async def turn(
     metrics, pids = site.ports[f"{mode}-metrics"], site.pids
     counted = [await series(client, metrics, f"{name}_{part}") for part in ("sum", "count")]
     used = await series(client, metrics, "request_output_tokens_sum")
-    before = {part: on_core(pids[f"{mode}-{part}"]) for part in ("envoy", "picker")}
+    before = {part: cpu_seconds(pids[f"{mode}-{part}"]) for part in ("envoy", "picker")}
     times = [
         await ask(client, site.ports[mode], options.tokens, rng) for _ in range(options.requests)
     ]
     await asyncio.sleep(0.05)  # for the end of the last stream
-    after = {part: on_core(pids[f"{mode}-{part}"]) for part in before}
+    after = {part: cpu_seconds(pids[f"{mode}-{part}"]) for part in before}
     spent = {f"{p}_ms": 1e3 * (after[p] - before[p]) / options.requests for p in before}
     known = [await series(client, metrics, f"{name}_{part}") for part in ("sum", "count")]
     firsts, off_by = known[1] - counted[1], None

@@ -37,6 +37,7 @@ SMALLEST: dict[str, tuple[str, ...]] = {
     "prefix_index": ("--endpoints 1 --rounds 1 --pairs 2000",),
     "replicas": ("--rates 100 --seconds 0.2",),
     "resume": ("--port {port} --streams 16 --max-tokens 60 --kill-every 1",),
+    "response_bodies": ("--rounds 1 --requests 2 --tokens 4 --modes off,usage",),
     "sampling": ("--vocab 1000 --rows 1 --rounds 1",),
     "scheduling": ("--endpoints 10 --decisions 20",),
     "scrape": ("--endpoints 2 --seconds 0.2 --idle-after 0.1",),
