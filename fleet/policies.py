@@ -17,9 +17,12 @@ _PRECISE = """\
   parameters: {speculativeIndexing: true, tokenProcessorConfig: {blockSizeTokens: 16}}
 """
 _PRODUCER = "prefixMatchInfoProducerName: precise-prefix-cache-producer"
+_COSTS = "- {type: expected-cost-scorer"
 _INFLIGHT = f"- {{type: inflight-load-producer, parameters: {{{_PRODUCER}}}}}\n"
 _TIERS, _COST = "slo-headroom-tier-filter", "latency-cost-scorer"
 _QUEUE, _USAGE, _PREFIX = "queue-scorer", "kv-cache-utilization-scorer", "prefix-cache-scorer"
+_ACTIVE = "active-request-scorer"
+_BLEND = {_PREFIX: 3.0, _QUEUE: 2.0, _USAGE: 2.0}
 
 
 def _config(plugins: Mapping[str, float | None], before: str = "", of: str = "") -> str:
@@ -40,8 +43,7 @@ def _config(plugins: Mapping[str, float | None], before: str = "", of: str = "")
 POLICIES: Mapping[str, str | None] = {
     "default": None,
     "precise": DEFAULT_CONFIG.decode().replace(
-        "- {type: prefix-cache-scorer}\n",
-        f"{_PRECISE}{_INFLIGHT}- {{type: prefix-cache-scorer, parameters: {{{_PRODUCER}}}}}\n",
+        f"{_COSTS}}}\n", f"{_PRECISE}{_INFLIGHT}{_COSTS}, parameters: {{{_PRODUCER}}}}}\n"
     ),
     "random": _config({"random-picker": None}),
     "round-robin": _config({"round-robin-picker": None}),
@@ -55,16 +57,15 @@ POLICIES: Mapping[str, str | None] = {
     ),
     "load-only": _config({_QUEUE: 1.0, _USAGE: 1.0}),
     "prefix-only": _config({_PREFIX: None}),
-    # Learned costs; the default's scorers decide until they are known, and between equal ones.
-    "predicted": DEFAULT_CONFIG.decode()
-    .replace("schedulingP", f"- {{type: {_TIERS}}}\n- {{type: {_COST}}}\nschedulingP")
-    .replace(
-        "  plugins:\n",
-        f"  plugins:\n  - {{pluginRef: {_TIERS}}}\n  - {{pluginRef: {_COST}, weight: 100}}\n",
+    # The built-in configuration of earlier versions.
+    "four-scorers": _config({_ACTIVE: 2.0, **_BLEND}, "", ", parameters: {idleThreshold: 8}"),
+    # Learned costs; the other scorers decide until they are known, and between equal ones.
+    "predicted": _config(
+        {_ACTIVE: 2.0, **_BLEND, _TIERS: None, _COST: 100.0}, "", ", parameters: {idleThreshold: 8}"
     ),
     # llm-d's blends of queue, KV use and prefix, by their weights.
     "llm-d-111": _config({_QUEUE: 1.0, _USAGE: 1.0, _PREFIX: 1.0}),
-    "llm-d-322": _config({_PREFIX: 3.0, _QUEUE: 2.0, _USAGE: 2.0}),
+    "llm-d-322": _config(_BLEND),
 }
 
 

@@ -11,6 +11,7 @@ from math import inf
 from random import Random
 from statistics import fmean
 
+from base.response_bodies import ResponseBodies
 from fleet.bench.arrivals import Ramp
 from fleet.bench.load import StageLoad, loads_of, sessions_of, write_results
 from fleet.bench.page import ReportPart, RunFacts
@@ -248,6 +249,7 @@ class _Run:
             tuple(settings.event),
             {who: priority for who, (priority, _) in self.tenants.items()},
             settings.prefill or 0,
+            settings.response_bodies != ResponseBodies.OFF.value,
         )
 
 

@@ -54,9 +54,12 @@ or --prefill N[1..]           in place of --workers: number of workers, the firs
                               tokens in a step (default: of the preset or file, else 8192)
 --fast                        skip over equal steps: approximate, and several times as fast
 --policies NAME|FILE          configurations of the picker, with the same requests for each: files,
-                              or default, precise, predicted, random, round-robin, power-of-two,
-                              consistent-hashing, cache_aware, dynamo, load-only, prefix-only,
-                              llm-d-111, llm-d-322 (default: default)
+                              or default, precise, four-scorers, predicted, random, round-robin,
+                              power-of-two, consistent-hashing, cache_aware, dynamo, load-only,
+                              prefix-only, llm-d-111, llm-d-322 (default: default)
+--response-bodies off|usage|all = usage
+                              what the picker sees of responses: headers and the end (off), also the
+                              first token's time and the usage (usage, and all)
 --event EVENT                 SECONDS:kill:N, :drain:N, :slow:N:FACTOR of the worker of this number,
                               or :add:COUNT; may be repeated
 --seeds N[1..] = 1            runs with different seeds, from --seed on: mean ± deviation; plots
@@ -134,6 +137,7 @@ class SimulateSettings(LoadSettings):
     max_num_batched_tokens: int | None
     fast: bool
     policies: list[str] | None
+    response_bodies: str
     event: list[Event]
     seeds: int
     processes: int | None

@@ -58,7 +58,10 @@ T = TypeVar("T", bound="VirtualPicker")
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """Everything but the load. The first `prefill` workers only run prompts for the others."""
+    """Everything but the load. The first `prefill` workers only run prompts for the others. With
+    `shows_bodies` the picker sees the first piece of each response, and the last with its usage;
+    those between would change nothing. Headers come with the first token, as from our workers.
+    """
 
     workers: int = 4
     worker: WorkerSettings = field(default_factory=WorkerSettings)
@@ -68,6 +71,7 @@ class Simulation:
     events: Sequence[Event] = ()
     objectives: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     prefill: int = 0
+    shows_bodies: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +223,7 @@ class VirtualFleet:
         exchange = self.pickers[picker].director.begin()
         cause, status = FinishCause.CLIENT_GONE, None
         address: str | None = None
-        times = [now()]
+        times, shows_bodies = [now()], self.simulation.shows_bodies
         try:
             decision = await exchange.route(RawRequest(headers, msgspec.json.encode(body)))
             await self._proxy_overhead()
@@ -230,12 +234,14 @@ class VirtualFleet:
             def first() -> None:
                 times.append(now())
                 if response is not None:
-                    response.head(ResponseHead(200, _STREAM, served_by=address))
+                    head = ResponseHead(200, _STREAM, address, shows_body=shows_bodies)
+                    response.head(head)
+                if response is not None and shows_bodies:
                     response.body(b"data: {}\n\n", is_last=False)
 
             worker = self._members[address].worker
             answered = await worker.serve(name, list(prompt), num_output, first, kv_source)
-            if response is not None:
+            if response is not None and shows_bodies:
                 response.body(_LAST % (len(prompt), len(answered.token_ids)), is_last=True)
             cause, status = FinishCause.COMPLETED, 200
         except RefusedError as refusal:

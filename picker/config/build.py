@@ -39,24 +39,18 @@ from picker.scheduling.scheduler import Profile, Scheduler
 from picker.telemetry.detectors import measured
 from picker.telemetry.meters import SchedulingAttempts, meter_of
 
-# Chosen in simulation: docs/decisions/0055-the-default-spreads-running-requests.md.
+# Chosen in simulation: docs/decisions/0060-the-default-is-the-expected-cost.md.
 DEFAULT_CONFIG = b"""\
 apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
 plugins:
-- {type: queue-scorer}
-- {type: kv-cache-utilization-scorer}
-- {type: active-request-scorer, parameters: {idleThreshold: 8}}
-- {type: prefix-cache-scorer}
+- {type: expected-cost-scorer}
 - {type: metrics-data-source}
 - {type: core-metrics-extractor}
 schedulingProfiles:
 - name: default
   plugins:
-  - {pluginRef: queue-scorer, weight: 2}
-  - {pluginRef: kv-cache-utilization-scorer, weight: 2}
-  - {pluginRef: active-request-scorer, weight: 2}
-  - {pluginRef: prefix-cache-scorer, weight: 3}
+  - {pluginRef: expected-cost-scorer}
 """
 DEFAULT_PARSERS = (
     "openai-parser",

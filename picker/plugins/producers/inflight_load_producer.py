@@ -9,10 +9,10 @@ When a request leaves (`pre_request`), the first endpoint of each profile that p
     output   = min(round(input · outputRatio), the client's limit, maxEstimatedOutputTokens)
                with `addEstimatedOutputTokens`, else 0
 
-With the first piece of the response, the other profiles' endpoints (prefill, encode) have done
-their part and return everything; the primary one has read the prompt, and without
-`addEstimatedOutputTokens` returns its tokens. The rest is returned when the request ends; where the
-proxy shows no response bodies, that is everything.
+With the first piece of the response, or with its headers where the proxy shows no bodies, the other
+profiles' endpoints (prefill, encode) have done their part and return everything; the primary one
+has read the prompt, and without `addEstimatedOutputTokens` returns its tokens. The rest is returned
+when the request ends.
 
 What a request holds is stored in its `Attributes`, not under its id, because ids repeat. Each part
 is returned once, in whatever order the hooks are called. A request that vanishes without an end
@@ -49,6 +49,7 @@ from picker.types import (
     Candidates,
     FinishCause,
     InferenceRequest,
+    ResponseHead,
     ResponseProgress,
     SchedulingResult,
     Usage,
@@ -282,10 +283,18 @@ class InflightLoadProducer:
             (primary if name == result.primary_profile else others).append(part)
         attributes[self._hold_key] = _Hold(self._ledger, primary, others)
 
+    def response_head(self, flight: Flight, head: ResponseHead) -> None:
+        if not head.shows_body:  # many engines send the headers with the first token
+            self._answer_began(flight.attributes)
+
     def response_progress(self, flight: Flight, progress: ResponseProgress) -> None:
-        """With the first piece of the response, return the load of the stages that are done."""
-        hold = flight.attributes.get(self._hold_key)
-        if hold is None or not progress.is_first:
+        if progress.is_first:
+            self._answer_began(flight.attributes)
+
+    def _answer_began(self, attributes: Attributes) -> None:
+        """Return the load of the stages that are done."""
+        hold = attributes.get(self._hold_key)
+        if hold is None:
             return
         for part in hold.others:
             self._ledger.return_part(part)

@@ -10,22 +10,20 @@ from rich.console import Console
 from fleet.command_lines import parser_of
 from fleet.commands.cli import main
 from fleet.commands.replay import replay_command
-from picker.config.build import DEFAULT_CONFIG
-from tests.support.picker.recorded_traffic import Traffic, record
+from tests.support.picker.recorded_traffic import BLEND, Traffic, record
 
 given = parser_of("replay").parse_args
-BUILT_IN = DEFAULT_CONFIG.decode()
 
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return record(Traffic([BUILT_IN], seed=4), 200, tmp_path_factory.mktemp("r") / "r.jsonl")
+    return record(Traffic([BLEND], seed=4), 200, tmp_path_factory.mktemp("r") / "r.jsonl")
 
 
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
     path = tmp_path / "new.yaml"
-    path.write_text(BUILT_IN.replace("weight: 3", "weight: 30"))
+    path.write_text(BLEND.replace("weight: 3", "weight: 30"))
     return path
 
 
@@ -123,7 +121,7 @@ def test_a_broken_configuration_is_reported(
     recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = tmp_path / "bad.yaml"
-    bad.write_text(BUILT_IN.replace("queue-scorer", "queue-scorrer"))
+    bad.write_text(BLEND.replace("queue-scorer", "queue-scorrer"))
     assert main(["replay", str(recording), "--config", str(bad)]) == 2
     assert f"{bad}:4:" in capsys.readouterr().err
     assert main(["replay", str(recording), "--config", str(tmp_path / "none.yaml")]) == 2

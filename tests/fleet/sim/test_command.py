@@ -204,6 +204,16 @@ def test_scenarios_are_command_lines_with_known_policies(name: str) -> None:
     assert set(one.policies) <= set(POLICIES)
 
 
+def test_the_picker_learns_only_from_responses_that_it_sees(tmp_path: Path) -> None:
+    load = ["S16", "--fast", "--rate", "40", "--duration", "10", "--warmup", "4"]
+    answers = ["--output-tokens", "60", "--policies", "default"]
+    seen = {
+        mode: scenario(tmp_path, *load, *answers, "--response-bodies", mode)[1]["S16"]
+        for mode in ("usage", "all", "off")
+    }
+    assert seen["usage"] == seen["all"] != seen["off"]
+
+
 @pytest.mark.full
 def test_a_load_term_spreads_shared_prompts(tmp_path: Path) -> None:
     """S6 validates the simulator: prefixes alone pile requests up on few workers."""

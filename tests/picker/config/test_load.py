@@ -16,10 +16,10 @@ def test_bytes_that_are_not_text_are_refused(content: bytes) -> None:
         load_config(content, "f")
 
 
-def test_the_built_in_configuration_has_the_reference_weights_and_a_load_term() -> None:
+def test_the_built_in_configuration_scores_by_expected_cost() -> None:
     _, assembly = assemble(DEFAULT_CONFIG, "f", builtin_plugins(), BuildOptions())
     scorers = assembly.profiles["default"].scorers
-    assert [weighted.weight for weighted in scorers] == [2.0, 2.0, 2.0, 3.0]
+    assert [(one.name, one.weight) for one in scorers] == [("expected-cost-scorer", 1.0)]
     assert assembly.warnings == ()
 
 

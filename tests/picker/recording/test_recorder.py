@@ -26,9 +26,7 @@ from tests.support.picker.recorded_traffic import ListSink, Traffic
 
 CONFIG = DEFAULT_CONFIG.decode()
 # With a plugin that uses responses.
-COUNTING = CONFIG.replace("- {type: prefix-cache-scorer}", "- {type: token-load-scorer}").replace(
-    "prefix-cache-scorer", "token-load-scorer"
-)
+COUNTING = CONFIG.replace("expected-cost-scorer", "token-load-scorer")
 
 
 def lines(sink: ListSink) -> list[AnyLine]:

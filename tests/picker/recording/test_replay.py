@@ -25,7 +25,14 @@ from picker.recording.lines import (
 from picker.recording.replay import REFUSED, Comparison, Tally
 from picker.types import EndpointMetrics
 from tests.support.picker.configured_requests import GOLDEN, golden
-from tests.support.picker.recorded_traffic import MoodyHealth, Replayed, Traffic, record, replayed
+from tests.support.picker.recorded_traffic import (
+    BLEND,
+    MoodyHealth,
+    Replayed,
+    Traffic,
+    record,
+    replayed,
+)
 
 BUILT_IN = DEFAULT_CONFIG.decode()
 HEAD = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
@@ -103,10 +110,10 @@ def reweighted(text: str, scorer: str, weight: float) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["built in", "sessions", "loads", *(one for one in SHAPES if one in GOLDEN)]
+    "name", ["built in", "blend", "sessions", "loads", *(one for one in SHAPES if one in GOLDEN)]
 )
 def test_the_same_configuration_makes_identical_decisions(name: str, tmp_path: Path) -> None:
-    texts = {"built in": BUILT_IN, "sessions": SESSIONS, "loads": LOADS}
+    texts = {"built in": BUILT_IN, "blend": BLEND, "sessions": SESSIONS, "loads": LOADS}
     text = texts.get(name) or golden(name)
     requests = 1500 if name == "built in" else 300
     traffic = Traffic([text], seed=7, endpoints=14)
@@ -119,7 +126,7 @@ def test_the_same_configuration_makes_identical_decisions(name: str, tmp_path: P
 
 
 def test_reloads_are_repeated(tmp_path: Path) -> None:
-    texts = [BUILT_IN, LOADS, golden("published_optimized_baseline"), SESSIONS, LOADS, BUILT_IN]
+    texts = [BUILT_IN, LOADS, golden("published_optimized_baseline"), SESSIONS, LOADS, BLEND]
     traffic = Traffic(texts, seed=11)
     found = replayed(record(traffic, 1200, tmp_path / "r"))
     assert found.different == []
@@ -144,7 +151,7 @@ def test_the_state_of_plugins_affects_the_replay(tmp_path: Path) -> None:
 
 
 def test_a_difference_in_the_last_bit_of_a_total_is_found(tmp_path: Path) -> None:
-    traffic = Traffic([BUILT_IN], seed=3)
+    traffic = Traffic([BLEND], seed=3)
     path = record(traffic, 20, tmp_path / "r")
     lines = [decoded(line) for line in traffic.sink.lines]
     index = next(i for i, line in enumerate(lines) if isinstance(line, DecisionLine) and line.left)
@@ -207,8 +214,8 @@ def test_another_weight_moves_requests(tmp_path: Path) -> None:
 
 def test_recorded_matches_apply_while_their_producer_is_unchanged(tmp_path: Path) -> None:
     """A replay does not know what the caches hold."""
-    path = record(Traffic([BUILT_IN], seed=2), 300, tmp_path / "r")
-    found = replayed(path, reweighted(BUILT_IN, "prefix-cache-scorer", 30))
+    path = record(Traffic([BLEND], seed=2), 300, tmp_path / "r")
+    found = replayed(path, reweighted(BLEND, "prefix-cache-scorer", 30))
     assert found.notes == {}
     comparison = compared(found)
     assert comparison.moved > 0
@@ -222,21 +229,21 @@ def with_producer(text: str, **parameters: Any) -> str:
 
 
 def test_a_changed_producer_runs_on_the_recorded_prompts(tmp_path: Path) -> None:
-    path = record(Traffic([BUILT_IN], seed=2), 300, tmp_path / "r")
-    same = replayed(path, with_producer(BUILT_IN, hashSeed=4711))
+    path = record(Traffic([BLEND], seed=2), 300, tmp_path / "r")
+    same = replayed(path, with_producer(BLEND, hashSeed=4711))
     assert same.different == []
     assert set(same.notes) == {
         f"'{name}' has changed since the recording: it runs"
         for name in ("approx-prefix-cache-producer", "inflight-load-producer")
     }
-    other = replayed(path, with_producer(BUILT_IN, autoTune=False, blockSizeTokens=512))
+    other = replayed(path, with_producer(BLEND, autoTune=False, blockSizeTokens=512))
     assert len(other.different) > 10
 
 
 def test_a_producer_that_cannot_run_is_noted_with_the_reason(tmp_path: Path) -> None:
-    path = record(Traffic([BUILT_IN], seed=2, prompts=False), 100, tmp_path / "r")
+    path = record(Traffic([BLEND], seed=2, prompts=False), 100, tmp_path / "r")
     assert replayed(path).different == []
-    found = replayed(path, with_producer(BUILT_IN, hashSeed=4711))
+    found = replayed(path, with_producer(BLEND, hashSeed=4711))
     assert found.different == []
     left_out, note, _ = found.notes  # the last is of a reader of its findings
     assert left_out == "the prompts were left out of the recording"
@@ -244,7 +251,7 @@ def test_a_producer_that_cannot_run_is_noted_with_the_reason(tmp_path: Path) -> 
     path = record(Traffic([SESSIONS], seed=2), 100, tmp_path / "s")
     notes = replayed(path, SESSIONS.replace("cookieName: sid", "cookieName: other")).notes
     assert any("it reads cookies, which are not recorded" in note for note in notes)
-    path = record(Traffic([BUILT_IN], seed=2), 20, tmp_path / "t")
+    path = record(Traffic([BLEND], seed=2), 20, tmp_path / "t")
     notes = replayed(path, golden("precise_prefix_cache")).notes
     assert any("subscribes to KV events, which are not recorded" in note for note in notes)
     assert any(
@@ -252,7 +259,7 @@ def test_a_producer_that_cannot_run_is_noted_with_the_reason(tmp_path: Path) -> 
         for n in notes
     )
     path = record(Traffic([golden("configured_picker_is_the_default")], seed=2), 20, tmp_path / "u")
-    notes = replayed(path, BUILT_IN).notes
+    notes = replayed(path, BLEND).notes
     assert any(
         "needs prompts, which no producer made when this was recorded" in note for note in notes
     )
@@ -283,10 +290,10 @@ def test_a_new_refusal_counts_as_a_move(tmp_path: Path) -> None:
 
 
 def test_an_unusable_configuration_is_an_error(tmp_path: Path) -> None:
-    traffic = Traffic([BUILT_IN], seed=2)
+    traffic = Traffic([BLEND], seed=2)
     path = record(traffic, 5, tmp_path / "r")
     with pytest.raises(ConfigError, match="no-such-plugin"):
-        replayed(path, BUILT_IN.replace("queue-scorer", "no-such-plugin"))
+        replayed(path, BLEND.replace("queue-scorer", "no-such-plugin"))
     path.write_bytes(path.read_bytes().replace(b"queue-scorer", b"no-such-plugin"))
     with pytest.raises(RecordingError, match=r"r:1: this version cannot use its configuration"):
         replayed(path)
@@ -304,7 +311,7 @@ def test_an_unusable_configuration_is_an_error(tmp_path: Path) -> None:
 def test_an_inconsistent_line_is_refused_with_its_number(
     tmp_path: Path, old: bytes, new: bytes, why: str
 ) -> None:
-    path = record(Traffic([BUILT_IN], seed=2), 30, tmp_path / "r")
+    path = record(Traffic([BLEND], seed=2), 30, tmp_path / "r")
     content = path.read_bytes()
     assert old in content
     path.write_bytes(content.replace(old, new, 1))
@@ -345,18 +352,18 @@ def test_secrets_never_reach_the_file(tmp_path: Path) -> None:
 
 
 def test_changes_of_the_pool_are_recorded(tmp_path: Path) -> None:
-    traffic = Traffic([BUILT_IN], seed=2)
+    traffic = Traffic([BLEND], seed=2)
     asyncio.run(traffic.run(300))
     lines = [decoded(line) for line in traffic.sink.lines]
     changes = {line.change for line in lines if isinstance(line, EndpointChange)}
     assert changes == {"joined", "left", "forgotten"}
 
 
-OTHER = BUILT_IN.replace("weight: 3", "weight: 30")
+OTHER = BLEND.replace("weight: 3", "weight: 30")
 
 
 def test_a_replay_continues_after_lost_lines(tmp_path: Path) -> None:
-    traffic = Traffic([BUILT_IN], seed=2)
+    traffic = Traffic([BLEND], seed=2)
     asyncio.run(traffic.run(50))
     traffic.sink.lose("the disk was full", 0.0)
     asyncio.run(traffic.run(50))
@@ -368,7 +375,7 @@ def test_a_replay_continues_after_lost_lines(tmp_path: Path) -> None:
 
 
 def test_a_recording_whose_beginning_was_lost_can_be_read(tmp_path: Path) -> None:
-    traffic = Traffic([BUILT_IN, OTHER], seed=2)
+    traffic = Traffic([BLEND, OTHER], seed=2)
     traffic.sink.lose("the disk was full", 0.0)
     traffic.sink.lines.clear()
     traffic.reload(OTHER)
@@ -380,7 +387,7 @@ def test_a_recording_whose_beginning_was_lost_can_be_read(tmp_path: Path) -> Non
 
 
 def test_a_run_with_a_lost_beginning_does_not_continue_the_previous_run(tmp_path: Path) -> None:
-    first, other = Traffic([BUILT_IN], seed=2), Traffic([OTHER], seed=3)
+    first, other = Traffic([BLEND], seed=2), Traffic([OTHER], seed=3)
     content = record(first, 50, tmp_path / "r").read_bytes()
     other.sink.lose("the disk was full", 0.0)
     other.sink.lines.clear()
@@ -392,7 +399,7 @@ def test_a_run_with_a_lost_beginning_does_not_continue_the_previous_run(tmp_path
 
 
 def test_a_decision_of_a_lost_configuration_is_noted(tmp_path: Path) -> None:
-    traffic = Traffic([BUILT_IN, OTHER, BUILT_IN], seed=2)
+    traffic = Traffic([BLEND, OTHER, BLEND], seed=2)
     path = record(traffic, 300, tmp_path / "r")
     lines = [decoded(one) for one in traffic.sink.lines]
     lost = next(i for i, one in enumerate(lines) if isinstance(one, Config) and one.number == 1)

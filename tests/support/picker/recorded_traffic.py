@@ -36,6 +36,23 @@ from picker.types import (
 )
 
 HASH_SEED = 4711
+# A blend whose weights tests change.
+BLEND = """\
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- {type: queue-scorer}
+- {type: kv-cache-utilization-scorer}
+- {type: active-request-scorer, parameters: {idleThreshold: 8}}
+- {type: prefix-cache-scorer}
+schedulingProfiles:
+- name: default
+  plugins:
+  - {pluginRef: queue-scorer, weight: 2}
+  - {pluginRef: kv-cache-utilization-scorer, weight: 2}
+  - {pluginRef: active-request-scorer, weight: 2}
+  - {pluginRef: prefix-cache-scorer, weight: 3}
+"""
 ROLES = ("prefill", "decode", "both", "encode", "encode-prefill-decode", "")
 ADAPTERS = tuple(f"lora-{letter}" for letter in "abcde")
 USAGE = b'data: {"usage":{"prompt_tokens":9,"completion_tokens":2,"total_tokens":11}}\n\n'

@@ -21,6 +21,7 @@ from picker.types import (
     FinishCause,
     InferenceRequest,
     ParsedBody,
+    ResponseHead,
     ResponseProgress,
     SchedulingResult,
 )
@@ -86,6 +87,16 @@ def test_tokens_are_returned_with_the_first_piece() -> None:
     assert producer.loads == {"default/a": EndpointLoad(1, 0)}
     _end(producer, flight)
     assert producer.loads == {}
+
+
+@pytest.mark.parametrize(("shows_body", "left"), [(True, 136), (False, 0)])
+def test_tokens_are_returned_with_the_headers_where_no_bodies_are_shown(
+    shows_body: bool, left: int
+) -> None:
+    producer = _producer()
+    flight = _leave(producer, _request(200), _result(default="a"), {"default/a": 1})
+    producer.response_head(flight, ResponseHead(200, shows_body=shows_body))
+    assert producer.loads == {"default/a": EndpointLoad(1, left)}
 
 
 def test_a_prefill_endpoint_is_done_with_the_first_piece() -> None:
