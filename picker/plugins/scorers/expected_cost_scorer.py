@@ -119,7 +119,8 @@ class ExpectedCostScorer:
         matched = _NO_MATCH if info is None else info.match_blocks
         size = 0 if info is None else info.block_size_tokens
         loads = _NO_LOADS if load is None else load.by_endpoint
-        tokens = request.num_tokens
+        # The same number of tokens, already counted.
+        tokens = request.num_tokens if load is None else load.default_uncached_tokens
         answer = self._answer_tokens or request.body.max_output_tokens or ASSUMED_ANSWER_TOKENS
         slowness, usages = self._slowness, kv_usages(candidates)
         is_blind = all(candidate.metrics is None for candidate in candidates)
@@ -166,17 +167,16 @@ class ExpectedCostScorer:
         primary = result.profiles.get(result.primary_profile)
         if primary is None or not primary.picked:
             return
-        candidate = primary.picked[0].candidate
-        info, load = attributes.get(self._match_key), attributes.get(self._load_key)
-        key, tokens = candidate.endpoint.key, request.num_tokens
-        if info is not None:
-            tokens = max(0, tokens - info.match_blocks.get(key, 0) * info.block_size_tokens)
+        candidate, load = primary.picked[0].candidate, attributes.get(self._load_key)
+        key = candidate.endpoint.key
         work: float | None = None
         queued = 0 if candidate.metrics is None else candidate.metrics.waiting_requests
-        # The producer may have counted this prompt already.
-        alone = load is not None and load.tokens(key) in (0, tokens)
-        if request.body.stream and alone and not queued:
-            work = tokens + STEP_TOKENS + SEQUENCE_TOKENS * _requests(candidate)
+        if request.body.stream and load is not None and not queued:
+            tokens = load.uncached_tokens.get(key, load.default_uncached_tokens)
+            unread = load.by_endpoint.get(key)
+            # The producer may have counted this prompt already.
+            if unread is None or unread.tokens in (0, tokens):
+                work = tokens + STEP_TOKENS + SEQUENCE_TOKENS * _requests(candidate)
         attributes[self._departure_key] = _Departure(key, work)
 
     def response_progress(self, flight: Flight, progress: ResponseProgress) -> None:
