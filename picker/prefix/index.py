@@ -27,6 +27,7 @@ from picker.prefix.segment_table import SegmentTable
 _MASK = 2**64 - 1
 _MIX = 0x9E37_79B9_7F4A_7C15
 _SCRAMBLE = ((30, 0xBF58_476D_1CE4_E5B9), (27, 0x94D0_49BB_1331_11EB))  # splitmix64
+_SEGMENTS_DROPPED = 8  # of endpoints that left, with each record, which adds one or two
 _ZEROS_AND_ONES = bytes(byte & 1 for byte in range(256))  # for the digits "0" and "1"
 
 
@@ -63,16 +64,18 @@ class PrefixIndex:
         self._slots: list[_Holder] = []
         self._names: list[str] = []  # by slot
         self._free_slots: list[int] = []
+        self._present = 0  # the mask of all endpoints that have not left
+        self._departed: list[_Holder] = []
         self._size = 0
         self._last_salt = 0
 
     def __len__(self) -> int:
         """The number of (block, endpoint) pairs."""
-        return self._size
+        return self._size - sum(holder.size for holder in self._departed)
 
     def match(self, hashes: BlockHashes) -> dict[str, int]:
         """Return the length of the unbroken run from block 0, by endpoint that holds block 0."""
-        end, at, alive = len(hashes), 0, -1
+        end, at, alive = len(hashes), 0, self._present
         matched: dict[str, int] = {}
         while at < end:
             segment = self._table.find(int.from_bytes(hashes[at : at + _BYTES], "little"))
@@ -131,6 +134,8 @@ class PrefixIndex:
         self._recency.refresh(holder.anchor, entries)
         if holder.size > capacity:
             self._evict(holder, holder.size - capacity)
+        if self._departed:
+            self._drop_departed()
 
     def confirm(self, addition: Addition) -> None:
         """Make the blocks that a record added permanent."""
@@ -149,17 +154,21 @@ class PrefixIndex:
         self.confirm(addition)
 
     def remove(self, key: str) -> None:
+        """Forget an endpoint; later records drop its blocks, a few at a time."""
         holder = self._holders.pop(key, None)
         if holder is None:
             return
-        self._evict(holder, holder.size)
-        self._recency.give_back(holder.anchor)
-        self._free_slots.append(holder.slot)
+        for entry, addition in tuple(self._added.items()):
+            if addition.key == key:
+                self._disown(entry)
+        self._present ^= holder.bit
+        self._departed.append(holder)
 
     def check_integrity(self) -> None:
         self._table.check_integrity()
         listed: set[int] = set()
-        for holder in self._holders.values():
+        holders = (*self._holders.values(), *self._departed)
+        for holder in holders:
             own = self._recency.in_order(holder.anchor)
             segments = [self._segment(entry, holder) for entry in own]
             if not all(self._masks[segment] & holder.bit for segment in segments):
@@ -169,7 +178,7 @@ class PrefixIndex:
             if sum(self._blocks(segment, holder) for segment in segments) != holder.size:
                 raise AssertionError("an endpoint's blocks are miscounted")
             listed.update(own)
-        if sum(holder.size for holder in self._holders.values()) != self._size:
+        if sum(holder.size for holder in holders) != self._size:
             raise AssertionError("the blocks are miscounted")
         if not len(listed) == len(self._table) == sum(mask.bit_count() for mask in self._masks):
             raise AssertionError("an entry has no endpoint")
@@ -246,6 +255,18 @@ class PrefixIndex:
         if tail:
             self._masks[tail], self._rests[tail] = tail_mask, rest[cut:]
             self._trim(tail)
+
+    def _drop_departed(self) -> None:
+        holder = self._departed[-1]
+        for _ in range(_SEGMENTS_DROPPED):
+            entry = self._recency.oldest(holder.anchor)
+            if entry == holder.anchor:
+                self._departed.pop()
+                self._recency.give_back(holder.anchor)
+                self._free_slots.append(holder.slot)
+                return
+            segment = self._segment(entry, holder)
+            self._shorten(holder, segment, self._blocks(segment, holder))
 
     def _evict(self, holder: _Holder, surplus: int) -> None:
         while surplus:
@@ -363,6 +384,7 @@ class PrefixIndex:
             self._slots.append(holder)
             self._names.append(key)
         self._holders[key] = holder
+        self._present |= holder.bit
         return holder
 
 

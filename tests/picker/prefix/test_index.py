@@ -1,5 +1,6 @@
 """The prefix index agrees with a simple reference implementation."""
 
+import tracemalloc
 from random import Random
 
 import pytest
@@ -224,8 +225,6 @@ def test_an_empty_prompt_matches_nothing(index: PrefixIndex) -> None:
 @pytest.mark.parametrize(("blocks", "limit"), [(1, 56), (4, 34), (40, 16)])
 def test_a_pair_takes_little_memory(blocks: int, limit: int) -> None:
     """Prompts without anything in common are the worst case."""
-    import tracemalloc
-
     rng = Random(1)
     prompts = [
         packed([rng.getrandbits(64) for _ in range(blocks)]) for _ in range(24_000 // blocks)
@@ -244,3 +243,35 @@ def test_a_pair_takes_little_memory(blocks: int, limit: int) -> None:
         tracemalloc.stop()
     assert len(index) == 24_000
     assert 8 < worst <= limit
+
+
+def test_later_records_free_what_an_endpoint_that_left_held(index: PrefixIndex) -> None:
+    rng = Random(2)
+    used = []
+    tracemalloc.start()
+    try:
+        for generation in range(6):
+            for _ in range(2_000):
+                index.record(f"w{generation}", packed([rng.getrandbits(64)]), 2_000)
+            assert len(index) == 2_000
+            index.remove(f"w{generation}")
+            assert len(index) == 0
+            used.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    index.check_integrity()
+    assert used[-1] < 1.2 * used[1]
+
+
+def test_an_endpoint_that_returns_holds_nothing_from_before(index: PrefixIndex) -> None:
+    for number in range(50):
+        index.record("w", array(number, 1_000 + number), 200)
+    addition = Addition("w")
+    index.record("w", array(100, 101), 200, addition)
+    index.remove("w")
+    index.record("w", array(7, 8), 200)
+    assert index.match(array(7, 1_007)) == {"w": 1}
+    assert index.match(array(100, 101)) == {}
+    index.withdraw(addition)
+    index.check_integrity()
+    assert len(index) == 2
