@@ -10,6 +10,7 @@ import anthropic
 import openai
 import pytest
 
+from base.response_bodies import ResponseBodies
 from fleet.envoy.settings import Limits, Mechanism, SocketAddress
 from tests.support.picker.bench_picker import picked
 from tests.support.picker.http_exchange import Ask, exchange
@@ -127,7 +128,11 @@ async def test_a_request_counts_until_its_last_token(bench) -> None:
 async def test_a_websocket_reaches_its_worker(bench, buffered: bool) -> None:
     async with echoing() as first, echoing() as second, asyncio.timeout(60):
         endpoints = tuple(SocketAddress("127.0.0.1", port) for port in (first, second))
-        changes = {"endpoints": endpoints, "buffer_request_body": buffered}
+        changes = {
+            "endpoints": endpoints,
+            "buffer_request_body": buffered,
+            "response_bodies": ResponseBodies.USAGE,  # whose filter leaves it alone
+        }
         async with picked(bench, **changes) as (b, picker):
             picker.pick(second)
             for talk in (over_http1, over_http2):
