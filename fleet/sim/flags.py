@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from base.flags import Dialect, Parser, add_flags, defaults_of
+from base.flags import Dialect, Parser, add_flags
 from fleet.bench.flags import LOAD, LOAD_DIALECT, LoadSettings
 from fleet.errors import UsageError
-from fleet.run.layout import FleetOptions
 from worker.errors import ConfigError
 from worker.sim.settings import BY_NAME
 
@@ -58,9 +57,9 @@ or --prefill N[1..]           in place of --workers: number of workers, the firs
                               or default, precise, four-scorers, predicted, random, round-robin,
                               power-of-two, consistent-hashing, cache_aware, dynamo, load-only,
                               prefix-only, llm-d-111, llm-d-322 (default: default)
---response-bodies off|usage|all
+--response-bodies off|usage|all = off
                               what the picker sees of responses: headers and the end (off), also the
-                              first token's time and the usage (usage, all); default: as in `up`
+                              first token's time and the usage (usage, and all)
 --event EVENT                 SECONDS:kill:N, :drain:N, :slow:N:FACTOR of the worker of this number,
                               or :add:COUNT; may be repeated
 --seeds N[1..] = 1            runs with different seeds, from --seed on: mean ± deviation; plots
@@ -94,10 +93,7 @@ def build_parser() -> Parser:
             "NAMES": _names,
             "--find": ("workers",),
         },
-        defaults={
-            **dict.fromkeys(durations, 0.0),
-            "response_bodies": defaults_of(FleetOptions)["response_bodies"].value,
-        },
+        defaults=dict.fromkeys(durations, 0.0),
         settings={"--event": {"action": "append", "default": []}, "--policies": {"nargs": "+"}},
     )
     add_flags(parser, _FLAGS, dialect)

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from base.flags import defaults_of
 from fleet.errors import FleetError, UsageError
 from fleet.policies import POLICIES
+from fleet.run.layout import FleetOptions
 from fleet.sim.command import simulate_command
 from fleet.sim.flags import SimulateSettings, build_parser
 from fleet.sim.scenarios import ELSEWHERE, SCENARIOS
@@ -202,6 +204,11 @@ def test_scenarios_are_command_lines_with_known_policies(name: str) -> None:
     one = SCENARIOS[name]
     SimulateSettings(**vars(build_parser().parse_args(one.flags.split()))).check()
     assert set(one.policies) <= set(POLICIES)
+
+
+def test_a_simulated_picker_sees_by_default_what_that_of_a_fleet_sees() -> None:
+    shown = build_parser().get_default("response_bodies")
+    assert shown == defaults_of(FleetOptions)["response_bodies"].value
 
 
 def test_the_picker_learns_only_from_responses_that_it_sees(tmp_path: Path) -> None:
