@@ -277,7 +277,8 @@ class ResponseHead(msgspec.Struct, frozen=True):
     """The beginning of an endpoint's response; header names are lower case, with pseudo-headers.
     `served_by` is the `ip:port` that served it, as the proxy reports. With `reached_no_endpoint`
     the response is the proxy's own. `came_at_seconds` is on the clock of the hooks, which receive
-    it. With `shows_body` the proxy shows the body as it passes.
+    it. With `shows_body` the proxy shows the body, or reports on it; with `shows_first_piece` the
+    picker sees the first piece when it comes.
     """
 
     status: int | None
@@ -287,6 +288,7 @@ class ResponseHead(msgspec.Struct, frozen=True):
     reached_no_endpoint: bool = False
     came_at_seconds: float | None = None
     shows_body: bool = True
+    shows_first_piece: bool = True
 
 
 class ResponseProgress(msgspec.Struct, frozen=True):

@@ -234,7 +234,13 @@ class VirtualFleet:
             def first() -> None:
                 times.append(now())
                 if response is not None:
-                    head = ResponseHead(200, _STREAM, address, shows_body=shows_bodies)
+                    head = ResponseHead(
+                        200,
+                        _STREAM,
+                        address,
+                        shows_body=shows_bodies,
+                        shows_first_piece=shows_bodies,
+                    )
                     response.head(head)
                 if response is not None and shows_bodies:
                     response.body(b"data: {}\n\n", is_last=False)

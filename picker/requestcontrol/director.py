@@ -436,6 +436,12 @@ class Exchange(msgspec.Struct, eq=False):
             headers = {REQUEST_ID: self._decision.request_id, **headers}
         if self._span is not None:
             headers.update(self._span.propagation())
+        # Several profiles: the endpoint that prefills is done with the first piece.
+        watches = len(result.profiles) > 1 or (
+            bool(self._pipeline.response_progress)
+            and request.body.stream
+            and result.endpoints[0].host_port not in self._context.prompt_heads.addresses
+        )
         routed = RouteDecision(
             destination=",".join([endpoint.host_port for endpoint in result.endpoints]),
             set_headers=tuple(headers.items()),
@@ -444,7 +450,7 @@ class Exchange(msgspec.Struct, eq=False):
             response=self._response,
             skip_response=parsed.skip_response,
             needs_response_body=renamed and not parsed.skip_response,
-            watches_first_piece=bool(self._pipeline.response_progress) or len(result.profiles) > 1,
+            watches_first_piece=watches,
         )
         # Last: a request that fails above has not left.
         primary = result.endpoints[0]

@@ -33,6 +33,7 @@ from picker.outliers.detector import OutlierDetector
 from picker.pool.inflight import InflightLoad
 from picker.pool.policies import RewriteRules
 from picker.requestcontrol.candidates import LoadedCandidates
+from picker.requestcontrol.prompt_heads import PromptHeads
 from picker.telemetry.spans import RequestTracer
 from picker.types import (
     Candidate,
@@ -243,3 +244,4 @@ class RequestContext:
     health: OutlierDetector | None = None
     burst_wait: BurstWait | None = None
     numbers: Iterator[int] = field(default_factory=count)
+    prompt_heads: PromptHeads = field(default_factory=PromptHeads)

@@ -121,6 +121,7 @@ class Response(msgspec.Struct, eq=False):
     _renamer: ModelRenamer | None = None
     _num_bytes: int = 0
     _head_at: float = 0.0
+    _served_by: str | None = None
     _first_at: float | None = None
     _last_at: float = 0.0
     _processing: float = 0.0
@@ -164,7 +165,7 @@ class Response(msgspec.Struct, eq=False):
         self._is_readable = coding.strip().lower() in ("", "identity")
         if EVENT_STREAM in self._content_type:
             self._is_streaming = True
-        self._head_at = clock()
+        self._head_at, self._served_by = clock(), head.served_by
         if self.attempt is not None:
             self.attempt.responded(answer_of(head), self._head_at)
         headers: dict[str, str] = {}
@@ -214,6 +215,9 @@ class Response(msgspec.Struct, eq=False):
             self._first_at = came
         self._num_bytes = max(self._num_bytes, report.num_bytes)
         self._ended = report.is_last
+        if report.is_last and self._is_streaming and report.first_after_seconds is not None:
+            address = self._served_by or self._decision.destination
+            self._context.prompt_heads.learn(address, report.first_after_seconds)
         self._take(report.data, report.is_last, is_first, came if is_first else now)
         self._processing += self._context.clock() - now
 

@@ -279,6 +279,25 @@ async def test_the_first_piece_is_reported_when_it_comes(tmp_path: Path) -> None
         await until(lambda: s.reports("taken"), lambda taken: taken == 2, what="the end")
 
 
+async def test_headers_that_come_with_the_first_piece_make_its_report_needless(
+    tmp_path: Path,
+) -> None:
+    async with scene(tmp_path, config=WATCHING) as s:
+        for taken in (2, 3, 4):  # the first answer is not known to be of that kind
+            s.pod.streams(*TOKENS, DONE)
+            s.pod.head += s.pod.steps.pop(0)  # in one write
+            await s.post(body={**CHAT, "stream": True})
+            await until(lambda: s.reports("taken"), lambda n, of=taken: n == of, what="the reports")
+
+
+async def test_an_answer_in_one_piece_needs_no_report_of_a_first_one(tmp_path: Path) -> None:
+    async with scene(tmp_path, config=WATCHING) as s:
+        s.pod.says(json.dumps({"usage": COUNTS}).encode())
+        await s.post()
+        await s.outcome()
+        assert await s.reports("taken") == 1
+
+
 @pytest.mark.parametrize("status", ["404 Not Found", "503 Service Unavailable"])
 async def test_errors_of_a_worker_are_reported_as_answers(tmp_path: Path, status: str) -> None:
     async with scene(tmp_path, num_retries=0) as s:

@@ -28,6 +28,7 @@ class ResponsePhase(msgspec.Struct, eq=False):
 
     is_marked: bool
     is_reported: bool = False  # the proxy was asked to report on a body that it does not show
+    first_is_reported: bool = False  # and on its first piece, when it comes
     _mode: BodyMode = BodyMode.DUPLEX
     _tap: ResponseTap | None = None
     _changes_body: bool = False
@@ -102,6 +103,7 @@ class ResponsePhase(msgspec.Struct, eq=False):
                 event.has_destination_metadata,
                 event.reached_no_endpoint,
                 shows_body=self.is_reported or self._mode is not BodyMode.ABSENT,
+                shows_first_piece=self.first_is_reported or self._mode is not BodyMode.ABSENT,
             )
             try:
                 set_headers = self._tap.head(head)

@@ -229,6 +229,7 @@ class StreamMachine:
         if not is_wanted or decision.response is None or decision.skip_response:
             return ""
         self._response.is_reported = True
+        self._response.first_is_reported = decision.watches_first_piece
         # The proxy reports on the first piece only if asked to, because each report costs.
         return (FIRST_AND_END if decision.watches_first_piece else END_ALONE) + self._report_id
 

@@ -284,7 +284,7 @@ class InflightLoadProducer:
         attributes[self._hold_key] = _Hold(self._ledger, primary, others)
 
     def response_head(self, flight: Flight, head: ResponseHead) -> None:
-        if not head.shows_body:  # many engines send the headers with the first token
+        if not head.shows_first_piece:  # many engines send the headers with the first token
             self._answer_began(flight.attributes)
 
     def response_progress(self, flight: Flight, progress: ResponseProgress) -> None:

@@ -89,13 +89,13 @@ def test_tokens_are_returned_with_the_first_piece() -> None:
     assert producer.loads == {}
 
 
-@pytest.mark.parametrize(("shows_body", "left"), [(True, 136), (False, 0)])
-def test_tokens_are_returned_with_the_headers_where_no_bodies_are_shown(
-    shows_body: bool, left: int
+@pytest.mark.parametrize(("shows_first_piece", "left"), [(True, 136), (False, 0)])
+def test_tokens_are_returned_with_the_headers_where_the_first_piece_is_unseen(
+    shows_first_piece: bool, left: int
 ) -> None:
     producer = _producer()
     flight = _leave(producer, _request(200), _result(default="a"), {"default/a": 1})
-    producer.response_head(flight, ResponseHead(200, shows_body=shows_body))
+    producer.response_head(flight, ResponseHead(200, shows_first_piece=shows_first_piece))
     assert producer.loads == {"default/a": EndpointLoad(1, left)}
 
 
