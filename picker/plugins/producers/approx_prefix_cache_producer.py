@@ -1,11 +1,10 @@
 """approx-prefix-cache-producer: guess which endpoint holds how much of the prompt.
 
 It remembers the hashes of the prompt blocks that it sent to each endpoint (`pre_request`, before
-the endpoint answers) and matches each new prompt against that memory. A request that ends without a
-response, or with an error (status 400 and above), leaves none of the blocks that it alone added;
-one that the proxy retried elsewhere counts for the endpoint that served it. A client that
-disconnects before the response begins mostly left a prompt that waited, so this counts as unread;
-a response that breaks off later does not.
+the endpoint answers) and matches each new prompt against that memory. A request that fails (status
+400 and above), or is evicted, leaves none of the blocks that it alone added; one that the proxy
+retried elsewhere counts for the endpoint that served it. A request that ends before any response
+was seen counts as read: it looks the same behind a proxy that shows no responses.
 
 Block size: with `autoTune` that of the first candidate that reports one, else `blockSizeTokens`,
 and never below 64 tokens. Memory per endpoint: with `autoTune` the number of blocks that fit into
@@ -51,8 +50,8 @@ MAX_REPORTED_BLOCK_SIZE_TOKENS = 65_536  # a larger one is a wrong report
 MAX_REPORTED_CAPACITY = 2**20  # blocks, 64 MiB of memory
 MAX_PROMPTS = 256  # a request may have a hundred thousand, of one token each
 _FIRST_ERROR = 400
-# Ends that say nothing about the endpoint, if the picker saw no response.
-_UNSEEN = (FinishCause.COMPLETED, FinishCause.SKIPPED, FinishCause.SHUTDOWN)
+# Ends by the picker itself, before any response.
+_UNREAD = (FinishCause.REFUSED, FinishCause.EVICTED)
 
 
 class ApproxPrefixCacheParameters(Parameters, frozen=True):
@@ -174,7 +173,7 @@ class ApproxPrefixCacheProducer:
     ) -> None:
         hashed = flight.attributes.get(self._hashed_key)
         if hashed is not None and hashed.additions:
-            self._close(hashed, is_read=cause in _UNSEEN)
+            self._close(hashed, is_read=cause not in _UNREAD)
 
     def endpoint_removed(self, key: str) -> None:
         self._index.remove(key)

@@ -6,7 +6,7 @@ Theory of operation. The unit of all terms is a token: the time in which an endp
 of a prompt. The cost is the time that the request and those beside it lose, for each token of an
 answer:
 
-    cost = s · ((U + P) · F + R · U / n + D + 2 · K · R) + M · U · u / (1 − u)
+    cost = s · ((U + P) · F + (R + 1) · U / n + D + 2 · K · R) + M · U · u / (1 − u)
 
     U   tokens of this prompt that are not cached there          (the prefix producer's match)
     P   tokens of prompts that were sent there and are not read  (the inflight-load-producer's)
@@ -17,8 +17,9 @@ answer:
     s   the slowness of the endpoint: 1 on average, see below
 
 First token: the request waits until its own and all earlier prompts are read, U + P. F = 1/40 is
-the ratio of two usual objectives, 50 ms from token to token and 2 s to the first one. Others: while
-its prompt is read, R answers stand still, for R · U in all, over their n tokens. Decoding: a step
+the ratio of two usual objectives, 50 ms from token to token and 2 s to the first one. Reading:
+while its prompt is read, R answers and its own stand still, for (R + 1) · U in all, over n tokens
+each; so a cached prefix decides more where answers are short. Decoding: a step
 takes D without a sequence and K for each, so that one more delays the R others by K each, and they
 delay it by K · R. Memory: as u / (1 − u) grows the queue for a resource of which the share u is in
 use, and what is not cached there takes U of it.
@@ -147,7 +148,8 @@ class ExpectedCostScorer:
             unread = loads[key].tokens if key in loads else 0
             cost = (
                 (uncached + unread) * FIRST_TOKEN
-                + requests * (uncached / answer + 2.0 * SEQUENCE_TOKENS)
+                + (requests + 1) * uncached / answer
+                + requests * 2.0 * SEQUENCE_TOKENS
                 + STEP_TOKENS
             )
             if slowness:

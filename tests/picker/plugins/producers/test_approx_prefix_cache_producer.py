@@ -275,18 +275,18 @@ def test_a_failed_request_leaves_only_what_others_recorded(head: dict[str, Any])
 @pytest.mark.parametrize(
     ("cause", "remembered"),
     [
-        (FinishCause.CLIENT_GONE, 0),
-        (FinishCause.RESET, 0),
+        (FinishCause.CLIENT_GONE, 2),
+        (FinishCause.RESET, 2),
         (FinishCause.REFUSED, 0),
         (FinishCause.EVICTED, 0),
         (FinishCause.SKIPPED, 2),
         (FinishCause.COMPLETED, 2),
     ],
 )
-def test_a_request_that_ends_without_a_response_was_not_read(
+def test_a_request_that_ends_without_a_response_was_read_unless_the_picker_ended_it(
     cause: FinishCause, remembered: int
 ) -> None:
-    """Unless the proxy shows no responses: then the picker assumes the best."""
+    """A proxy that shows no responses would otherwise make the picker forget every prompt."""
     a, s = candidate("a"), Scene()
     Departed(s, blocks(1, 2), a).end(cause)
     assert s.matched(a, blocks(1, 2)) == remembered
@@ -309,5 +309,5 @@ def test_a_response_to_hashes_of_an_earlier_seed_changes_nothing() -> None:
     s.producer.use_hash_seed(5)
     s.send(a, blocks(1))
     moved.head(served_by=b.endpoint.host_port)
-    failed.end(FinishCause.RESET)
+    failed.end(FinishCause.EVICTED)
     assert s.producer.index_size == 1

@@ -110,6 +110,23 @@ def test_a_cached_prefix_is_left_when_too_many_run_there() -> None:
     assert [winner(running) for running in (0, 10, 100)] == [0, 0, 1]
 
 
+@pytest.mark.parametrize(("limit", "winner"), [(8, 0), (2000, 1)])
+def test_short_answers_go_to_the_cached_prefix_and_long_ones_to_the_idle_endpoint(
+    limit: int, winner: int
+) -> None:
+    """For an answer of 8 tokens, reading 512 of them is most of its time."""
+    body = ParsedBody(Api.COMPLETIONS, "m", max_output_tokens=limit)
+    request = InferenceRequest("r", {}, body, "m", "m", prompts=(pack("<576I", *range(576)),))
+    attributes = Attributes()
+    attributes[match_info_key("approx-prefix-cache-producer")] = PrefixCacheMatchInfo(
+        9, BLOCK, {"default/a": 8}
+    )
+    attributes[inflight_load_key()] = InFlightLoad({}, {}, 576)
+    candidates = [candidate("a", running_requests=3), candidate("b", running_requests=0)]
+    scores = _scorer().score(request, candidates, attributes)
+    assert scores[winner] == 1.0 > scores[1 - winner]
+
+
 def test_a_full_cache_is_no_reason_against_an_endpoint_that_holds_the_whole_prompt() -> None:
     pool = [candidate("a", kv_cache_usage=1.0), candidate("b", kv_cache_usage=0.0)]
     assert _scores(pool, _found({"a": 100}))[0] == 1.0
