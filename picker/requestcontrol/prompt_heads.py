@@ -1,8 +1,8 @@
 """Learns which endpoints send the headers of a streamed answer together with its first piece.
 
-There the headers tell when the first token came, and a report of the first piece, which costs a
-call for each request, would say nothing new. This project's workers are such; vLLM sends headers as
-soon as it has accepted a request.
+There the time of the headers is that of the first token, and a report of the first piece, which
+costs a call for each request, would say nothing new. This project's workers are such; vLLM sends
+headers as soon as it has accepted a request.
 """
 
 TOGETHER_SECONDS = 0.005
