@@ -141,8 +141,8 @@ class WorkerPlan:
 
 @dataclass(frozen=True, slots=True)
 class PickerPlan:
-    """One picker. `ext_proc` is a socket of the fleet's folder, named after the first port, or that
-    port where the folder's name is too long for a socket.
+    """One picker. `ext_proc` is a socket in the fleet's folder, named by the port for health checks,
+    which no other picker has; where the folder's name is too long for a socket, it is the first port.
     """
 
     program: Program
@@ -336,7 +336,7 @@ class FleetPlan:
         ports = site.picker_ports if ports is None else ports
         record = options.record if record is None else record
         health, http = (SocketAddress(_LOOPBACK, port) for port in ports[1:])
-        pipe = PipeAddress(str(site.folder.absolute() / f"picker-{ports[0]}.sock"))
+        pipe = PipeAddress(str(site.folder.absolute() / f"picker-{ports[1]}.sock"))
         ext_proc: Address = pipe
         listening = ["--bind-address", f"unix://{pipe.path}"]
         if len(os.fsencode(pipe.path)) > MAX_PIPE_BYTES:

@@ -47,7 +47,7 @@ async def explained(fleet: Fleet) -> None:
     assert last.returncode == first.returncode == 0, last.stderr + first.stderr
     assert last.stdout.startswith("request second: completed, 200\n")
     assert "won by" in last.stdout
-    assert "prefix-cache-scorer gave it" in last.stdout
+    assert "expected-cost-scorer gave it" in last.stdout
     assert "chance chose among them" in first.stdout
     assert "\x1b" not in last.stdout
     assert (unknown.returncode, "no longer stored" in unknown.stderr) == (1, True)

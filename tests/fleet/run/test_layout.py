@@ -95,7 +95,7 @@ def test_the_picker_learns_of_every_worker() -> None:
 
 def test_the_parts_have_each_others_addresses() -> None:
     layout = lay_out(config=Path("c.yaml"), routing=Mechanism.ORIGINAL_DST, port=99)
-    socket = str(SITE.folder.absolute() / "picker-1.sock")
+    socket = str(SITE.folder.absolute() / "picker-2.sock")
     assert flags(layout.picker().program.argv)["--bind-address"] == f"unix://{socket}"
     assert flags(layout.picker().program.argv)["--config-file"] == "c.yaml"
     bootstrap = layout.envoy().bootstrap
@@ -114,7 +114,7 @@ def test_a_folder_with_a_long_name_has_envoy_reach_the_picker_at_a_port() -> Non
     assert layout.picker().place == "127.0.0.1:1"
     assert flags(layout.picker().program.argv)["--grpc-port"] == "1"
     short = FleetPlan(FleetOptions(), dataclasses.replace(SITE, folder=Path("/" + "é" * 46)), MODEL)
-    assert short.picker().place == f"/{'é' * 46}/picker-1.sock"
+    assert short.picker().place == f"/{'é' * 46}/picker-2.sock"
 
 
 @pytest.mark.parametrize("buffered", [True, False])

@@ -56,4 +56,4 @@ def test_envoys_file_has_the_health_address_of_each_picker(tmp_path: Path) -> No
         )
         for one in members(plan.pickers_path)
     ]
-    assert found == [("picker-7.sock", 8), ("picker-1.sock", 2)]
+    assert found == [("picker-8.sock", 8), ("picker-2.sock", 2)]

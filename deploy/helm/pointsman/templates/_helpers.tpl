@@ -195,7 +195,7 @@ readinessProbe:
   {{- if eq .Values.autoscaling.kind "picker" }}
   - --autoscale=/config/autoscale.yaml
   {{- end }}
-  {{- if eq .Values.mode "standalone" }}
+  {{- if and (eq .Values.mode "standalone") (ne .Values.standalone.responseBodies "off") }}
   - --response-bodies={{ .Values.standalone.responseBodies }}
   {{- end }}
   {{- range .Values.picker.extraArgs }}
