@@ -141,8 +141,8 @@ class WorkerPlan:
 
 @dataclass(frozen=True, slots=True)
 class PickerPlan:
-    """One picker. `ext_proc` is a socket in the fleet's folder, named by the port for health checks,
-    which no other picker has; where the folder's name is too long for a socket, it is the first port.
+    """One picker. `ext_proc` is a socket in the fleet's folder, named by the port of health checks,
+    which no other picker has; where the folder's name is too long for that, it is the first port.
     """
 
     program: Program
