@@ -10,6 +10,8 @@ copies, and of products of matrices. Then, for each shape:
   the kernel replayed from a graph and of the twin as launched from Python;
 - decoding by graphs and launched anew: tokens a second, and the bytes that a step must read (all
   weights and the contexts of all sequences) over its time, as a part of the speed of copies;
+- decoding by graphs with LoRA adapters (rank 16, all products): the time of a step as a multiple of
+  that without adapters;
 - a prompt: operations a second as a part of the speed of products;
 - blocks moved to host memory and back, as tiers move them, as a part of the speed of one copy.
 
@@ -33,15 +35,18 @@ from torch import Tensor
 sys.path.append(str(Path(__file__).parents[1]))
 
 from tests.support.worker.poisoned_graphs import PoisonedGraphs
+from worker.executor.adapters import DeviceAdapters
 from worker.executor.graphs import CudaGraphs, DecodeGraphs
 from worker.executor.interface import Ticket
 from worker.executor.kv_cache import BlockSaver, host_memory, write_tokens, zeros
 from worker.executor.model_runner import ModelRunner
 from worker.executor.start import choose_backend
+from worker.models.adapters import layer_products
 from worker.models.config import ModelConfig
 from worker.models.llama import LayerWeights, LlamaModel
 from worker.ops.backends import TORCH, AttentionShape, Backend
 from worker.ops.linear import DenseLinear
+from worker.ops.lora import Factors, Product
 from worker.ops.quantized import (
     PAIRED_COLUMNS,
     Encoding,
@@ -65,6 +70,7 @@ from worker.types import (
 
 BLOCK, CONTEXT, LONG, PROMPT, STEPS, ROUNDS = 16, 1024, 8192, 4096, 20, 5
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+ADAPTED, ADAPTERS, RANK = (1, 8, 64), (1, 8, 32), 16
 
 
 def shape(name: str, *sizes: int) -> ModelConfig:
@@ -81,10 +87,11 @@ TOY = shape("toy", 96, 48, 40, 1, 3, 1, 16)
 
 
 class Size(NamedTuple):
-    """A batch that decodes: sequences, and tokens that each has already."""
+    """A batch that decodes: sequences, tokens that each has already, and LoRA adapters."""
 
     sequences: int
     context: int
+    adapters: int = 0
 
 
 def random_model(
@@ -116,6 +123,27 @@ def random_model(
     rope = make_rope_table(config.rope_theta**-powers, config.max_context)
     head = linear(config.vocab_size, hidden)
     return LlamaModel(config, head, tuple(layers), ones, head, rope, dtype, device, backend=backend)
+
+
+def random_adapters(model: LlamaModel, count: int) -> DeviceAdapters:
+    """`count` slots, all filled."""
+    from worker.ops.triton.lora import StackedAdapters
+
+    layers = layer_products(model.config)
+    store = StackedAdapters(count, RANK, layers, model.dtype, model.device)
+    noise = torch.Generator(model.device).manual_seed(4)
+
+    def side(rows: int, columns: int) -> Tensor:
+        made = torch.empty(rows, columns, dtype=model.dtype, device=model.device)
+        return made.normal_(0, columns**-0.5, generator=noise)
+
+    def factors(product: Product) -> Factors:
+        parts = [(side(RANK, product.inputs), side(size, RANK)) for size in product.sizes]
+        return Factors(product, tuple(parts))
+
+    for slot in range(count):
+        store.put(slot, [{name: factors(p) for name, p in layer.items()} for layer in layers])
+    return DeviceAdapters(model.config, RANK, store)
 
 
 def num_weights(model: LlamaModel) -> int:
@@ -269,19 +297,21 @@ def decoding(
     zeros: reading them takes as long.
     """
     config, device = model.config, model.device
+    adapters = random_adapters(model, size.adapters) if size.adapters else None
     each = -(-(size.context + steps + 1) // BLOCK)
     blocks = size.sequences * each + 1
     graphs = None
     if is_graphed:
         kind = CudaGraphs(device) if device.type == "cuda" else PoisonedGraphs()
         room = (2 * size.sequences + 1, each)
-        graphs = DecodeGraphs(kind, (size.sequences,), room)
+        plan = None if adapters is None else adapters.plan_rows
+        graphs = DecodeGraphs(kind, (size.sequences,), room, 0, plan)
 
     def cache() -> Tensor:
         sizes = (config.num_layers, blocks, 2, config.num_kv_heads, BLOCK, config.head_dim)
         return zeros(sizes, model.dtype, device)
 
-    runner = ModelRunner(model, lambda: model, cache, graphs=graphs)
+    runner = ModelRunner(model, lambda: model, cache, graphs=graphs, adapters=adapters)
     params = [SamplingParams(steps + 1, 0.8, seed=index) for index in range(size.sequences)]
     tables = [tuple(range(each * i, each * (i + 1))) for i in range(size.sequences)]
     tickets: list[Ticket] = []
@@ -294,6 +324,7 @@ def decoding(
                 *(index, [] if ahead else [index % 90], position, tables[index]),
                 (SampleSpec(params[index], position + 1),),
                 takes_pending=ahead,
+                adapter_slot=index % size.adapters if size.adapters else None,
             )
             for index in range(size.sequences)
         )
@@ -326,7 +357,8 @@ def check_toy(backend: Backend, device: torch.device) -> None:
     for kernel in kernels(model, Size(3, 20), 24):
         check(kernel, backend)
         print(f"{kernel.name}: as torch", flush=True)
-    check_decoding(model, Size(3, 20), 4)
+    for adapters in (0, 2):
+        check_decoding(model, Size(3, 20, adapters), 4)
     print("decoding by graphs: as launched anew")
 
 
@@ -355,6 +387,7 @@ def report(config: ModelConfig, backend: Backend, bandwidth: float, peak: float)
         part = num_bytes / graphed / bandwidth
         rates = f"{count / graphed:14.0f} {part:9.0%} {count / anew:15.0f}"
         print(f"{count:4} x {CONTEXT} {rates}", flush=True)
+    report_adapters(model)
     step = step_of(Size(1, PROMPT), PROMPT, device)
     sizes = (config.num_layers, PROMPT // BLOCK, 2, config.num_kv_heads, BLOCK, config.head_dim)
     cache = zeros(sizes, dtype, device)
@@ -364,6 +397,20 @@ def report(config: ModelConfig, backend: Backend, bandwidth: float, peak: float)
     rate = (2 * body * PROMPT + pairs) / spent
     print(f"prompt of {PROMPT}: {rate / 1e12:.0f} TFLOP/s, {rate / peak:.0%} of products")
     report_moves(cache, num_blocks=PROMPT // BLOCK)
+
+
+def report_adapters(model: LlamaModel) -> None:
+    """Print how much longer steps take with adapters; a step has no more than sequences."""
+    check_decoding(model, Size(4, CONTEXT, 3), STEPS)
+    print("sequences" + "".join(f"{f'{count} LoRA':>9}" for count in ADAPTERS))
+    for sequences in ADAPTED:
+        plain, _ = decoding(model, Size(sequences, CONTEXT), True, STEPS)
+        found = [
+            decoding(model, Size(sequences, CONTEXT, count), True, STEPS)[0] / plain
+            for count in ADAPTERS
+            if count <= sequences
+        ]
+        print(f"{sequences:9}" + "".join(f"{ratio:9.2f}" for ratio in found), flush=True)
 
 
 def report_moves(cache: Tensor, num_blocks: int) -> None:

@@ -8,8 +8,9 @@ step, the median of some rounds: of the executor (submit and collect) and of the
 (schedule, submit, collect, update). The limit of the executor is 600 at 64 sequences.
 
 `graphs` are the same steps as a GPU replays them from graphs, without the calls of CUDA, with a
-line through the sizes: microseconds a step, and for each sequence. `simulated` is the executor of
-`--engine sim`, which draws tokens and works out the time of a step.
+line through the sizes: microseconds a step, and for each sequence. In `graphs+LoRA`, three of four
+sequences have an adapter. `simulated` is the executor of `--engine sim`, which draws tokens and
+works out the time of a step.
 
 Prints a table and writes benchmarks/results/step_host.json.
 """
@@ -18,6 +19,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,18 +30,21 @@ from measuring import Table, command_line, numbers, write_results
 from torch import Tensor
 
 from worker.config import CacheConfig, SchedulerConfig, SimConfig
+from worker.engine.features.adapters import Adapters, AdapterSlots
 from worker.engine.messages import AddRequest
 from worker.engine.scheduling.scheduler import Scheduler
+from worker.executor.adapters import DeviceAdapters
 from worker.executor.graphs import DecodeGraphs, GraphDevice, graph_sizes
 from worker.executor.interface import Executor, Ticket
 from worker.executor.model_runner import ModelRunner
+from worker.ops.lora import AdapterStore
 from worker.ops.noise import Stream
 from worker.ops.sample import Sampler
-from worker.ops.step import StepTensors
+from worker.ops.step import StepAdapters, StepTensors
 from worker.sim.runner import SimExecutor, SimLimits
-from worker.types import SamplingParams, SchedulerOutput
+from worker.types import Adapter, SamplingParams, SchedulerOutput
 
-BLOCK_SIZE, VOCAB, ROUNDS = 16, 49_152, 5
+BLOCK_SIZE, VOCAB, ROUNDS, ADAPTERS = 16, 49_152, 5, 3
 WISHES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "T+top-p": {"temperature": 0.7, "top_p": 0.9},
@@ -113,13 +118,33 @@ def _nothing() -> None:
     return
 
 
+class NullAdapters(AdapterStore):
+    """Adapters that are read and put in no time."""
+
+    def put(self, slot: int, prepared: Any) -> None:
+        """Do nothing: no step multiplies."""
+
+    def plan_rows(self, owners: Tensor) -> StepAdapters:
+        """Plan nothing: graphs are not captured."""
+        raise NotImplementedError
+
+
+def read(adapter: Adapter) -> Future[Any]:
+    """Return a future that is done."""
+    done: Future[Any] = Future()
+    done.set_result(None)
+    return done
+
+
 def runner(size: int, num_blocks: int, is_graphed: bool) -> Executor:
     """The model runner of a worker on the null device."""
     model: Any = NullModel(size)
     cache = torch.zeros(1, 1, 2, 1, BLOCK_SIZE, 1)
     room = (2 * size + 1, num_blocks)
-    graphs = DecodeGraphs(NullGraphs(), graph_sizes(size), room) if is_graphed else None
-    made = ModelRunner(model, lambda: model, lambda: cache, graphs=graphs)
+    adapters = DeviceAdapters(model.config, 1, NullAdapters())
+    sizes = graph_sizes(size)
+    graphs = DecodeGraphs(NullGraphs(), sizes, room, 0, adapters.plan_rows) if is_graphed else None
+    made = ModelRunner(model, lambda: model, lambda: cache, graphs=graphs, adapters=adapters)
     made._sampler = Sampler(NullDraws())
     return made
 
@@ -130,19 +155,23 @@ class Loop:
     def __init__(self, kind: str, size: int, context: int, wishes: dict[str, Any], steps: int):
         num_blocks = -(-(context + (ROUNDS + 1) * steps + 8) // BLOCK_SIZE) + 1
         limits = SchedulerConfig(size * context, size, 1 << 20)
-        self._scheduler = Scheduler(CacheConfig(size * num_blocks, BLOCK_SIZE, False), limits)
+        cache = CacheConfig(size * num_blocks, BLOCK_SIZE, False)
+        adapters = Adapters(AdapterSlots(ADAPTERS, ADAPTERS, read))
+        self._scheduler = Scheduler(cache, limits, features=[adapters])
         if kind == "simulated":
             config = SimConfig(inter_token_latency_seconds=0.01, end_token_id=2)
             room = SimLimits(size * num_blocks, BLOCK_SIZE, size)
             self._executor: Executor = SimExecutor(config, lambda seconds, follows: None, room)
         else:
-            self._executor = runner(size, num_blocks, kind == "graphs")
+            self._executor = runner(size, num_blocks, kind.startswith("graphs"))
         self._tickets: deque[tuple[SchedulerOutput, Ticket]] = deque()
         self._now = self.seconds = 0.0
         params = SamplingParams(max_tokens=1 << 19, ignore_eos=True, **wishes)
         for index in range(size):
-            prompt = [index + 1] * context
-            self._scheduler.add(AddRequest(str(index), prompt, params, 0.0))
+            prompt, number = [index + 1] * context, index % (ADAPTERS + 1)
+            has_adapter = kind == "graphs+LoRA" and number
+            adapter = Adapter(f"a{number}", "", number) if has_adapter else None
+            self._scheduler.add(AddRequest(str(index), prompt, params, 0.0, adapter=adapter))
 
     def step(self) -> None:
         """Hand one step over, take the one before it in; counts the executor's time."""
@@ -183,9 +212,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     figures = ("executor_us .1f", "whole_step_us .1f")
-    table = Table("step <10", "sequences", "context", "draw <10", *figures)
+    table = Table("step <11", "sequences", "context", "draw <10", *figures)
     lines = []
-    for kind in ("launched", "graphs", "simulated"):
+    for kind in ("launched", "graphs", "graphs+LoRA", "simulated"):
         draws = WISHES if kind == "launched" else {"T+top-p": WISHES["T+top-p"]}
         for context in options.contexts:
             for draw, wishes in draws.items():

@@ -8,9 +8,17 @@ import numpy as np
 
 from worker.models.adapters import read_adapter
 from worker.models.config import ModelConfig
-from worker.ops.lora import AdapterStore
+from worker.ops.lora import AdapterStore, Owners, PlanRows
 from worker.ops.step import StepAdapters
 from worker.types import Adapter, ScheduledSequence
+
+
+def owners_of(sequences: Sequence[ScheduledSequence]) -> Owners | None:
+    """Return the adapter slot of each sequence (-1: none); None if no sequence has one."""
+    slots = [s.adapter_slot for s in sequences]
+    if slots.count(None) == len(slots):
+        return None
+    return np.array([-1 if slot is None else slot for slot in slots], np.int32)
 
 
 class DeviceAdapters:
@@ -34,13 +42,16 @@ class DeviceAdapters:
         for slot, prepared in adapters:
             self._store.put(slot, prepared)
 
+    @property
+    def plan_rows(self) -> PlanRows | None:
+        return self._store.plan_rows
+
     def plan(self, sequences: Sequence[ScheduledSequence]) -> StepAdapters | None:
         """Plan a step's adapters; None if no sequence has one."""
-        if all(s.adapter_slot is None for s in sequences):
+        owners = owners_of(sequences)
+        if owners is None:
             return None
-        slots = [-1 if s.adapter_slot is None else s.adapter_slot for s in sequences]
-        counts = [s.num_tokens for s in sequences]
-        return self._store.plan(np.repeat(np.array(slots, np.int32), counts))
+        return self._store.plan(np.repeat(owners, [s.num_tokens for s in sequences]))
 
     def shutdown(self) -> None:
         self._reader.shutdown(wait=False, cancel_futures=True)

@@ -6,7 +6,8 @@ first updates the block tables, takes the tokens that the previous step left on 
 the model up to the logits. The second draws and leaves the tokens for the next step; there is one
 for each `Cut`, so that a greedy step makes no noise. One more copy brings the answers back on its
 own stream. So every step launches the same few calls and waits for nothing. Adjusted draws and log
-probabilities continue on the eager path from a copy of the logits.
+probabilities continue on the eager path from a copy of the logits. With LoRA the first graph has a
+variant for steps in which a sequence has an adapter.
 
 A step is padded to the next size, and with drafts every sequence has as many rows as the largest
 number of drafts takes. Padded rows come in front of a sequence, at positions before its first row,
@@ -28,11 +29,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from worker.executor.adapters import owners_of
 from worker.executor.answers import TILE_ROWS, PendingAnswers, run_answers, run_of
 from worker.executor.interface import Ticket
 from worker.executor.state import DeviceState, Ints
 from worker.executor.step_batch import AnsweredRows
 from worker.models.llama import LlamaModel
+from worker.ops.lora import PlanRows
 from worker.ops.sample import (
     DRAW_WORDS,
     DRAWS,
@@ -49,9 +52,9 @@ from worker.ops.step import StepTensors, sent
 from worker.types import Draw, ModelOutput, SampleSpec, SamplingParams, ScheduledSequence
 
 # Fields of each row, behind its draw parameters: token (-1: the sequence's last draw), position,
-# slot of the cache. Fields of each sequence: slot of the state, context, drafts; and one change of
-# a block table: slot, index, block.
-_ROW_FIELDS, _FIELDS = 3, 6
+# slot of the cache. Fields of each sequence: slot of the state, context, drafts; one change of a
+# block table: slot, index, block; and slot of its adapter (-1: none).
+_ROW_FIELDS, _FIELDS = 3, 7
 _LARGE_STEP = 8
 # Attention treats a sequence with more rows as a chunk.
 _MAX_DRAFTS = 15
@@ -175,13 +178,20 @@ class DecodeGraphs:
     """Captured steps of `sizes` sequences with up to `most_drafts` drafts each; empty until
     `capture`.
 
-    `room` is the capacity that `DeviceState` needs: slots, and blocks of a sequence.
+    `room` is the capacity that `DeviceState` needs: slots, and blocks of a sequence. Steps with
+    adapters are captured, too, if `plan_rows` plans them.
     """
 
     def __init__(
-        self, device: GraphDevice, sizes: Sequence[int], room: tuple[int, int], most_drafts: int = 0
+        self,
+        device: GraphDevice,
+        sizes: Sequence[int],
+        room: tuple[int, int],
+        most_drafts: int = 0,
+        plan_rows: PlanRows | None = None,
     ) -> None:
         self.room = room
+        self._plan_rows = plan_rows
         self._device = device
         self._keys = _keys(sizes, min(most_drafts, _MAX_DRAFTS))
         self._decoding = sorted(key for key in self._keys if key.width == 1)
@@ -199,7 +209,7 @@ class DecodeGraphs:
         block of the cache must belong to no sequence. Waits for the device.
         """
         self._captured = None
-        self._captured = _Captured(self._device, model, cache, state, self._keys)
+        self._captured = self._capture(model, cache, state)
 
     def drop(self) -> None:
         """Release all captures: the model, cache or state is about to be replaced."""
@@ -212,14 +222,14 @@ class DecodeGraphs:
         with_history: Callable[[ScheduledSequence], ScheduledSequence],
     ) -> Ticket | None:
         """Launch a step; None if no graph fits. `with_history` completes adjusted draws."""
-        captured, key = self._captured, self._key(sequences)
-        if captured is None or key is None:
+        captured, key, owners = self._captured, self._key(sequences), owners_of(sequences)
+        if captured is None or key is None or (key, owners is not None) not in captured.models:
             return None
         state, count = captured.state, len(sequences)
         slots, changes = state.enter_quietly(sequences)
         # The tables grew and moved; graphs hold their address.
         if captured.tables is not state.device_tables:
-            captured = _Captured(self._device, captured.model, captured.cache, state, self._keys)
+            captured = self._capture(captured.model, captured.cache, state)
             self._captured = captured
         # A packed step has room for one change of a table per sequence.
         if len(changes) > key.size:
@@ -235,9 +245,12 @@ class DecodeGraphs:
         buffers.draws["position"][:count] = buffers.positions[:count] + 1
         buffers.draws[count:] = 0
         if changes:
-            buffers.fields[3:, : len(changes)] = np.array(changes, np.int32).T
+            buffers.fields[3:6, : len(changes)] = np.array(changes, np.int32).T
+        if owners is not None:
+            buffers.fields[6] = -1
+            buffers.fields[6, :count] = owners
         self._device.send(buffers.step, captured.steps[key])
-        captured.models[key]()
+        captured.models[key, owners is not None]()
         if not is_plain:
             known = AnsweredRows([with_history(sequence) for sequence in sequences], places)
             logits = captured.logits_of(key, sequences)
@@ -249,6 +262,9 @@ class DecodeGraphs:
         captured.draws[key, Cut(int(self._draws.cuts[places].max()))]()
         wait = self._device.fetch(captured.answers[key], buffers.answers)
         return _DecodeTicket(sequences, key.width, wait, buffers.received)
+
+    def _capture(self, model: LlamaModel, cache: Tensor, state: DeviceState) -> _Captured:
+        return _Captured(self._device, model, cache, state, self._keys, self._plan_rows)
 
     def _key(self, sequences: Sequence[ScheduledSequence]) -> _Key | None:
         if not all(map(_decodes, sequences)):
@@ -271,7 +287,7 @@ def _decodes(sequence: ScheduledSequence) -> bool:
 @dataclass(frozen=True, slots=True)
 class _Buffers:
     """The host buffers of steps of one shape. `step` is the packed step: `draws` [size, width] of
-    `DRAWS`, `tokens`, `positions` and `slots` of the cache [size, width], and `fields` [6, size].
+    `DRAWS`, `tokens`, `positions` and `slots` of the cache [size, width], and `fields` [7, size].
     `answers` is the fetched result, and `received` [size, n] its view.
     """
 
@@ -325,7 +341,7 @@ class _Buffers:
 
 
 def _parts(key: _Key, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split into draws [rows, DRAW_WORDS], row fields [3, rows] and sequence fields [6, size]."""
+    """Split into draws [rows, DRAW_WORDS], row fields [3, rows] and sequence fields [7, size]."""
     rows = key.num_rows
     sizes = [rows * DRAW_WORDS, rows * _ROW_FIELDS, key.size * _FIELDS]
     draws, fields, own = torch.split(step, sizes)
@@ -380,6 +396,7 @@ class _Captured:
         cache: Tensor,
         state: DeviceState,
         keys: Sequence[_Key],
+        plan_rows: PlanRows | None,
     ) -> None:
         self.model, self.cache, self.state = model, cache, state
         self.tables = state.device_tables
@@ -398,14 +415,17 @@ class _Captured:
         # The first rows of sequences, by the width of a step.
         self._starts = {key.width: counts[:: key.width].contiguous() for key in keys}
         self.logits = torch.zeros(most, model.config.vocab_size, device=state.device)
-        self.models: dict[_Key, Callable[[], None]] = {}
+        # With the adapters of its rows, and without.
+        self.models: dict[tuple[_Key, bool], Callable[[], None]] = {}
         self.draws: dict[tuple[_Key, Cut], Callable[[], None]] = {}
         for key in keys:
             # A capture runs a step of padded rows.
             packed.zero_()
             _parts(key, self.steps[key])[1][2] = self.scratch
-            run = partial(self._run_model, key)
-            self.models[key] = device.capture(run, self.logits[: key.num_rows])
+            for plan in dict.fromkeys((plan_rows, None)):
+                run = partial(self._run_model, key, plan)
+                launched = device.capture(run, self.logits[: key.num_rows])
+                self.models[key, plan is not None] = launched
             for cut in Cut:
                 draw = partial(self._draw, key, cut)
                 self.draws[key, cut] = device.capture(draw, self.answers[key])
@@ -423,9 +443,9 @@ class _Captured:
         ]
         return self.logits.index_select(0, sent(np.array(rows, np.int32), self.logits.device))
 
-    def _run_model(self, key: _Key) -> None:
+    def _run_model(self, key: _Key, plan_rows: PlanRows | None) -> None:
         _, (given, positions, places), fields = _parts(key, self.steps[key])
-        slots, contexts, _, rows, columns, blocks = fields.unbind(0)
+        slots, contexts, _, rows, columns, blocks, owners = fields.unbind(0)
         self.tables[rows, columns] = blocks
         tokens = given.view(key.size, key.width)
         tokens = torch.where(tokens < 0, self.state.last_tokens(slots)[:, None], tokens).flatten()
@@ -434,6 +454,7 @@ class _Captured:
             *(self._starts[key.width][: key.size + 1], contexts),
             *(self.tables.index_select(0, slots), self._starts[1][: key.num_rows]),
             *(key.width, self.tables.shape[1] * self.state.block_size),
+            adapters=plan_rows and plan_rows(owners.repeat_interleave(key.width)),
         )
         logits = self.model.logits(self.model.hidden(step, self.cache))
         self.logits[: key.num_rows] = logits

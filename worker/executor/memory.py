@@ -1,6 +1,7 @@
 """Measures the GPU memory of steps and graphs, before the KV cache gets the rest."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -58,8 +59,12 @@ def give_back(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def largest_step(limits: SchedulerConfig, block_size: int) -> SchedulerOutput:
-    """Build the largest step, with one sequence at the longest context; it writes to block 0."""
+def largest_step(
+    limits: SchedulerConfig, block_size: int, adapter_slot: int | None = None
+) -> SchedulerOutput:
+    """Build the largest step, with one sequence at the longest context; it writes to block 0. The
+    first sequence has the adapter.
+    """
     longest = limits.max_model_len
     num_tokens = limits.max_num_batched_tokens
     num_seqs = min(limits.max_num_seqs, num_tokens)
@@ -76,6 +81,7 @@ def largest_step(limits: SchedulerConfig, block_size: int) -> SchedulerOutput:
     for index in range(num_decoding):
         start = longest - 1 if index == 0 else min(1, longest - 1)
         sequences.append(_share(num_prompts + index, start, 1, block_size))
+    sequences[0] = replace(sequences[0], adapter_slot=adapter_slot)
     return SchedulerOutput(0, tuple(sequences))
 
 

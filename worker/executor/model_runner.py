@@ -39,7 +39,6 @@ from worker.models.llama import LlamaModel
 from worker.ops.cpu.native import NativeDraws
 from worker.ops.rejection import STANDARD, Sums
 from worker.ops.sample import TORCH_SAMPLER, Sampler, draw_rows
-from worker.ops.step import StepAdapters
 from worker.types import Adapter, ModelOutput, ScheduledSequence, SchedulerOutput
 
 
@@ -48,7 +47,7 @@ class ModelRunner:
 
     `load` loads the model again after it was dropped; `allocate_cache` returns a cache of zeros.
     Drawn drafts are verified by `rejection_method` with `sums` (None: those of the device).
-    `graphs` need one more block in the cache, and exclude a `drafter` and `adapters`.
+    `graphs` need one more block in the cache, and exclude a `drafter`.
     """
 
     def __init__(
@@ -92,14 +91,12 @@ class ModelRunner:
                 self._drafter.copy_blocks(step.block_copies)
         for load in step.kv_loads:
             write_tokens(cache, load, model.native is not None)
-        adapted = None
         if self._adapters is not None:
             self._adapters.put(step.adapters)
-            adapted = self._adapters.plan(step.sequences)
         if not step.sequences:
             return Finished(ModelOutput({}))
         try:
-            return self._launch(step, model, cache, adapted)
+            return self._launch(step, model, cache)
         except torch.OutOfMemoryError as error:
             reason = str(error)
         # The exception is released here, and with it the step's tensors.
@@ -107,15 +104,14 @@ class ModelRunner:
         give_back(model.device)
         raise DeviceMemoryError(reason)
 
-    def _launch(
-        self, step: SchedulerOutput, model: LlamaModel, cache: Tensor, adapted: StepAdapters | None
-    ) -> Ticket:
+    def _launch(self, step: SchedulerOutput, model: LlamaModel, cache: Tensor) -> Ticket:
         drafter = self._drafter
-        if self._graphs is not None and adapted is None:
+        if self._graphs is not None:
             ticket = self._graphs.submit(step.sequences, self._sampler, self._with_history)
             if ticket is not None:
                 return _ModelTicket(step, ticket, None, model.device)
         sequences = [self._with_history(sequence) for sequence in step.sequences]
+        adapted = None if self._adapters is None else self._adapters.plan(sequences)
         batch = StepBatch(sequences, self._state, adapters=adapted)
         verification = None
         if drafter is None:

@@ -109,8 +109,9 @@ def build_shard(
         adapters = choose_adapters(config.lora, model)
         network = load_network(model) if load_network is not None else None
         extra = drafter_bytes_per_token(network, model, kv_dtype) if network is not None else 0
-    graphs = choose_graphs(config, backend, device) if network is None else None
-    room = room_bytes(config, memory, step_bytes(config, model, kv_dtype, memory, graphs))
+    graphs = choose_graphs(config, backend, device, adapters) if network is None else None
+    taken = step_bytes(config, model, kv_dtype, memory, graphs, adapters)
+    room = room_bytes(config, memory, taken)
     places = config, model.config, kv_dtype, device
     choose = partial(choose_num_blocks, *places, drafter_token_bytes=extra)
     num_blocks = choose(room) if shard.size == 1 else agree_on_blocks(room, choose, shard, device)
@@ -147,6 +148,7 @@ def step_bytes(
     kv_dtype: torch.dtype,
     memory: DeviceMemory | None,
     graphs: DecodeGraphs | None,
+    adapters: DeviceAdapters | None = None,
 ) -> int:
     """Return the device memory that trials of the largest step and of `graphs` take."""
     is_sized = (config.kv_cache_memory_bytes, config.num_blocks_override) != (None, None)
@@ -156,8 +158,9 @@ def step_bytes(
     tried = partial(allocate, 2, config.block_size, model.config, kv_dtype, model.device)
 
     def run() -> ModelOutput:
-        step = largest_step(config.scheduler, config.block_size)
-        return execute(ModelRunner(model, lambda: model, tried), step)
+        slot = None if adapters is None else 0
+        step = largest_step(config.scheduler, config.block_size, slot)
+        return execute(ModelRunner(model, lambda: model, tried, adapters=adapters), step)
 
     with fitting("the largest step beside the weights", _FOR_STEPS):
         captured = 0
@@ -287,7 +290,10 @@ def _no_flash(device: torch.device, dtype: torch.dtype, block_size: int) -> str 
 
 
 def choose_graphs(
-    config: EngineConfig, backend: Backend, device: torch.device
+    config: EngineConfig,
+    backend: Backend,
+    device: torch.device,
+    adapters: DeviceAdapters | None = None,
 ) -> DecodeGraphs | None:
     """Return graphs if a GPU's backend waits for no value, else None. Raises `ConfigError`."""
     limits = config.scheduler
@@ -302,7 +308,8 @@ def choose_graphs(
     # There are slots for the sequences of two steps, and slot 0 belongs to none.
     room = (2 * limits.max_num_seqs + 1, -(-limits.max_model_len // config.block_size))
     drafts = 0 if config.speculative is None else config.speculative.num_speculative_tokens
-    return DecodeGraphs(CudaGraphs(device), sizes, room, drafts)
+    plan_rows = None if adapters is None else adapters.plan_rows
+    return DecodeGraphs(CudaGraphs(device), sizes, room, drafts, plan_rows)
 
 
 def choose_dtype(name: str, device: torch.device, packs_bfloat16: bool) -> torch.dtype:

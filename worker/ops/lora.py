@@ -5,7 +5,7 @@ Rows are grouped by adapter, as in SGMV (Chen et al., arXiv:2310.18547), for ord
 the device: a row's result depends neither on its group nor on its batch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -55,6 +55,7 @@ class Factors:
 
 
 AdapterFactors = Sequence[Mapping[str, Factors]]  # of each layer, by product
+PlanRows = Callable[[Tensor], StepAdapters]
 
 
 class AdapterStore(Protocol):
@@ -66,6 +67,12 @@ class AdapterStore(Protocol):
 
     def plan(self, owners: Owners) -> StepAdapters:
         """Plan a step whose rows belong to these owners, at least one of which has an adapter."""
+
+    @property
+    def plan_rows(self) -> PlanRows | None:
+        """Plans a step by its owners on the device, int32 [T], for what is in the slots when it
+        runs: a graph can hold all of it. None if the host has to know the owners.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,8 @@ class _Loaded:
 
 class LinearAdapters:
     """Adapters as pairs of the device's ordinary products; implements `AdapterStore`."""
+
+    plan_rows = None
 
     def __init__(
         self,

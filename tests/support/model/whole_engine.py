@@ -8,6 +8,7 @@ from typing import Any
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
 from worker.engine.drafters.registry import build_drafter
+from worker.engine.features.adapters import Adapters, AdapterSlots
 from worker.engine.features.speculation import Speculation
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.engine.scheduling.scheduler import Scheduler
@@ -15,6 +16,7 @@ from worker.executor.interface import Executor, Ticket
 from worker.types import SchedulerOutput
 
 Outputs = dict[str, list[RequestOutput]]
+NUM_SLOTS = 2  # of adapters
 
 
 def torch_config(path: Path, **changes: Any) -> EngineConfig:
@@ -88,7 +90,8 @@ def run_way(executor: Executor, way: Way, asked: Sequence[AddRequest]) -> Output
         speculation = Speculation(config, build_drafter(config), False)
     limits = SchedulerConfig(way.budget, way.batch, 1000)
     cache = CacheConfig(way.num_blocks, way.block_size)
-    scheduler = Scheduler(cache, limits, features=[speculation])
+    adapters = Adapters(AdapterSlots(NUM_SLOTS, 2 * NUM_SLOTS, executor.read_adapter))
+    scheduler = Scheduler(cache, limits, features=[adapters, speculation])
     core = EngineCore(scheduler, Lent(executor), lambda: 0.0, way.overlap)
     found = outputs_of(core, asked)
     core.shutdown()

@@ -2,11 +2,13 @@
 
 import random
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -19,20 +21,30 @@ from tests.support.worker.poisoned_graphs import PoisonedGraphs
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
 from worker.engine.drafters.interface import DraftContext, Drafter
+from worker.engine.features.adapters import Adapters, AdapterSlots
 from worker.engine.features.grammars import ConstrainedOutputs
 from worker.engine.features.speculation import Speculation
 from worker.engine.messages import AddRequest, Vocabulary
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.errors import ConfigError
+from worker.executor.adapters import DeviceAdapters
 from worker.executor.graphs import DecodeGraphs, _Key, _keys, graph_sizes
 from worker.executor.interface import execute
 from worker.executor.model_runner import ModelRunner
 from worker.executor.start import choose_graphs
 from worker.ops.backends import TORCH
-from worker.ops.step import StepTensors
-from worker.types import Drafts, SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
+from worker.ops.lora import AdapterStore, Owners
+from worker.ops.step import StepAdapters, StepTensors
+from worker.types import (
+    Adapter,
+    Drafts,
+    SampleSpec,
+    SamplingParams,
+    ScheduledSequence,
+    SchedulerOutput,
+)
 
-VOCABULARY, BLOCK = 90, 4
+VOCABULARY, BLOCK, NUM_SLOTS = 90, 4, 2
 ROOM = (40, 16)
 WISHES: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -81,6 +93,8 @@ class ToyModel:
         contexts = step.context_lens[owners]
         seen = (places <= step.positions[:, None]) & (places < contexts[:, None])
         sums = (torch.where(seen, held, 0.0) * (places * 7 % 13 + 1)).sum(1, keepdim=True)
+        if step.adapters is not None:
+            step.adapters.add(0, "down", sums, sums)
         return sums.index_select(0, step.sample_rows)
 
     def normed(self, hidden: Tensor) -> Tensor:
@@ -90,16 +104,50 @@ class ToyModel:
         return 3 * torch.sin(hidden * torch.arange(1, VOCABULARY + 1) * 0.7)
 
 
+class ToyAdapters(AdapterStore):
+    """An adapter shifts the sums of its rows. Slots are filled in place, as on a GPU."""
+
+    def __init__(self) -> None:
+        self._shifts = torch.zeros(NUM_SLOTS + 1)  # the last: of rows without an adapter
+
+    def prepared(self, layers: Any) -> Any:
+        return layers
+
+    def put(self, slot: int, prepared: Any) -> None:
+        self._shifts[slot] = 0.0 if prepared is None else prepared
+
+    def plan(self, owners: Owners) -> StepAdapters:
+        return self.plan_rows(torch.from_numpy(owners))
+
+    def plan_rows(self, owners: Tensor) -> StepAdapters:
+        return ToyStep(self._shifts, owners)
+
+
+@dataclass
+class ToyStep(StepAdapters):
+    shifts: Tensor
+    owners: Tensor
+    native = None
+
+    def add(self, layer: int, product: str, x: Tensor, y: Tensor) -> None:
+        y += self.shifts[self.owners.long()][:, None]
+
+
 def make_runner(
     device: PoisonedGraphs | None,
     num_blocks: int = 64,
     sizes: tuple[int, ...] = (1, 2, 4, 8),
     room: tuple[int, int] = ROOM,
     most_drafts: int = 0,
+    has_adapters: bool = False,
 ) -> ModelRunner:
     """Blocks are nan until they are written."""
     model: Any = ToyModel()
-    graphs = None if device is None else DecodeGraphs(device, sizes, room, most_drafts)
+    adapters = DeviceAdapters(model.config, 1, ToyAdapters()) if has_adapters else None
+    graphs = None
+    if device is not None:
+        plan = None if adapters is None else adapters.plan_rows
+        graphs = DecodeGraphs(device, sizes, room, most_drafts, plan)
 
     def cache() -> Tensor:
         made = torch.full((1, num_blocks + (graphs is not None), 2, 1, BLOCK, 1), torch.nan)
@@ -107,7 +155,7 @@ def make_runner(
             device.spoilt = [made[:, -1]]
         return made
 
-    return ModelRunner(model, lambda: model, cache, graphs=graphs)
+    return ModelRunner(model, lambda: model, cache, graphs=graphs, adapters=adapters)
 
 
 def requests(wishes: list[dict[str, Any]], count: int) -> list[AddRequest]:
@@ -120,6 +168,20 @@ def requests(wishes: list[dict[str, Any]], count: int) -> list[AddRequest]:
         )
         made.append(AddRequest(str(index), prompt, params, 0.0))
     return made
+
+
+def read_toy(adapter: Adapter) -> Future[Any]:
+    read: Future[Any] = Future()
+    read.set_result(adapter.number / 7)
+    return read
+
+
+def adapted(asked: list[AddRequest]) -> list[AddRequest]:
+    """Requests for more adapters than there are slots, one after the other, and for none."""
+    return [
+        msgspec.structs.replace(request, adapter=Adapter(f"a{n % 5}", "", n % 5) if n % 5 else None)
+        for n, request in enumerate(asked)
+    ]
 
 
 class Foresees:
@@ -156,7 +218,8 @@ def answers(
         config = SpeculativeConfig("ngram", MOST, enable_adaptive_verification=False)
         speculation = Speculation(config, drafter, False)
     limits = SchedulerConfig(12, 8, 64)
-    scheduler = Scheduler(CacheConfig(num_blocks, BLOCK), limits, (89,), [speculation])
+    adapters = Adapters(AdapterSlots(NUM_SLOTS, NUM_SLOTS, read_toy))
+    scheduler = Scheduler(CacheConfig(num_blocks, BLOCK), limits, (89,), [adapters, speculation])
     core = EngineCore(scheduler, runner, lambda: 0.0, overlap)
     core.take_vocabulary(Vocabulary([bytes((33 + n,)) for n in range(90)], [89], [89]))
     for request in asked:
@@ -203,6 +266,21 @@ def test_steps_with_drafts_are_replayed(wishes: str, num_blocks: int) -> None:
     runner = make_runner(device, num_blocks, most_drafts=MOST)
     device.calls.clear()
     assert answers(runner, asked, num_blocks, True, Foresees(expected, asked)) == expected
+    assert device.calls.count("send") > 4
+
+
+@pytest.mark.parametrize("wishes", ["plain", "adjusted", "constrained"])
+@pytest.mark.parametrize("drafts", [0, MOST])
+def test_steps_with_adapters_are_replayed(wishes: str, drafts: int) -> None:
+    """Adapters of several requests, none of others; they change slots while graphs exist."""
+    asked = adapted(requests(DRAFTED[wishes], 30))
+    expected = answers(make_runner(None, has_adapters=True), asked, 64, overlap=False)
+    assert expected != answers(make_runner(None), asked, 64, overlap=False)
+    device = PoisonedGraphs()
+    runner = make_runner(device, most_drafts=drafts, has_adapters=True)
+    device.calls.clear()
+    drafter = Foresees(expected, asked) if drafts else None
+    assert answers(runner, asked, 64, True, drafter) == expected
     assert device.calls.count("send") > 4
 
 
@@ -315,6 +393,34 @@ def test_a_steady_step_is_one_copy_there_and_one_back(
         assert len(tickets.pop(0).collect().sampled) == count
 
 
+def test_a_steady_step_with_adapters_is_one_copy_there_and_one_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Slots are filled and emptied between steps, which see it, with adapters or without."""
+
+    def run(device: PoisonedGraphs | None) -> list[Any]:
+        runner = make_runner(device, has_adapters=True)
+        found = [execute(runner, decode(0, WISHES, ahead=False)).sampled]
+        puts = {1: ((0, 0.3), (1, 0.7)), 4: ((1, None),), 6: ((0, 2.1),)}
+        for number in range(1, 10):
+            step = decode(number, WISHES, ahead=True)
+            slots = [None] * 6 if number == 8 else [0, None, 1, 0, 0, None]
+            shares = zip(step.sequences, slots, strict=True)
+            sequences = tuple(replace(share, adapter_slot=slot) for share, slot in shares)
+            runner.submit(SchedulerOutput(0, (), adapters=puts.get(number, ())))
+            if device is None:
+                found.append(execute(runner, SchedulerOutput(number, sequences)).sampled)
+                continue
+            device.calls.clear()
+            with unhindered(device, monkeypatch):
+                ticket = runner.submit(SchedulerOutput(number, sequences))
+            assert device.calls == ["send", "replay", "replay", "fetch"]
+            found.append(ticket.collect().sampled)
+        return found
+
+    assert run(PoisonedGraphs()) == run(None)
+
+
 @pytest.mark.parametrize("wishes", [WISHES, [{"temperature": 0.9, "logprobs": 2}] * 3])
 def test_answers_that_are_collected_late_are_those_of_their_step(
     wishes: list[dict[str, Any]],
@@ -369,6 +475,15 @@ def test_a_runner_that_slept_captures_again() -> None:
     assert device.calls.count("capture") == 4 * 5
     assert execute(runner, decode(0, WISHES[:3], ahead=False)).sampled == first
     assert device.calls[-3:] == ["replay", "replay", "fetch"]
+
+
+def test_only_an_engine_with_adapters_captures_steps_with_them() -> None:
+    captures = []
+    for has_adapters in (False, True):
+        device = PoisonedGraphs()
+        make_runner(device, has_adapters=has_adapters)
+        captures.append(device.calls.count("capture"))
+    assert captures == [4 * 5, 4 * 6]
 
 
 def test_sizes() -> None:

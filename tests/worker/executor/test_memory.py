@@ -11,10 +11,13 @@ from tests.support.model.tiny_llama import TINY, tiny_llama
 from tests.support.worker.poisoned_graphs import PoisonedGraphs
 from worker.config import EngineConfig, SchedulerConfig
 from worker.errors import ConfigError
+from worker.executor.adapters import DeviceAdapters
 from worker.executor.graphs import DecodeGraphs
 from worker.executor.kv_cache import choose_num_blocks, room_bytes
 from worker.executor.memory import largest_step
 from worker.executor.start import fitting, step_bytes
+from worker.ops.lora import AdapterStore, Owners
+from worker.ops.step import StepAdapters
 from worker.types import ModelOutput
 
 CUDA = torch.device("cuda")
@@ -66,12 +69,15 @@ class Recorded:
     def __init__(self) -> None:
         self._model = tiny_llama()
         self.rows: list[tuple[int, int]] = []
+        self.adapted: set[int] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
     def hidden(self, step: Any, cache: torch.Tensor) -> torch.Tensor:
         self.rows.append((len(step.token_ids), len(step.sample_rows)))
+        if step.adapters is not None:
+            self.adapted.add(len(step.token_ids))
         return self._model.hidden(step, cache)
 
 
@@ -93,6 +99,25 @@ def test_the_largest_step_and_all_graphs_are_tried() -> None:
     alone = Fake(70)
     assert step_bytes(CONFIG, model, torch.float32, alone, None) == 70
     assert model.rows[-1] == (40, 5)
+
+
+class NullAdapters(AdapterStore):
+    def plan(self, owners: Owners) -> StepAdapters:
+        return self
+
+    def plan_rows(self, owners: torch.Tensor) -> StepAdapters:
+        return self
+
+    def add(self, layer: int, product: str, x: torch.Tensor, y: torch.Tensor) -> None: ...
+
+
+def test_steps_with_adapters_are_tried_too() -> None:
+    model: Any = Recorded()
+    adapters = DeviceAdapters(TINY, 1, NullAdapters())
+    graphs = DecodeGraphs(PoisonedGraphs(), (2, 4), (11, 16), plan_rows=adapters.plan_rows)
+    assert step_bytes(CONFIG, model, torch.float32, Fake(30, 70), graphs, adapters) == 100
+    assert model.adapted == {2, 4, 40}
+    assert [rows for rows, _ in model.rows].count(4) == 2
 
 
 def test_memory_of_steps_is_no_part_of_the_cache() -> None:

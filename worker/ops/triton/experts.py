@@ -54,7 +54,7 @@ def mix_experts(
     chosen, shares = experts.route(x)
     gate_up, down = stacks
     rows = tile_rows(x.dtype)
-    tiles = _cut(chosen, len(gate_up), rows)
+    tiles = cut(chosen, len(gate_up), rows)
     both = x.new_empty(chosen.numel(), gate_up.shape[1])
     multiply(x, gate_up, tiles, experts.per_token, both)
     parts = x.new_empty(chosen.numel(), down.shape[1])
@@ -76,8 +76,10 @@ def tile_columns(dtype: torch.dtype) -> int:
     return _FLOAT32_TILE if dtype is torch.float32 else _TILE_COLUMNS
 
 
-def _cut(chosen: Tensor, num_experts: int, size: int) -> Tiles:
-    """Cut the choice of each row [T, per_token] int64 into tiles of up to `size` pairs."""
+def cut(chosen: Tensor, num_experts: int, size: int) -> Tiles:
+    """Cut the choice of each row [T, per_token] int64 into tiles of up to `size` pairs, without
+    waiting for the device.
+    """
     pairs = chosen.flatten()
     # Each expert with pairs has at most one tile that is not full.
     most = len(pairs) // size + min(num_experts, len(pairs))

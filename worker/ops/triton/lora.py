@@ -1,8 +1,8 @@
 """LoRA adapters as grouped products (SGMV, Chen et al., arXiv:2310.18547).
 
 The adapters of all slots are stored in stacks, two for each product of a layer; smaller ranks are
-padded with zeros. The rows of a step that have an adapter are sorted by slot and cut into tiles, on
-the host, once a step. A tile is multiplied by its slot's down matrix and then by the up matrix, and
+padded with zeros. The rows of a step are sorted by slot and cut into tiles, on the device, once a
+step (see `experts`). A tile is multiplied by its slot's down matrix and then by the up matrix, and
 the result is added in place; each part of a fused product has its own slice of both sides.
 
 Tiles have one size, and sums run over the inner features in order, so a row's numbers depend
@@ -13,10 +13,9 @@ neither on the rows that share its tile nor on their number.
 # mypy: disallow-untyped-decorators=False
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -66,7 +65,8 @@ class StackedAdapters:
             return torch.zeros(num_slots, rows, columns, dtype=dtype, device=device)
 
         self._device = device
-        self._dtype = dtype
+        self._num_slots = num_slots
+        self._tile_rows = experts.tile_rows(dtype)
         self._layers = [
             {
                 name: _Stack(
@@ -93,20 +93,15 @@ class StackedAdapters:
                     stack.fill(slot, factors)
 
     def plan(self, owners: Owners) -> StepAdapters:
-        size = experts.tile_rows(self._dtype)
-        order = np.argsort(owners, kind="stable").astype(np.int32)
-        sorted_owners = owners[order]
-        slots = np.unique(sorted_owners[sorted_owners >= 0])
-        tiles = [
-            (slot, first, end)
-            for slot in slots.tolist()
-            for start, end in [np.searchsorted(sorted_owners, [slot, slot + 1]).tolist()]
-            for first in range(start, end, size)
-        ]
-        columns = np.ascontiguousarray(np.array(tiles, np.int32).T)
-        packed = sent(np.concatenate([order, *columns]), self._device)
-        parts = torch.split(packed, [len(order), *(len(column) for column in columns)])
-        return _StackedStep(self._layers, experts.Tiles(*parts))
+        return self.plan_rows(sent(owners, self._device))
+
+    def plan_rows(self, owners: Tensor) -> StepAdapters:
+        count = self._num_slots
+        # Rows without an adapter come last, in tiles that are emptied.
+        own = torch.where(owners < 0, count, owners).long()
+        tiles = experts.cut(own, count + 1, self._tile_rows)
+        firsts = torch.where(tiles.experts == count, tiles.ends, tiles.firsts)
+        return _StackedStep(self._layers, replace(tiles, firsts=firsts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +171,8 @@ def _add_kernel(  # noqa: PLR0913, PLR0917
 ) -> None:
     first = tl.load(firsts + tl.program_id(0))
     end = tl.load(ends + tl.program_id(0))
+    if first >= end:
+        return
     index = first + tl.arange(0, tile_rows)
     real = index < end
     rows = tl.load(order + index, mask=real, other=0).to(tl.int64)

@@ -4,20 +4,22 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 import torch
 
+from tests.support.model.lora_files import weight_shapes, write_adapter
 from tests.support.model.tiny_checkpoint import rewritten, save_checkpoint
-from tests.support.model.whole_engine import Way, run_way, tokens_of, torch_config
+from tests.support.model.whole_engine import NUM_SLOTS, Way, run_way, tokens_of, torch_config
 from tests.support.worker.poisoned_graphs import PoisonedGraphs
-from worker.config import EngineConfig, SchedulerConfig
+from worker.config import EngineConfig, LoraConfig, SchedulerConfig
 from worker.engine.messages import AddRequest
 from worker.executor.graphs import DecodeGraphs
 from worker.executor.interface import Executor
 from worker.executor.model_runner import ModelRunner
 from worker.executor.start import build_executor
 from worker.ops.backends import TORCH
-from worker.types import SamplingParams
+from worker.types import Adapter, SamplingParams
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -56,7 +58,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine_config(checkpoint: Path, backend: str) -> EngineConfig:
     limits = SchedulerConfig(max_model_len=512)
     changes = {"block_size": 8, "num_blocks_override": 200, "scheduler": limits}
-    return torch_config(checkpoint, attention_backend=backend, **changes)
+    lora = LoraConfig(NUM_SLOTS, NUM_SLOTS)
+    return torch_config(checkpoint, attention_backend=backend, lora=lora, **changes)
 
 
 def executor(checkpoint: Path, backend: str) -> Executor:
@@ -64,17 +67,18 @@ def executor(checkpoint: Path, backend: str) -> Executor:
 
 
 def graphed(checkpoint: Path) -> Executor:
-    model = build_executor(engine_config(checkpoint, "triton"))[0]._model
-    assert model is not None
-    device = PoisonedGraphs()
+    built, _ = build_executor(engine_config(checkpoint, "triton"))
+    assert isinstance(built, ModelRunner)
+    (model, _), adapters, device = built._awake(), built._adapters, PoisonedGraphs()
+    assert adapters is not None
 
     def cache() -> torch.Tensor:
         made = torch.zeros(1, 201, 2, 1, 8, 16, device=model.device)
         device.spoilt = [made[:, -1]]
         return made
 
-    graphs = DecodeGraphs(device, (2, 8), (64, 64), 3)
-    return ModelRunner(model, lambda: model, cache, graphs=graphs)
+    graphs = DecodeGraphs(device, (2, 8), (64, 64), 3, adapters.plan_rows)
+    return ModelRunner(model, lambda: model, cache, graphs=graphs, adapters=adapters)
 
 
 def requests() -> dict[str, AddRequest]:
@@ -109,6 +113,23 @@ def test_graphs_answer_as_torch_does(checkpoint: Path, expected: Answers, drafts
     asked = {name: request for name, request in requests().items() if int(name) < 8}
     way = Way(batch=6, overlap=True, drafts=drafts)
     assert run(graphed(checkpoint), way, asked) == {name: expected[name] for name in asked}
+
+
+def test_graphs_with_adapters_answer_as_torch_does(checkpoint: Path, tmp_path: Path) -> None:
+    shapes = weight_shapes(checkpoint)
+    adapters: list[Adapter | None] = [
+        Adapter(f"a{n}", str(write_adapter(tmp_path / f"a{n}", shapes, n, 4 + n)), n + 1)
+        for n in range(3)
+    ]
+    chosen = [*adapters, None]
+    asked = {
+        name: msgspec.structs.replace(request, adapter=chosen[int(name) % 4])
+        for name, request in requests().items()
+        if int(name) < 7
+    }
+    wanted = run(executor(checkpoint, "torch"), Way(batch=6), asked)
+    for drafts in (0, 3):
+        assert run(graphed(checkpoint), Way(batch=6, overlap=True, drafts=drafts), asked) == wanted
 
 
 def test_a_cache_of_eight_bits_answers_as_torch_does(checkpoint: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tests.depth import some
 from worker.ops.drafted import AcceptedPrefixes, DraftBatch
 from worker.ops.linear import DenseLinear
+from worker.ops.lora import Product
 from worker.ops.rope import RopeTable
 from worker.ops.step import StepTensors
 
@@ -256,11 +257,9 @@ def test_adapters(capability: int, dtype: torch.dtype, monkeypatch: pytest.Monke
     down, _ = compiling(experts, capability, monkeypatch)
     with torch.device("cuda"):
         x, y = torch.empty(40, 4096, dtype=dtype), torch.empty(40, 6144, dtype=dtype)
-        small = torch.empty(40, 48, dtype=dtype)
-        stacks = (torch.empty(4, 48, 4096, dtype=dtype), torch.empty(4, 6144, 16, dtype=dtype))
-        tiles = experts.Tiles(ints(40), ints(3), ints(3), ints(3))
-    experts.multiply(x, stacks[0], tiles, 1, small)
-    lora.add_up(small, stacks[1], tiles, (4096, 1024, 1024), y)
+        layers = [{"qkv": Product((4096, 1024, 1024), 4096)}]
+        store = lora.StackedAdapters(4, 16, layers, dtype, torch.device("cuda"))
+        store.plan_rows(ints(40)).add(0, "qkv", x, y)
     assert set(compiled) == kernels
     assert down == ["_grouped_kernel"]
 
