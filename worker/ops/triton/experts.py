@@ -76,6 +76,10 @@ def tile_columns(dtype: torch.dtype) -> int:
     return _FLOAT32_TILE if dtype is torch.float32 else _TILE_COLUMNS
 
 
+def tile_inner(dtype: torch.dtype) -> int:
+    return _FLOAT32_TILE if dtype is torch.float32 else _TILE_INNER
+
+
 def cut(chosen: Tensor, num_experts: int, size: int) -> Tiles:
     """Cut the choice of each row [T, per_token] int64 into tiles of up to `size` pairs, without
     waiting for the device.
@@ -105,7 +109,6 @@ def multiply(x: Tensor, weights: Tensor, tiles: Tiles, per_row: int, out: Tensor
     _, width, inner = weights.shape
     if not len(out):
         return
-    is_wide = x.dtype is torch.float32
     columns = tile_columns(x.dtype)
     _grouped_kernel[(len(tiles.experts), triton.cdiv(width, columns))](
         x,
@@ -121,7 +124,7 @@ def multiply(x: Tensor, weights: Tensor, tiles: Tiles, per_row: int, out: Tensor
         per_row=per_row,
         tile_rows=tile_rows(x.dtype),
         tile_columns=columns,
-        tile_inner=_FLOAT32_TILE if is_wide else _TILE_INNER,
+        tile_inner=tile_inner(x.dtype),
         product=product_type(x),
     )
 

@@ -5,8 +5,9 @@ padded with zeros. The rows of a step are sorted by slot and cut into tiles, on 
 step (see `experts`). A tile is multiplied by its slot's down matrix and then by the up matrix, and
 the result is added in place; each part of a fused product has its own slice of both sides.
 
-Tiles have one size, and sums run over the inner features in order, so a row's numbers depend
-neither on the rows that share its tile nor on their number.
+A product down has few outputs and many inputs, so its sums are split: a program for each split of
+the inputs, for few rows, or one for all of them. Tiles and splits have one size, and sums are added
+up in order, so a row's numbers depend neither on the rows that share its tile nor on their number.
 """
 
 # Triton's decorators have no types.
@@ -14,6 +15,7 @@ neither on the rows that share its tile nor on their number.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -26,16 +28,25 @@ from worker.ops.step import StepAdapters, sent
 from worker.ops.triton import experts
 from worker.ops.triton.attention import product_type
 
-_TILE_INNER = 32
+# Inputs of a split, and the most splits, above which they have more inputs.
+_SPLIT, _MAX_SPLITS = 512, 16
+# Rows of a step up to which every split has a program of its own.
+_SPLIT_ROWS = 1024
+# The least side of a tensor core's product, and the ranks of most adapters.
+_LEAST = 16
 
 
 @dataclass(frozen=True, slots=True)
 class _Stack:
-    """A product's adapters: down [slots, parts · rank, in] and up [slots, out, rank]."""
+    """A product's adapters: down [slots, parts · rank, in] and up [slots, out, rank]. `columns`
+    [tiles, 3] int32 are the tiles of outputs: its first, the end of its part, and the row of down
+    where the part begins.
+    """
 
     sizes: tuple[int, ...]
     down: Tensor
     up: Tensor
+    columns: Tensor
 
     def fill(self, slot: int, factors: Factors) -> None:
         row, most = 0, self.up.shape[2]
@@ -64,6 +75,15 @@ class StackedAdapters:
         def zeros(rows: int, columns: int) -> Tensor:
             return torch.zeros(num_slots, rows, columns, dtype=dtype, device=device)
 
+        def columns(sizes: tuple[int, ...]) -> Tensor:
+            places = enumerate(zip(sizes, accumulate(sizes), strict=True))
+            tiles = [
+                (first, end, place * max_rank)
+                for place, (size, end) in places
+                for first in range(end - size, end, experts.tile_columns(dtype))
+            ]
+            return torch.tensor(tiles, dtype=torch.int32, device=device)
+
         self._device = device
         self._num_slots = num_slots
         self._tile_rows = experts.tile_rows(dtype)
@@ -73,6 +93,7 @@ class StackedAdapters:
                     product.sizes,
                     zeros(len(product.sizes) * max_rank, product.inputs),
                     zeros(sum(product.sizes), max_rank),
+                    columns(product.sizes),
                 )
                 for name, product in layer.items()
             }
@@ -114,56 +135,62 @@ class _StackedStep:
 
     def add(self, layer: int, product: str, x: Tensor, y: Tensor) -> None:
         stack = self.layers[layer][product]
-        small = x.new_empty(len(x), stack.down.shape[1])
-        experts.multiply(x, stack.down, self.tiles, 1, small)
-        add_up(small, stack.up, self.tiles, stack.sizes, y)
+        add_up(shrink(x, stack.down, self.tiles), stack, self.tiles, y)
 
 
-def add_up(
-    small: Tensor, up: Tensor, tiles: experts.Tiles, sizes: Sequence[int], y: Tensor
-) -> None:
-    """Add to rows of y [T, out] the products of small [T, parts · rank] with the matrices of their
-    slots, of up [slots, out, rank]; each part separately.
+def shrink(x: Tensor, down: Tensor, tiles: experts.Tiles) -> Tensor:
+    """Return the products of x [T, in] with the matrices of the rows' slots, of down [slots, width,
+    in], as float32 [sums, T, width] that remain to be added up; rows in no tile are undefined.
     """
-    _, width, rank = up.shape
-    columns = experts.tile_columns(small.dtype)
-    first = 0
-    for place, size in enumerate(sizes):
-        _add_kernel[(len(tiles.experts), triton.cdiv(size, columns))](
-            small.narrow(1, place * rank, rank),
-            up.narrow(1, first, size),
-            y.narrow(1, first, size),
-            tiles.order,
-            tiles.experts,
-            tiles.firsts,
-            tiles.ends,
-            size,
-            width * rank,
-            rank,
-            small.stride(0),
-            y.stride(0),
-            tile_rows=experts.tile_rows(small.dtype),
-            tile_columns=columns,
-            tile_inner=_TILE_INNER,
-            product=product_type(small),
-        )
-        first += size
+    (count, inner), width = x.shape, down.shape[1]
+    most = experts.tile_columns(x.dtype)
+    columns = max(_LEAST, min(most, triton.next_power_of_2(width)))
+    split = max(_SPLIT, triton.cdiv(inner, _MAX_SPLITS * _SPLIT) * _SPLIT)
+    splits = triton.cdiv(inner, split)
+    # With many rows there are programs enough, and each adds up all splits, in the same order.
+    sums = splits if count <= _SPLIT_ROWS else 1
+    small = x.new_empty(sums, count, width, dtype=torch.float32)
+    _down_kernel[(len(tiles.experts), triton.cdiv(width, columns), sums)](
+        *(x, down, small, tiles.order, tiles.experts, tiles.firsts, tiles.ends),
+        *(count, width, inner, x.stride(0), split, splits // sums),
+        tile_rows=experts.tile_rows(x.dtype),
+        tile_columns=columns,
+        tile_inner=experts.tile_inner(x.dtype),
+        product=product_type(x),
+    )
+    return small
 
 
-@triton.jit
-def _add_kernel(  # noqa: PLR0913, PLR0917
+def add_up(small: Tensor, stack: _Stack, tiles: experts.Tiles, y: Tensor) -> None:
+    """Add to rows of y [T, out] the products of small [sums, T, parts · rank], added up, with the
+    up matrices of their slots; each part separately.
+    """
+    sums, count, width = small.shape
+    _add_kernel[(len(tiles.experts), len(stack.columns))](
+        *(small, stack.up, y, tiles.order, tiles.experts, tiles.firsts, tiles.ends, stack.columns),
+        *(sums, count, width, y.shape[1], stack.up.shape[2], y.stride(0)),
+        tile_rows=experts.tile_rows(y.dtype),
+        tile_columns=experts.tile_columns(y.dtype),
+        tile_inner=_LEAST,
+        product=product_type(y),
+    )
+
+
+@triton.jit(do_not_specialize=("count", "num_splits"))
+def _down_kernel(  # noqa: PLR0913, PLR0917
+    x: tl.tensor,
+    down: tl.tensor,
     small: tl.tensor,
-    up: tl.tensor,
-    y: tl.tensor,
     order: tl.tensor,
     slots: tl.tensor,
     firsts: tl.tensor,
     ends: tl.tensor,
-    size: tl.tensor,
-    stride_slot: tl.tensor,
-    rank: tl.tensor,
-    stride_small: tl.tensor,
-    stride_y: tl.tensor,
+    count: tl.tensor,
+    width: tl.tensor,
+    inner: tl.tensor,
+    stride_x: tl.tensor,
+    split: tl.tensor,
+    num_splits: tl.tensor,
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
     tile_inner: tl.constexpr,
@@ -177,15 +204,69 @@ def _add_kernel(  # noqa: PLR0913, PLR0917
     real = index < end
     rows = tl.load(order + index, mask=real, other=0).to(tl.int64)
     columns = tl.program_id(1) * tile_columns + tl.arange(0, tile_columns)
-    inside = columns < size
-    matrix = up + tl.load(slots + tl.program_id(0)).to(tl.int64) * stride_slot
+    inside = columns < width
+    matrix = down + tl.load(slots + tl.program_id(0)).to(tl.int64) * width * inner
+    matrix += columns.to(tl.int64)[None, :] * inner
+    own = x + (rows * stride_x)[:, None]
+    total = tl.zeros((tile_rows, tile_columns), tl.float32)
+    for number in range(num_splits):
+        begin = (tl.program_id(2) * num_splits + number) * split
+        acc = tl.zeros((tile_rows, tile_columns), tl.float32)
+        for start in range(begin, tl.minimum(begin + split, inner), tile_inner):
+            along = start + tl.arange(0, tile_inner)
+            within = along < inner
+            left = tl.load(own + along[None, :], mask=real[:, None] & within[None, :], other=0.0)
+            right = tl.load(
+                matrix + along[:, None], mask=within[:, None] & inside[None, :], other=0.0
+            )
+            acc += tl.dot(left.to(product), right.to(product), input_precision="ieee")
+        total += acc
+    places = small + ((tl.program_id(2).to(tl.int64) * count + rows) * width)[:, None]
+    tl.store(places + columns[None, :], total, mask=real[:, None] & inside[None, :])
+
+
+@triton.jit(do_not_specialize=("sums", "count"))
+def _add_kernel(  # noqa: PLR0913, PLR0917
+    small: tl.tensor,
+    up: tl.tensor,
+    y: tl.tensor,
+    order: tl.tensor,
+    slots: tl.tensor,
+    firsts: tl.tensor,
+    ends: tl.tensor,
+    parts: tl.tensor,
+    sums: tl.tensor,
+    count: tl.tensor,
+    width: tl.tensor,
+    size: tl.tensor,
+    rank: tl.tensor,
+    stride_y: tl.tensor,
+    tile_rows: tl.constexpr,
+    tile_columns: tl.constexpr,
+    tile_inner: tl.constexpr,
+    product: tl.constexpr,
+) -> None:
+    first = tl.load(firsts + tl.program_id(0))
+    end = tl.load(ends + tl.program_id(0))
+    if first >= end:
+        return
+    index = first + tl.arange(0, tile_rows)
+    real = index < end
+    rows = tl.load(order + index, mask=real, other=0).to(tl.int64)
+    part = parts + tl.program_id(1) * 3
+    columns = tl.load(part) + tl.arange(0, tile_columns)
+    inside = columns < tl.load(part + 1)
+    matrix = up + tl.load(slots + tl.program_id(0)).to(tl.int64) * size * rank
     matrix += columns.to(tl.int64)[None, :] * rank
-    own = small + (rows * stride_small)[:, None]
+    own = small + (rows * width + tl.load(part + 2))[:, None]
     acc = tl.zeros((tile_rows, tile_columns), tl.float32)
     for start in range(0, rank, tile_inner):
         along = start + tl.arange(0, tile_inner)
         within = along < rank
-        left = tl.load(own + along[None, :], mask=real[:, None] & within[None, :], other=0.0)
+        left = tl.zeros((tile_rows, tile_inner), tl.float32)
+        for number in range(sums):
+            place = own + number * count * width + along[None, :]
+            left += tl.load(place, mask=real[:, None] & within[None, :], other=0.0)
         right = tl.load(matrix + along[:, None], mask=within[:, None] & inside[None, :], other=0.0)
         acc += tl.dot(left.to(product), right.to(product), input_precision="ieee")
     places = y + (rows * stride_y)[:, None] + columns[None, :]

@@ -56,6 +56,7 @@ def added(
         ((32, 16, 16), 48, [2, -1, 0, 1, 1, -1, 2]),
         ((70, 33, 33), 65, [n % 4 - 1 for n in range(150)]),
         ((70, 33, 33), 65, [1] * 70 + [-1]),
+        ((70, 33, 33), 1100, [n % 4 - 1 for n in range(70)]),
     ],
 )
 def test_the_torch_twin(
@@ -85,9 +86,10 @@ def test_a_row_alone_is_the_row_in_a_batch() -> None:
     order.
     """
     allowed = 0.0 if DEVICE.type == "cuda" else 1e-6
-    product, x = Product((32, 16, 16), 48), draw(80, 48, seed=5)
+    # Steps of more than 1,024 rows do not split the sums of a tile among programs.
+    product, x = Product((32, 16, 16), 600), draw(1050, 600, seed=5)
     adapters = [[{"qkv": factors_of(product, (8, 8, 8), 1)}]]
-    together, _ = added(adapters, [0] * 80, x, product)
-    for row in (0, 31, 79):
+    together, _ = added(adapters, [-1] * 1000 + [0] * 50, x, product)
+    for row in (1000, 1031, 1049):
         alone, _ = added(adapters, [0], x[row : row + 1], product)
         torch.testing.assert_close(alone, together[row : row + 1], rtol=allowed, atol=allowed)

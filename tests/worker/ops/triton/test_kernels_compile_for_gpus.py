@@ -251,17 +251,15 @@ def test_quantised_products(
 @pytest.mark.parametrize("dtype", some([torch.bfloat16, torch.float32]))
 @pytest.mark.usefixtures("fake_tensors")
 def test_adapters(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    from worker.ops.triton import experts, lora
+    from worker.ops.triton import lora
 
     compiled, kernels = compiling(lora, capability, monkeypatch)
-    down, _ = compiling(experts, capability, monkeypatch)
     with torch.device("cuda"):
         x, y = torch.empty(40, 4096, dtype=dtype), torch.empty(40, 6144, dtype=dtype)
         layers = [{"qkv": Product((4096, 1024, 1024), 4096)}]
         store = lora.StackedAdapters(4, 16, layers, dtype, torch.device("cuda"))
         store.plan_rows(ints(40)).add(0, "qkv", x, y)
     assert set(compiled) == kernels
-    assert down == ["_grouped_kernel"]
 
 
 @pytest.mark.parametrize("capability", some([HOPPER, AMPERE]))
