@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from worker.errors import ModelError
 from worker.models.config import ModelConfig
-from worker.models.llama import LayerWeights, LlamaModel, StepTensors, native_layers, run_layers
+from worker.models.llama import LayerWeights, LlamaModel, StepTensors, layer_states, native_layers
 from worker.ops.backends import Backend, rms_norm
 from worker.ops.cpu.native import NativeLayers
 from worker.ops.linear import Linear, make_linear, make_rounded_linear
@@ -101,6 +101,10 @@ class DraftHead:
     rope: RopeTable
     native: NativeLayers | None
     backend: Backend
+    layers: tuple[int, ...] = ()  # of the target, whose inputs it reads
+
+    def reduce(self, states: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+        return states
 
     def forward(self, features: Tensor, step: StepTensors, kv_cache: Tensor) -> Tensor:
         """Return the head's hidden states [T, H] of every row.
@@ -114,9 +118,10 @@ class DraftHead:
         thoughts = rms_norm(features, self.feature_norm, eps)
         x = self.fuse(torch.cat((words, thoughts), dim=-1))
         if self.native is not None:
-            return self.native.run(x, self.rope, kv_cache, step)
+            return self.native.run(x, self.rope, kv_cache, step, range(1))
         model = ([self.layer], self.config, self.rope)
-        return run_layers(x, *model, kv_cache, step, self.backend)
+        *_, states = layer_states(x, *model, kv_cache, step, self.backend)
+        return states
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [R, Vd] float32 over `draft_vocab` of hidden states [R, H]."""

@@ -2,7 +2,7 @@
 and Gemma (which also normalises the outputs of attention and MLP).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +20,8 @@ from worker.ops.step import StepTensors as StepTensors
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer; `qkv` and `gate_up` are fused along their outputs.
+    """One decoder layer; `qkv` and `gate_up` are fused along their outputs. Without `input_norm`,
+    queries, keys and values read the layer's input itself.
 
     `query_norm` and `key_norm` [head_dim] come before the rotation, `attention_norm` and
     `branch_norm` [hidden] before the outputs of attention and MLP are added, where the architecture
@@ -28,7 +29,7 @@ class LayerWeights:
     values divided by `kv_scales` [2, kv_heads] float32.
     """
 
-    input_norm: Tensor
+    input_norm: Tensor | None
     qkv: Linear
     output: Linear
     mlp_norm: Tensor
@@ -48,12 +49,25 @@ def layer_shape(config: ModelConfig) -> LayerShape:
     return LayerShape(config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps)
 
 
+def attention_shape(config: ModelConfig, kv_cache: Tensor) -> AttentionShape:
+    return AttentionShape(
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        kv_cache.shape[4],
+        config.attention_scale or config.head_dim**-0.5,
+        config.attention_softcap,
+    )
+
+
 def native_layers(layers: Sequence[LayerWeights], config: ModelConfig) -> NativeLayers | None:
     """Return native layers; None: a product is not native, or the kernels lack the arithmetic."""
     if config.post_norms or config.activation != "silu" or config.num_experts:
         return None
     products, norms = [], []
     for layer in layers:
+        if layer.input_norm is None:
+            return None
         own = (layer.qkv, layer.output, layer.gate_up, layer.down)
         products.append([product for product in own if isinstance(product, BlockLinear)])
         norms.append((layer.input_norm, layer.mlp_norm, layer.query_norm, layer.key_norm))
@@ -79,14 +93,18 @@ def attention_block(
     attention: Attention,
     backend: Backend,
     add: AddAdapters = _add_nothing,
+    beside: Tensor | None = None,
 ) -> Tensor:
     """Compute x [T, hidden] + attention(norm(x)); write the step's keys and values into `cache`.
 
     cache [num_blocks, 2, kv_heads, block_size, head_dim] is this layer's; `attention` is planned
-    for the step by `backend`; `add` gets the name, input and output of every product.
+    for the step by `backend`; `add` gets the name, input and output of every product. Queries, keys
+    and values also read `beside` [T, n], which comes before norm(x).
     """
     eps = config.rms_norm_eps
-    normed = backend.rms_norm(x, layer.input_norm, eps)
+    normed = x if layer.input_norm is None else backend.rms_norm(x, layer.input_norm, eps)
+    if beside is not None:
+        normed = torch.cat((beside, normed), dim=-1)
     qkv = layer.qkv(normed)
     add("qkv", normed, qkv)
     norms = None
@@ -131,7 +149,7 @@ def mlp_block(
     return x + backend.rms_norm(down, layer.branch_norm, eps)
 
 
-def run_layers(
+def layer_states(
     x: Tensor,
     layers: Sequence[LayerWeights],
     config: ModelConfig,
@@ -140,24 +158,20 @@ def run_layers(
     step: StepTensors,
     backend: Backend,
     local_rope: RopeTable | None = None,
-) -> Tensor:
-    """Run x [T, hidden] through layers, each with its part of the cache."""
-    shape = AttentionShape(
-        config.num_heads,
-        config.num_kv_heads,
-        config.head_dim,
-        kv_cache.shape[4],
-        config.attention_scale or config.head_dim**-0.5,
-        config.attention_softcap,
-    )
+) -> Iterator[Tensor]:
+    """Run x [T, hidden] through layers, each with its part of the cache; yield the state that
+    enters each layer, then the one that leaves the last.
+    """
+    shape = attention_shape(config, kv_cache)
     attention = backend.plan(step, shape, rope)
     local = attention if local_rope is None else backend.plan(step, shape, local_rope)
     for index, (layer, cache) in enumerate(zip(layers, kv_cache.unbind(0), strict=True)):
+        yield x
         planned = attention if layer.window is None else local
         add = _add_nothing if step.adapters is None else partial(step.adapters.add, index)
         x = attention_block(x, layer, config, cache, planned, backend, add)
         x = mlp_block(x, layer, config, backend, add)
-    return x
+    yield x
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,14 +209,32 @@ class LlamaModel:
 
     def states(self, step: StepTensors, kv_cache: Tensor) -> Tensor:
         """Run a step; return hidden states [T, hidden_size] of all rows before the final norm."""
+        states, _ = self.states_and_inputs(step, kv_cache, ())
+        return states
+
+    def states_and_inputs(
+        self, step: StepTensors, kv_cache: Tensor, layers: Sequence[int]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Run a step; return its `states`, and those [T, hidden_size] that enter `layers`; the
+        number of layers stands for the state that leaves the last one.
+        """
         x = self.embedding.rows(step.token_ids)
         # Rounded to the dtype first, as transformers does.
         if self.config.embedding_scale != 1.0:
             x = x * torch.tensor(self.config.embedding_scale, dtype=x.dtype)
+        inputs: dict[int, Tensor] = {}
         if self.native is not None:
-            return self.native.run(x, self.rope, kv_cache, step)
-        model = (self.layers, self.config, self.rope)
-        return run_layers(x, *model, kv_cache, step, self.backend, self.local_rope)
+            first = 0
+            for layer in sorted({*layers, self.config.num_layers}):
+                x = self.native.run(x, self.rope, kv_cache, step, range(first, layer))
+                first, inputs[layer] = layer, x.clone() if layer in layers else x
+        else:
+            model = (self.layers, self.config, self.rope, kv_cache, step, self.backend)
+            for layer, state in enumerate(layer_states(x, *model, self.local_rope)):
+                x = state
+                if layer in layers:
+                    inputs[layer] = x
+        return x, [inputs[layer] for layer in layers]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [R, vocab_size] float32 of hidden states [R, hidden_size], row by row."""

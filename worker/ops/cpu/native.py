@@ -294,7 +294,9 @@ class AdapterLayers:
             for product, (down, up) in layer.items():
                 place = index * len(self.PRODUCTS) + self.PRODUCTS.index(product)
                 self._pairs[place] = _Pair(down.layer, up.layer)
-        self.address = ctypes.addressof(self._pairs)
+
+    def address_of(self, layer: int) -> int:
+        return ctypes.addressof(self._pairs[layer * len(self.PRODUCTS)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,18 +345,20 @@ class NativeLayers:
             shape.eps,
         )
 
-    def run(self, x: Tensor, rope: RopeTable, cache: Tensor, step: StepTensors) -> Tensor:
-        """Pass x [T, hidden] through all layers, in place; write the step's keys and values into
-        cache [layers, num_blocks, 2, kv_heads, block_size, head_dim], float32 or bfloat16. `rope`
-        is the table of all positions.
+    def run(
+        self, x: Tensor, rope: RopeTable, cache: Tensor, step: StepTensors, layers: range
+    ) -> Tensor:
+        """Pass x [T, hidden] through successive `layers`, in place; write the step's keys and
+        values into cache [layers, num_blocks, 2, kv_heads, block_size, head_dim], float32 or
+        bfloat16. `rope` is the table of all positions.
         """
-        shape = self._shape
+        first, shape = layers.start, self._shape
         shape.block_size, shape.is_bfloat16 = cache.shape[4], cache.dtype is torch.bfloat16
         arrays = (step.positions, step.slots, step.query_starts, step.context_lens)
         groups = () if step.adapters is None else step.adapters.native
         adapters = (_Adapter * len(groups))()
-        for index, (layers, rows) in enumerate(groups):
-            adapters[index] = _Adapter(layers.address, rows.data_ptr(), len(rows))
+        for index, (own, rows) in enumerate(groups):
+            adapters[index] = _Adapter(own.address_of(first), rows.data_ptr(), len(rows))
         native = _Step(
             *(array.data_ptr() for array in (*arrays, step.block_tables)),
             len(step.token_ids),
@@ -365,13 +369,13 @@ class NativeLayers:
         )
         self._kernels.library.pointsman_layers(
             self._kernels.engine,
-            ctypes.addressof(self._layers),
-            len(self._layers),
+            ctypes.addressof(self._layers) + first * ctypes.sizeof(_Layer),
+            len(layers),
             ctypes.addressof(shape),
             ctypes.addressof(native),
             rope.cos.data_ptr(),
             rope.sin.data_ptr(),
-            cache.data_ptr(),
+            cache.data_ptr() + first * cache.stride(0) * cache.itemsize,
             cache.stride(0) * cache.itemsize,
             x.data_ptr(),
         )
