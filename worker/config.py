@@ -110,7 +110,8 @@ class SimConfig:
     output_tokens_std: float = 0.0
 
 
-SPECULATIVE_METHODS = ("ngram", "suffix", "draft_model", "eagle")
+MODEL_METHODS = ("draft_model", "eagle", "eagle3")  # of speculation: they draft with a network
+SPECULATIVE_METHODS = ("ngram", "suffix", *MODEL_METHODS)
 REJECTION_SAMPLE_METHODS = ("standard", "block")
 DRAFT_SAMPLE_METHODS = ("greedy", "gumbel", "probabilistic")
 MAX_SPECULATIVE_TOKENS = 128
@@ -121,7 +122,7 @@ class SpeculativeConfig:
     """`--speculative-config`, with vLLM's field names and defaults where vLLM has the field.
 
     `method` is one of SPECULATIVE_METHODS. `num_speculative_tokens` is the maximum per sequence and
-    step. `model` is the draft model, or the file of a trained head (None: the head for the target).
+    step. `model` is the draft model, or a trained head (None: the head for the target).
 
     `draft_sample_method` is how a draft model or head chooses when the request samples: its
     likeliest token ("greedy"), the token it draws with the request's own noise ("gumbel"), or a

@@ -286,9 +286,9 @@ def _from_hub(name: str) -> Path:
 
 
 def with_found_draft_model(argv: Sequence[str], resolve: Callable[[str], Path]) -> list[str]:
-    """Replace the name of the draft model in a worker's flags by a path from `resolve`. Flags
-    without one, or that the worker will refuse, are unchanged. Raises the `FleetError` of
-    `resolve`, with the flag in front.
+    """Replace the name of the draft model or EAGLE-3 head in a worker's flags by a path from
+    `resolve`. Flags without one, or that the worker will refuse, are unchanged. Raises the
+    `FleetError` of `resolve`, with the flag in front.
     """
     known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     known.add_argument(FLAG, SHORT_FLAG, dest="config")
@@ -300,7 +300,7 @@ def with_found_draft_model(argv: Sequence[str], resolve: Callable[[str], Path]) 
         method = parse(fields).method
     except (msgspec.MsgspecError, ConfigError):
         return list(argv)
-    if method != "draft_model":
+    if method not in ("draft_model", "eagle3"):  # a head for eagle may be a file of ours
         return list(argv)
     try:
         path = resolve(fields["model"])

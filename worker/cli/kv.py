@@ -9,6 +9,7 @@ from worker.cli.objects import converted, decoded
 from worker.config import (
     KV_CONNECTORS,
     KV_ROLES,
+    MODEL_METHODS,
     EngineConfig,
     KvEventsConfig,
     KvOffloadingConfig,
@@ -135,7 +136,7 @@ def _check_kv_moves(flag: str, engine: EngineConfig) -> None:
     method = None if engine.speculative is None else engine.speculative.method
     obstacles = (
         (f"--kv-cache-dtype {engine.kv_cache_dtype}", engine.kv_cache_dtype.startswith("fp8")),
-        (f"a drafter of method {method}", method in ("draft_model", "eagle")),
+        (f"a drafter of method {method}", method in MODEL_METHODS),
     )
     for what, is_there in obstacles:
         if is_there:

@@ -13,6 +13,7 @@ from worker.cli.objects import decoded
 from worker.config import (
     DRAFT_SAMPLE_METHODS,
     MAX_SPECULATIVE_TOKENS,
+    MODEL_METHODS,
     REJECTION_SAMPLE_METHODS,
     SPECULATIVE_METHODS,
     SpeculativeConfig,
@@ -30,7 +31,6 @@ LOOKUP = (
 # The usual number of drafts of a draft model or head.
 DEFAULT_MODEL_DRAFTS = 5
 DEFAULT_LOOKUP_TOKENS = 5
-MODEL_METHODS = ("draft_model", "eagle")
 SIM_METHODS = ("ngram", "suffix")
 _MAX = 1 << 20  # of fields without a bound of their own
 
@@ -39,11 +39,11 @@ _USE_LOOKUP = "use ngram or suffix"
 _GET_MODEL: Mapping[str, str] = {
     "draft_model": "download it and give its path",
     "eagle": "give the path of a head that `pointsman train-draft` made, or leave model out",
+    "eagle3": "download it and give its path",
 }
 # Methods of vLLM that are missing here: the reason, or the method to use instead.
 _OTHER_METHODS: Mapping[str, str] = {
     "ngram_gpu": "use ngram, which costs a GPU nothing",
-    "eagle3": f"heads over the states of three layers cannot be loaded; {_USE_EAGLE}",
     "mtp": f"it needs a model with such layers; {_USE_EAGLE}",
     "medusa": _USE_EAGLE,
     "mlp_speculator": _USE_EAGLE,
@@ -273,6 +273,8 @@ def _model(values: Mapping[str, Any], method: str) -> str | None:
         return os.path.abspath(os.path.expanduser(model))
     if method == "draft_model":
         raise ConfigError(f"{FLAG}: method draft_model needs model, the path of a small model")
+    if method == "eagle3":
+        raise ConfigError(f"{FLAG}: method eagle3 needs model, the directory of a published head")
     return None
 
 

@@ -119,8 +119,8 @@ class ModelRunner:
         else:
             proposals = drafter.proposals(sequences)
             verification = Verification(proposals, self._rejection_method, self._sums)
-            states = model.states(batch.tensors, cache)
-            drafter.record(batch, states)
+            states, inputs = model.states_and_inputs(batch.tensors, cache, drafter.layers)
+            drafter.record(batch, states, inputs)
             hidden = states.index_select(0, batch.tensors.sample_rows)
         answers = PendingAnswers(
             batch, hidden, model.logits, verification, self._sampler, normed=model.normed

@@ -17,7 +17,7 @@ from worker.executor.model_runner import ModelRunner
 import torch
 from torch import Tensor
 
-from worker.config import EngineConfig, LoraConfig
+from worker.config import MODEL_METHODS, EngineConfig, LoraConfig
 from worker.errors import ConfigError, DeviceMemoryError
 from worker.executor.adapters import DeviceAdapters
 from worker.executor.drafting.cached_drafter import CachedDrafter
@@ -196,7 +196,7 @@ def choose_adapters(config: LoraConfig | None, model: LlamaModel) -> DeviceAdapt
 
 def _check_parallel(config: EngineConfig) -> None:
     flag, speculative = f"--tensor-parallel-size {config.tensor_parallel_size}", config.speculative
-    if speculative is not None and speculative.method in ("draft_model", "eagle"):
+    if speculative is not None and speculative.method in MODEL_METHODS:
         raise ConfigError(
             f"{flag}: method {speculative.method} of --speculative-config drafts on one device:"
             " choose ngram or suffix there, or leave one of the flags out"
@@ -370,7 +370,7 @@ def choose_kernels(
         raise ConfigError(f"{flag} is for a CPU, and the worker has a GPU: leave the flag out")
     if config.dtype not in ("auto", "float32"):
         raise ConfigError(f"{flag} goes with --dtype auto or float32, not {config.dtype}")
-    if speculative is not None and speculative.method == "eagle":
+    if speculative is not None and speculative.method in ("eagle", "eagle3"):
         raise ConfigError(
             f"{flag}: a draft head is trained for the weights in the file: leave the flag out, or"
             " choose another method in --speculative-config"

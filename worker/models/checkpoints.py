@@ -205,7 +205,7 @@ class SafetensorsCheckpoint:
         self.source = str(path)
         self._quantization = quantization
         config_path = path / "config.json"
-        values = _read_json(config_path)
+        values = read_json(config_path)
         self.config = model_config.from_hf(str(config_path), values)
         shards = [_open_shard(path / shard) for shard in _shard_names(path)]
         self._shard_of = {name: shard for shard in shards for name in shard.keys()}  # noqa: SIM118
@@ -327,14 +327,14 @@ def _shard_names(path: Path) -> list[str]:
         return [single]
     if not index_path.exists():
         return sorted(shard.name for shard in path.glob("model-*-of-*.safetensors")) or [single]
-    weight_map = _read_json(index_path).get("weight_map")
+    weight_map = read_json(index_path).get("weight_map")
     if not isinstance(weight_map, dict):
         raise ModelError(f"{index_path}: weight_map is missing or not an object")
     # Only the name: an index must not point outside its directory.
     return sorted({str(Path(str(shard)).name) for shard in weight_map.values()})
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:  # RecursionError: hostile nesting

@@ -237,7 +237,16 @@ def test_an_unreachable_hub_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("flag", ["--speculative-config", "-sc"])
-def test_a_hub_id_becomes_the_path_of_what_was_fetched(flag: str) -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": "Qwen/Qwen3-0.6B", "num_speculative_tokens": 5},
+        {"method": "eagle3", "model": "someone/EAGLE3"},
+    ],
+)
+def test_a_hub_id_becomes_the_path_of_what_was_fetched(
+    flag: str, fields: dict[str, object]
+) -> None:
     """The spelling is vLLM's; other fields and flags are unchanged."""
     asked: list[str] = []
 
@@ -245,11 +254,11 @@ def test_a_hub_id_becomes_the_path_of_what_was_fetched(flag: str) -> None:
         asked.append(name)
         return Path("/hub/qwen")
 
-    config = '{"model": "Qwen/Qwen3-0.6B", "num_speculative_tokens": 5}'
+    config = json.dumps(fields)
     argv = with_found_draft_model(["--port", "1", flag, config, "--seed", "7"], resolve)
-    assert asked == ["Qwen/Qwen3-0.6B"]
+    assert asked == [fields["model"]]
     assert argv[:-1] == ["--port", "1", "--seed", "7", "--speculative-config"]
-    assert json.loads(argv[-1]) == {"model": "/hub/qwen", "num_speculative_tokens": 5}
+    assert json.loads(argv[-1]) == fields | {"model": "/hub/qwen"}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -54,6 +55,13 @@ class BreaksLate:
     @property
     def draft_vocab(self) -> Tensor | None:
         return self.network.draft_vocab
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return self.network.layers
+
+    def reduce(self, states: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+        return self.network.reduce(states, inputs)
 
     def run(self, features: Tensor | None, step: StepTensors, kv_cache: Tensor) -> Tensor:
         states = self.network.run(features, step, kv_cache)

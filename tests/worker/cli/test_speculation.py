@@ -117,7 +117,6 @@ def test_an_unsupported_switch_may_be_off() -> None:
     [
         ({"method": "ngrams"}, "unknown method 'ngrams'; supported are ngram, suffix"),
         ({"method": None}, "method is missing; supported are ngram"),
-        ({"method": "eagle3"}, "'eagle3' is not supported: .*train-draft"),
         ({"method": "ngram_gpu"}, "use ngram"),
         ({"method": "deepseek_mtp"}, "needs a model with such layers"),
         ({"method": "medusa"}, "'medusa' is not supported"),
@@ -131,9 +130,9 @@ def test_an_unsupported_switch_may_be_off() -> None:
         ({"colour": "red"}, "unknown field 'colour'; known are method, num_speculative_tokens"),
         ({"prompt_lookup_min": 0}, "prompt_lookup_min must be an integer"),
         ({"prompt_lookup_min": 5, "prompt_lookup_max": 4}, "5 is more than prompt_lookup_max 4"),
-        ({"model": "x.gguf"}, "model is of method draft_model and eagle, not of ngram"),
+        ({"model": "x.gguf"}, "model is of method draft_model and eagle and eagle3, not of ng"),
         ({"suffix_decoding_max_tree_depth": 3}, "is of method suffix, not of ngram"),
-        ({"draft_sample_method": "gumbel"}, "is of method draft_model and eagle, not of ngram"),
+        ({"draft_sample_method": "gumbel"}, "is of method draft_model and eagle and eagle3, not"),
         ({"draft_sample_method": "hot"}, "must be one of greedy, gumbel, probabilistic"),
         ({"rejection_sample_method": "synthetic"}, "always the model's own; supported are stan"),
         ({"rejection_sample_method": []}, "must be one of standard, block"),
@@ -160,6 +159,7 @@ def test_an_invalid_field_is_refused_by_name(changes: dict[str, Any], message: s
     ("config", "message"),
     [
         ({"method": "draft_model"}, "needs model"),
+        ({"method": "eagle3"}, "eagle3 needs model, the directory of a published head"),
         ({"method": "suffix", "suffix_decoding_min_token_prob": 1.5}, r"a number in \[0, 1\]"),
         ({"method": "suffix", "suffix_decoding_max_spec_factor": -1}, "a number of 0 or more"),
         ({"method": "eagle", "model": ""}, "model must be the path"),
@@ -192,6 +192,7 @@ def test_other_methods_and_broken_json_are_refused(config: object, message: str)
             r"model 'Qwen/Qwen3-0\.6B' is not a file or directory here; download it and give its",
         ),
         ({"method": "eagle", "model": "someone/EAGLE"}, "'someone/EAGLE' is not .* train-draft"),
+        ({"method": "eagle3", "model": "someone/EAGLE3"}, "'someone/EAGLE3' is not .* its path"),
     ],
 )
 def test_a_missing_model_is_an_error_before_anything_is_loaded(

@@ -37,8 +37,9 @@ class ScarceModel:
     def hidden(self, *args: Any) -> torch.Tensor:
         return self._checked(self._model.hidden(*args))
 
-    def states(self, *args: Any) -> torch.Tensor:
-        return self._checked(self._model.states(*args))
+    def states_and_inputs(self, *args: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        states, inputs = self._model.states_and_inputs(*args)
+        return self._checked(states), inputs
 
     def _checked(self, made: torch.Tensor) -> torch.Tensor:
         self._num_passes += 1

@@ -59,6 +59,7 @@ class CachedDrafter:
     The calls of a step come in the order `copy_blocks`, `proposals`, `record`, `propose`; none of
     them changes the target's answers. `load` returns the network for a target; `blocks` are the
     number of cache blocks and the size of one; `kv_dtype` None: the dtype of activations.
+    `record` takes the inputs of the target's `layers`.
     """
 
     def __init__(
@@ -75,10 +76,11 @@ class CachedDrafter:
         self._vocab_size = target.config.vocab_size
         self._method = method
         self._reads_states = network.reads_states
+        self.layers = network.layers
         self._new_cache = functools.partial(
             DraftCache,
             network.config,
-            target.config.hidden_size if network.reads_states else 0,
+            network.config.hidden_size if network.reads_states else 0,
             blocks,
             target.dtype,
             target.device,
@@ -125,12 +127,13 @@ class CachedDrafter:
                 found[sequence.seq_id] = proposal.q[:count]
         return found
 
-    def record(self, batch: StepBatch, states: Tensor) -> None:
-        """Note that the target ran the rows of `batch`; its `states` [T, hidden_size] are from
-        before the final norm. Rows that were run ahead stay synced.
+    def record(self, batch: StepBatch, states: Tensor, inputs: Sequence[Tensor]) -> None:
+        """Note that the target ran the rows of `batch`; its `states` are from before the final
+        norm, and `inputs` those that enter `layers`, all [T, hidden_size]. Rows that were run ahead
+        stay synced.
         """
-        _, cache = self._awake()
-        cache.record(batch.tensors, states)
+        network, cache = self._awake()
+        cache.record(batch.tensors, network.reduce(states, inputs) if self._reads_states else None)
         ahead, self._ahead = self._ahead, {}
         if ahead:
             ahead_slots = [*self._still_ahead(batch, ahead)]

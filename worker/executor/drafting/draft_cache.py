@@ -62,12 +62,12 @@ class DraftCache:
                 blocks = stored.view(-1, self._block_size, *stored.shape[1:])
                 blocks[pairs[:, 1]] = blocks[pairs[:, 0]]
 
-    def record(self, step: StepTensors, states: Tensor) -> None:
-        """Store the ids of a step that the target has run, and its states [T, hidden_size]."""
+    def record(self, step: StepTensors, states: Tensor | None) -> None:
+        """Store the ids of a step that the target has run, and its states [T, state_size]."""
         places = step.slots.long()
         self._token_ids.index_copy_(0, places, step.token_ids)
         self._is_synced.index_fill_(0, places, False)
-        if self._states is not None:
+        if self._states is not None and states is not None:
             self._states.index_copy_(0, places, states)
 
     def mark(self, slots: Ints, is_synced: bool) -> None:
@@ -95,7 +95,7 @@ class DraftCache:
         return found
 
     def states(self, slots: Ints) -> Tensor | None:
-        """Return the target's states [n, hidden_size] at slots [n]; None without states."""
+        """Return the target's states [n, state_size] at slots [n]; None without states."""
         if self._states is None:
             return None
         return self._states.index_select(0, self._ints(slots))

@@ -66,12 +66,20 @@ class DraftNetwork(Protocol):
 
     config: ModelConfig  # the shape of its layers, and so of its cache
     reads_states: bool
+    layers: tuple[int, ...]  # of the target, whose inputs `reduce` takes
     max_positions: int  # the exclusive upper bound of row positions
     draft_vocab: Tensor | None  # the target's ids [Vd] of the columns of `logits`; None: all
 
+    def reduce(self, states: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+        """Return features [T, hidden] of the target's rows, which are stored for `run`.
+
+        `states` are the target's before its final norm, `inputs` those that enter `layers`, all
+        [T, hidden_size]. Called only if the network `reads_states`.
+        """
+
     def run(self, features: Tensor | None, step: StepTensors, kv_cache: Tensor) -> Tensor:
-        """Return hidden states [T, hidden] of all rows. `features` [T, hidden_size] are the
-        target's states of the previous positions, or this method's results for these.
+        """Return hidden states [T, hidden] of all rows. `features` [T, hidden] are those of
+        `reduce` for the previous positions, or this method's results for these.
         """
 
     def logits(self, hidden: Tensor) -> Tensor:

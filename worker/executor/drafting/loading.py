@@ -1,6 +1,6 @@
 """Chooses the configured drafter of the device, and loads its network from disk."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -11,6 +11,7 @@ from worker.errors import ConfigError, ModelError
 from worker.executor.drafting.draft_cache import bytes_per_token
 from worker.executor.drafting.interface import DraftNetwork
 from worker.models.draft_head import HEAD_FILE, DraftHead, load_draft_head, shipped_head
+from worker.models.eagle_head import EagleHead, load_eagle_head
 from worker.models.llama import LlamaModel, StepTensors
 from worker.models.loader import load_model
 
@@ -19,11 +20,15 @@ class ModelNetwork:
     """A draft model with the target's vocabulary; implements `DraftNetwork`."""
 
     reads_states = False
+    layers: tuple[int, ...] = ()
     draft_vocab: Tensor | None = None
 
     def __init__(self, model: LlamaModel) -> None:
         self.model = model
         self.config, self.max_positions = model.config, len(model.rope.cos)
+
+    def reduce(self, states: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+        return states
 
     def run(self, features: Tensor | None, step: StepTensors, kv_cache: Tensor) -> Tensor:
         return self.model.states(step, kv_cache)
@@ -42,10 +47,14 @@ class HeadNetwork:
 
     reads_states = True
 
-    def __init__(self, head: DraftHead) -> None:
+    def __init__(self, head: DraftHead | EagleHead) -> None:
         self.head = head
+        self.layers = head.layers
         self.config, self.max_positions = head.config, len(head.rope.cos)
         self.draft_vocab: Tensor | None = head.draft_vocab
+
+    def reduce(self, states: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+        return self.head.reduce(states, inputs)
 
     def run(self, features: Tensor | None, step: StepTensors, kv_cache: Tensor) -> Tensor:
         if features is None:
@@ -69,15 +78,15 @@ def network_loader(config: SpeculativeConfig | None, max_positions: int) -> Load
         return None
     if config.method == "draft_model":
         return lambda target: _draft_model(config.model, target, max_positions)
-    if config.method == "eagle":
-        return lambda target: _head(config.model, target)
+    if config.method in ("eagle", "eagle3"):
+        return lambda target: _head(config.model, target, config.method)
     return None
 
 
 def drafter_bytes_per_token(
     network: DraftNetwork, target: LlamaModel, kv_dtype: torch.dtype
 ) -> int:
-    state_size = target.config.hidden_size if network.reads_states else 0
+    state_size = network.config.hidden_size if network.reads_states else 0
     return bytes_per_token(network.config, state_size, target.dtype, kv_dtype)
 
 
@@ -98,7 +107,7 @@ def _draft_model(path: str | None, target: LlamaModel, max_positions: int) -> Mo
     return ModelNetwork(model)
 
 
-def _head(path: str | None, target: LlamaModel) -> HeadNetwork:
+def _head(path: str | None, target: LlamaModel, method: str) -> HeadNetwork:
     found = shipped_head(target) if path is None else Path(path)
     if found is None:
         raise ConfigError(
@@ -107,9 +116,10 @@ def _head(path: str | None, target: LlamaModel) -> HeadNetwork:
             " its path"
         )
     try:
+        if method == "eagle3" or (found / "config.json").is_file():
+            return HeadNetwork(load_eagle_head(found, target, method, is_rounded=True))
         file = found / HEAD_FILE if found.is_dir() else found
-        head = load_draft_head(file, target, is_rounded=True)
+        return HeadNetwork(load_draft_head(file, target, is_rounded=True))
     except ModelError as error:
         field = "head" if path is None else "model"
         raise ModelError(f"--speculative-config: {field} {error}") from error
-    return HeadNetwork(head)

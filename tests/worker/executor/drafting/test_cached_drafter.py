@@ -7,6 +7,7 @@ can influence.
 import dataclasses
 import functools
 import random
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -14,7 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.depth import by_depth, examples
-from tests.support.model.tiny_llama import BLOCK_SIZE, TINY, states_of, tiny_llama
+from tests.support.model.eagle_heads import LAYOUTS, Published, TargetWeights, write_head
+from tests.support.model.tiny_llama import (
+    BLOCK_SIZE,
+    NUM_BLOCKS,
+    TINY,
+    empty_cache,
+    states_of,
+    step_of,
+    tiny_llama,
+)
 from tests.support.model.toy_speculation import PROMPT, VOCAB, fit
 from tests.support.worker.draft_bench import (
     Walk,
@@ -33,6 +43,7 @@ from worker.executor.drafting.loading import HeadNetwork, ModelNetwork
 from worker.executor.interface import execute
 from worker.executor.kv_cache import allocate
 from worker.executor.model_runner import ModelRunner
+from worker.models.eagle_head import load_eagle_head
 from worker.ops.rejection import METHODS
 from worker.types import SamplingParams, SchedulerOutput
 
@@ -65,6 +76,35 @@ def test_a_head_drafts_as_if_it_read_everything_anew(seed: int) -> None:
     bench = make_bench(TARGET, HeadNetwork(HEAD))
     oracle = functools.partial(drafts_of_head, HEAD, TARGET)
     Walk(bench, oracle, random.Random(seed)).run(num_steps=40)
+
+
+DEEP = tiny_llama(seed=1, config=dataclasses.replace(UNTIED, num_layers=6))
+
+
+def drafts_of_published(
+    head: Published, token_ids: Sequence[int], drafts: Sequence[int]
+) -> list[int]:
+    step = step_of(token_ids[:-1], 0, range(NUM_BLOCKS))
+    with torch.inference_mode():
+        _, states = DEEP.states_and_inputs(step, empty_cache(DEEP.config), range(7))
+        return head.drafts(states, token_ids, len(drafts))
+
+
+@pytest.mark.parametrize("layout", ["eagle", "eagle3", "eagle3, speculators"])
+@walks
+@examples(by_depth(1, 6))
+def test_a_published_head_drafts_as_if_it_read_everything_anew(
+    layout: str, tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    """The first draft follows from the target's states, later ones from the head's own."""
+    path = write_head(tmp_path_factory.mktemp("head"), LAYOUTS[layout], DEEP.config)
+    words, rows = (table.rows(torch.arange(61)) for table in (DEEP.embedding, DEEP.head))
+    own = Published(path, TargetWeights(words, rows, DEEP.final_norm, 1e-5), 6)
+    with torch.inference_mode():
+        head = load_eagle_head(path, DEEP, LAYOUTS[layout].method)
+    bench = make_bench(DEEP, HeadNetwork(head))
+    oracle = functools.partial(drafts_of_published, own)
+    Walk(bench, oracle, random.Random(seed)).run(num_steps=by_depth(20, 40))
 
 
 @walks

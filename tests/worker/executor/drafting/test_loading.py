@@ -1,15 +1,22 @@
 """The configured drafter starts with the executor, or the error names the reason."""
 
+import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
 
-from tests.support.model.whole_engine import torch_config
+from tests.depth import by_depth
+from tests.support.model.eagle_heads import LAYOUTS, write_head
+from tests.support.model.whole_engine import outputs_of, tokens_of, torch_config
 from tests.support.worker.draft_bench import tiny_head
 from worker.config import EngineConfig, SpeculativeConfig
+from worker.engine.messages import AddRequest
+from worker.engine.process.build import build_core
 from worker.errors import ConfigError, ModelError
 from worker.executor.drafting.loading import (
     HeadNetwork,
@@ -20,8 +27,17 @@ from worker.executor.drafting.loading import (
 from worker.executor.interface import execute
 from worker.executor.kv_cache import choose_num_blocks
 from worker.executor.start import build_executor
+from worker.models.config import from_hf
+from worker.models.eagle_head import load_eagle_head
 from worker.models.loader import load_model
-from worker.types import Draw, SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
+from worker.types import (
+    Draw,
+    SampleSpec,
+    SamplingParams,
+    ScheduledSequence,
+    SchedulerOutput,
+    SpeculationStats,
+)
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
@@ -79,11 +95,84 @@ def test_a_file_that_is_no_head_is_refused_with_the_field_and_the_fix(
 ) -> None:
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF" + bytes(64) + b"\xff" * 64)
-    for path in (file, tiny_checkpoint):
+    for path, reason in (
+        (file, "`pointsman train-draft` makes one"),
+        (tiny_checkpoint, "num_hidden_layers is 2, but 1 in a head"),
+    ):
         chosen = SpeculativeConfig("eagle", 4, model=str(path))
-        message = f"^--speculative-config: model {path}.*`pointsman train-draft` makes one"
+        message = f"^--speculative-config: model {path}.*{reason}"
         with pytest.raises(ModelError, match=message):
             build_executor(config(tiny_checkpoint, chosen))
+
+
+@pytest.fixture(scope="module")
+def deep_checkpoint(make_checkpoint: Callable[..., Path]) -> Path:
+    return make_checkpoint(seed=1, num_hidden_layers=6)
+
+
+def answers(asked: EngineConfig) -> tuple[dict[str, list[int]], SpeculationStats]:
+    """Greedy and seeded answers to prompts that do not all fit into the blocks at once."""
+    core, _ = build_core(asked, time.monotonic)
+    rng = Random(2)
+    requests = [
+        AddRequest(str(index), [rng.randrange(96) for _ in range(30 + index)], params, index / 8)
+        for index in range(6)
+        for params in [SamplingParams(max_tokens=30, temperature=0.8 * (index % 2), seed=index)]
+    ]
+    found = tokens_of(outputs_of(core, requests, at_once=1))
+    core.shutdown()
+    return found, core._scheduler.stats().speculation
+
+
+WAYS = by_depth(
+    [("eagle", "torch"), ("eagle3", "auto")],
+    [(layout, backend) for layout in ("eagle", "eagle3") for backend in ("auto", "torch")],
+)
+
+
+@pytest.mark.parametrize(("layout", "backend"), WAYS)
+def test_a_published_head_changes_no_answer(
+    layout: str,
+    backend: str,
+    deep_checkpoint: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    target = from_hf("", json.loads((deep_checkpoint / "config.json").read_text()))
+    path = str(write_head(tmp_path, LAYOUTS[layout], target))
+    drafts = SpeculativeConfig(
+        LAYOUTS[layout].method, 4, model=path, enable_adaptive_verification=False
+    )
+    plain = replace(
+        config(deep_checkpoint, None), num_blocks_override=16, attention_backend=backend
+    )
+    expected, _ = answers(plain)
+    found, stats = answers(replace(plain, speculative=drafts))
+    assert found == expected
+    assert stats.num_draft_tokens > stats.num_accepted_tokens > 0
+    assert "drafting failed" not in caplog.text
+
+
+def test_a_published_head_is_refused_with_the_field(
+    deep_checkpoint: Path, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    target = from_hf("", json.loads((deep_checkpoint / "config.json").read_text()))
+    path = str(write_head(tmp_path, LAYOUTS["eagle3"], target))
+    for method, checkpoint, message in (
+        ("eagle", deep_checkpoint, "an EAGLE-3 head: set method to eagle3"),
+        ("eagle3", tiny_checkpoint, "are not layers of a model of 2"),
+    ):
+        chosen = SpeculativeConfig(method, 4, model=path)
+        with pytest.raises(ModelError, match=f"^--speculative-config: model {path}.*{message}"):
+            build_executor(config(checkpoint, chosen))
+
+
+def test_a_head_stores_one_state_of_its_own_size(deep_checkpoint: Path, tmp_path: Path) -> None:
+    target = load_model(deep_checkpoint, torch.float32, CPU)
+    path = write_head(tmp_path, LAYOUTS["eagle3, another size"], target.config)
+    network = HeadNetwork(load_eagle_head(path, target, "eagle3"))
+    per_token = drafter_bytes_per_token(network, target, torch.float32)
+    assert per_token == (2 * 2 * 8 + 40) * 4 + 5
 
 
 def test_blocks_have_room_for_the_drafters_data(tiny_checkpoint: Path) -> None:
