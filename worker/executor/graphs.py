@@ -1,13 +1,13 @@
 """Decode steps as graphs: captured once for each size, replayed with new values in fixed buffers.
 
 Everything that varies from step to step, parameters of draws included, is packed into one pinned
-buffer and copied into one buffer of the device that never moves. Two graphs are then replayed. The
-first updates the block tables, takes the tokens that the previous step left on the device, and runs
-the model up to the logits. The second draws and leaves the tokens for the next step; there is one
-for each `Cut`, so that a greedy step makes no noise. One more copy brings the answers back on its
-own stream. So every step launches the same few calls and waits for nothing. Adjusted draws and log
-probabilities continue on the eager path from a copy of the logits. With LoRA the first graph has a
-variant for steps in which a sequence has an adapter.
+buffer and copied into one buffer of the device that never moves. One graph is then replayed: it
+updates the block tables, takes the tokens that the previous step left on the device, runs the
+model, draws, and leaves the tokens for the next step. One more copy brings the answers back on its
+own stream. So every step launches the same few calls and waits for nothing. For adjusted draws and
+log probabilities, the graph's draws are greedy and left in slot 0 of the state; the eager path
+draws from a copy of the logits, once it has the tokens that the previous step left. With LoRA there
+is one more graph, for steps in which a sequence has an adapter.
 
 A step is padded to the next size, and with drafts every sequence has as many rows as the largest
 number of drafts takes. Padded rows come in front of a sequence, at positions before its first row,
@@ -40,12 +40,10 @@ from worker.ops.sample import (
     DRAW_WORDS,
     DRAWS,
     UNDRAWABLE,
-    Cut,
     DrawColumns,
     DrawState,
     Sampler,
     adjusts,
-    cut_of,
     draw_table,
 )
 from worker.ops.step import StepTensors, sent
@@ -53,8 +51,9 @@ from worker.types import Draw, ModelOutput, SampleSpec, SamplingParams, Schedule
 
 # Fields of each row, behind its draw parameters: token (-1: the sequence's last draw), position,
 # slot of the cache. Fields of each sequence: slot of the state, context, drafts; one change of a
-# block table: slot, index, block; and slot of its adapter (-1: none).
-_ROW_FIELDS, _FIELDS = 3, 7
+# block table: slot, index, block; the slot for the last draw; and the slot of its adapter (-1:
+# none).
+_ROW_FIELDS, _FIELDS = 3, 8
 _LARGE_STEP = 8
 # Attention treats a sequence with more rows as a chunk.
 _MAX_DRAFTS = 15
@@ -223,7 +222,7 @@ class DecodeGraphs:
     ) -> Ticket | None:
         """Launch a step; None if no graph fits. `with_history` completes adjusted draws."""
         captured, key, owners = self._captured, self._key(sequences), owners_of(sequences)
-        if captured is None or key is None or (key, owners is not None) not in captured.models:
+        if captured is None or key is None or (key, owners is not None) not in captured.graphs:
             return None
         state, count = captured.state, len(sequences)
         slots, changes = state.enter_quietly(sequences)
@@ -240,26 +239,27 @@ class DecodeGraphs:
         self._turn = 1 - self._turn
         buffers = self._buffers[key][self._turn]
         buffers.pack(sequences, places, state, captured.scratch)
-        buffers.draws[:count] = self._draws.table[places][:, None]
-        # Rows before the first real row may have any draw parameters.
-        buffers.draws["position"][:count] = buffers.positions[:count] + 1
-        buffers.draws[count:] = 0
+        buffers.draws[:] = 0
+        if is_plain:
+            buffers.draws[:count] = self._draws.table[places][:, None]
+            # Rows before the first real row may have any draw parameters.
+            buffers.draws["position"][:count] = buffers.positions[:count] + 1
+            buffers.fields[6, :count] = places
         if changes:
             buffers.fields[3:6, : len(changes)] = np.array(changes, np.int32).T
         if owners is not None:
-            buffers.fields[6] = -1
-            buffers.fields[6, :count] = owners
+            buffers.fields[7] = -1
+            buffers.fields[7, :count] = owners
         self._device.send(buffers.step, captured.steps[key])
-        captured.models[key, owners is not None]()
+        # Its answers are still being fetched while the step is sent.
+        self._device.spare_fetched()
+        captured.graphs[key, owners is not None]()
         if not is_plain:
             known = AnsweredRows([with_history(sequence) for sequence in sequences], places)
             logits = captured.logits_of(key, sequences)
             answers = PendingAnswers(known, logits, lambda rows: rows, sampler=sampler)
             answers.store(state)
             return answers
-        # Here the wait costs nothing: the model's graph runs first.
-        self._device.spare_fetched()
-        captured.draws[key, Cut(int(self._draws.cuts[places].max()))]()
         wait = self._device.fetch(captured.answers[key], buffers.answers)
         return _DecodeTicket(sequences, key.width, wait, buffers.received)
 
@@ -287,7 +287,7 @@ def _decodes(sequence: ScheduledSequence) -> bool:
 @dataclass(frozen=True, slots=True)
 class _Buffers:
     """The host buffers of steps of one shape. `step` is the packed step: `draws` [size, width] of
-    `DRAWS`, `tokens`, `positions` and `slots` of the cache [size, width], and `fields` [7, size].
+    `DRAWS`, `tokens`, `positions` and `slots` of the cache [size, width], and `fields` [8, size].
     `answers` is the fetched result, and `received` [size, n] its view.
     """
 
@@ -341,7 +341,7 @@ class _Buffers:
 
 
 def _parts(key: _Key, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split into draws [rows, DRAW_WORDS], row fields [3, rows] and sequence fields [7, size]."""
+    """Split into draws [rows, DRAW_WORDS], row fields [3, rows] and sequence fields [8, size]."""
     rows = key.num_rows
     sizes = [rows * DRAW_WORDS, rows * _ROW_FIELDS, key.size * _FIELDS]
     draws, fields, own = torch.split(step, sizes)
@@ -349,11 +349,10 @@ def _parts(key: _Key, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _SlotDraws:
-    """The draw parameters of each slot, without the position, and its `Cut`."""
+    """The draw parameters of each slot, without the position."""
 
     def __init__(self) -> None:
         self.table = np.zeros(0, DRAWS)
-        self.cuts = np.zeros(0, np.int8)
         self._is_plain = np.zeros(0, np.bool_)
         self._params: list[SamplingParams | None] = []
 
@@ -373,16 +372,13 @@ class _SlotDraws:
 
     def _describe_one(self, slot: int, params: SamplingParams) -> None:
         spec = SampleSpec(params, 0)
-        row = draw_table([0], [spec])
-        self._params[slot], self.table[slot] = params, row[0]
-        self.cuts[slot] = cut_of(row)
+        self._params[slot], self.table[slot] = params, draw_table([0], [spec])[0]
         needs_logits = params.logprobs is not None or bool(params.logprob_token_ids)
         self._is_plain[slot] = not needs_logits and not adjusts(spec)
 
     def _grow(self, count: int) -> None:
         self._params += [None] * count
         self.table = np.concatenate((self.table, np.zeros(count, DRAWS)))
-        self.cuts = np.concatenate((self.cuts, np.zeros(count, np.int8)))
         self._is_plain = np.concatenate((self._is_plain, np.zeros(count, np.bool_)))
 
 
@@ -416,19 +412,14 @@ class _Captured:
         self._starts = {key.width: counts[:: key.width].contiguous() for key in keys}
         self.logits = torch.zeros(most, model.config.vocab_size, device=state.device)
         # With the adapters of its rows, and without.
-        self.models: dict[tuple[_Key, bool], Callable[[], None]] = {}
-        self.draws: dict[tuple[_Key, Cut], Callable[[], None]] = {}
+        self.graphs: dict[tuple[_Key, bool], Callable[[], None]] = {}
         for key in keys:
             # A capture runs a step of padded rows.
             packed.zero_()
             _parts(key, self.steps[key])[1][2] = self.scratch
             for plan in dict.fromkeys((plan_rows, None)):
-                run = partial(self._run_model, key, plan)
-                launched = device.capture(run, self.logits[: key.num_rows])
-                self.models[key, plan is not None] = launched
-            for cut in Cut:
-                draw = partial(self._draw, key, cut)
-                self.draws[key, cut] = device.capture(draw, self.answers[key])
+                launched = device.capture(partial(self._run, key, plan), self.answers[key])
+                self.graphs[key, plan is not None] = launched
 
     def logits_of(self, key: _Key, sequences: Sequence[ScheduledSequence]) -> Tensor:
         if key.width == 1:
@@ -443,9 +434,9 @@ class _Captured:
         ]
         return self.logits.index_select(0, sent(np.array(rows, np.int32), self.logits.device))
 
-    def _run_model(self, key: _Key, plan_rows: PlanRows | None) -> None:
-        _, (given, positions, places), fields = _parts(key, self.steps[key])
-        slots, contexts, _, rows, columns, blocks, owners = fields.unbind(0)
+    def _run(self, key: _Key, plan_rows: PlanRows | None) -> None:
+        table, (given, positions, places), fields = _parts(key, self.steps[key])
+        slots, contexts, num_drafts, rows, columns, blocks, targets, owners = fields.unbind(0)
         self.tables[rows, columns] = blocks
         tokens = given.view(key.size, key.width)
         tokens = torch.where(tokens < 0, self.state.last_tokens(slots)[:, None], tokens).flatten()
@@ -456,20 +447,16 @@ class _Captured:
             *(key.width, self.tables.shape[1] * self.state.block_size),
             adapters=plan_rows and plan_rows(owners.repeat_interleave(key.width)),
         )
-        logits = self.model.logits(self.model.hidden(step, self.cache))
-        self.logits[: key.num_rows] = logits
-
-    def _draw(self, key: _Key, cut: Cut) -> None:
-        table, (given, _, _), fields = _parts(key, self.steps[key])
         logits = self.logits[: key.num_rows]
-        drawn = self.model.backend.draw(logits, DrawColumns.of(table), cut)
+        logits.copy_(self.model.logits(self.model.hidden(step, self.cache)))
+        drawn = self.model.backend.draw(logits, DrawColumns.of(table))
         answers, lasts = drawn.T, drawn[0]
         if key.width > 1:
             tokens, states = drawn.view(2, key.size, key.width)
             drafts = given.view(key.size, key.width)[:, 1:]
-            answers, lasts = run_answers(tokens, states, drafts, fields[2])
+            answers, lasts = run_answers(tokens, states, drafts, num_drafts)
         self.answers[key].view(answers.shape).copy_(answers)
-        self.state.keep(fields[0], lasts)
+        self.state.keep(targets, lasts)
 
 
 @dataclass(frozen=True, slots=True)

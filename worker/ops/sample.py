@@ -149,10 +149,10 @@ class DeviceDraw(Protocol):
     """Draws from rows of logits on a device, leaving none undecided and waiting for nothing."""
 
     def __call__(
-        self, logits: Tensor, columns: DrawColumns, cut: Cut, stream: Stream = SAMPLING
+        self, logits: Tensor, columns: DrawColumns, cut: Cut = Cut.ALL, stream: Stream = SAMPLING
     ) -> Tensor:
         """Return tokens and `DrawState`s [2, n] int32 of one draw from each row of logits [n, V]
-        float32, none of which requires more than `cut`.
+        float32, none of which requires more than `cut`: a hint, which changes no draw.
         """
 
 
@@ -277,7 +277,7 @@ def cut_of(draws: npt.NDArray[np.void]) -> Cut:
 
 
 def draw_columns(
-    logits: Tensor, columns: DrawColumns, cut: Cut, stream: Stream = SAMPLING
+    logits: Tensor, columns: DrawColumns, cut: Cut = Cut.ALL, stream: Stream = SAMPLING
 ) -> Tensor:
     """Implement `DeviceDraw` in torch, by a number of calls that does not depend on n."""
     raw_peaks, tokens = largest(logits)

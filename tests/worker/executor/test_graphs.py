@@ -301,7 +301,7 @@ def test_a_step_with_drafts_is_one_copy_there_and_one_back(monkeypatch: pytest.M
         device.calls.clear()
         with unhindered(device, monkeypatch):
             ticket = runner.submit(drafted(counts, at=0))
-        assert device.calls == ["send", "replay", "replay", "fetch"]
+        assert device.calls == ["send", "replay", "fetch"]
         assert len(ticket.collect().sampled) == len(counts)
 
 
@@ -389,7 +389,7 @@ def test_a_steady_step_is_one_copy_there_and_one_back(
         ahead = decode(step, [wishes] * count, ahead=True)
         with unhindered(device, monkeypatch):
             tickets.append(runner.submit(ahead))
-        assert device.calls == ["send", "replay", "replay", "fetch"]
+        assert device.calls == ["send", "replay", "fetch"]
         assert len(tickets.pop(0).collect().sampled) == count
 
 
@@ -414,7 +414,7 @@ def test_a_steady_step_with_adapters_is_one_copy_there_and_one_back(
             device.calls.clear()
             with unhindered(device, monkeypatch):
                 ticket = runner.submit(SchedulerOutput(number, sequences))
-            assert device.calls == ["send", "replay", "replay", "fetch"]
+            assert device.calls == ["send", "replay", "fetch"]
             found.append(ticket.collect().sampled)
         return found
 
@@ -472,9 +472,9 @@ def test_a_runner_that_slept_captures_again() -> None:
     runner.wake(frozenset({"weights"}))
     assert not device.calls
     runner.wake(frozenset({"kv_cache"}))
-    assert device.calls.count("capture") == 4 * 5
+    assert device.calls.count("capture") == 4
     assert execute(runner, decode(0, WISHES[:3], ahead=False)).sampled == first
-    assert device.calls[-3:] == ["replay", "replay", "fetch"]
+    assert device.calls[-3:] == ["send", "replay", "fetch"]
 
 
 def test_only_an_engine_with_adapters_captures_steps_with_them() -> None:
@@ -483,7 +483,7 @@ def test_only_an_engine_with_adapters_captures_steps_with_them() -> None:
         device = PoisonedGraphs()
         make_runner(device, has_adapters=has_adapters)
         captures.append(device.calls.count("capture"))
-    assert captures == [4 * 5, 4 * 6]
+    assert captures == [4, 4 * 2]
 
 
 def test_sizes() -> None:

@@ -34,7 +34,9 @@ _NUMBERS = ("level",)
 _VECTORS = ("seeds", "positions", "temperatures", "log_min_p", "top_p", "top_k", "floors")
 
 
-def draw(logits: Tensor, columns: DrawColumns, cut: Cut, stream: Stream = SAMPLING) -> Tensor:
+def draw(
+    logits: Tensor, columns: DrawColumns, cut: Cut = Cut.ALL, stream: Stream = SAMPLING
+) -> Tensor:
     """Implement `DeviceDraw`, for a stream of all tokens."""
     count, vocab_size = logits.shape
     answers = torch.empty(2, count, dtype=torch.int32, device=logits.device)
