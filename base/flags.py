@@ -244,12 +244,16 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End with status 2 and one line instead of the usage, which is long."""
-        hint = ""
+        line = f"{self.prog}: {self.hinted(message)} (see {self.prog.partition(':')[0]} --help)\n"
+        self.exit(2, line)
+
+    def hinted(self, message: str) -> str:
+        """Return an error with a suggestion behind it, where a known word is near."""
         if unknown := _UNKNOWN.search(message):
-            hint = near(unknown[1], self._option_string_actions)
-        elif choice := _CHOICE.search(message):
-            hint = near(choice[1], re.findall(_WORD, choice[2]))
-        self.exit(2, f"{self.prog}: {message}{hint} (see {self.prog.partition(':')[0]} --help)\n")
+            return message + near(unknown[1], self._option_string_actions)
+        if choice := _CHOICE.search(message):
+            return message + near(choice[1], re.findall(_WORD, choice[2]))
+        return message
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):

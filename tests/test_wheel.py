@@ -134,6 +134,16 @@ def test_commands_work_beside_packages_of_the_same_names(complete: Installed, co
     assert f"usage: pointsman {command}" in done.stdout
 
 
+def test_programs_can_run_a_model_of_their_own(complete: Installed) -> None:
+    code = (
+        "from pointsman import LLM; llm = LLM(engine='sim'); print(len(llm.generate(['a', 'b'])))"
+    )
+    environment = {"PATH": os.environ["PATH"], "HOME": str(complete.folder)}
+    argv = (str(complete.python), "-W", "error", "-c", code)
+    out = subprocess.check_output(argv, cwd=complete.folder, env=environment, text=True)
+    assert out == "2\n"
+
+
 def test_the_files_of_the_tutorials_are_written(complete: Installed) -> None:
     done = complete.run("files", "envoy", "prometheus", "--into", "out")
     assert (done.returncode, done.stderr) == (0, "")

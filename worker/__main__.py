@@ -9,10 +9,8 @@ from collections.abc import Sequence
 import uvloop
 
 from worker import app
-from worker.cli.flags import build_parser, find_model, resolve
-from worker.cli.server import read_chat_template
+from worker.cli.flags import build_parser, read_config
 from worker.errors import WorkerError
-from worker.tokenizer.checkpoint import read_checkpoint
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,10 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
-        path = find_model(options, os.environ)
-        is_sim = options.engine == "sim"
-        checkpoint = None if path is None else read_checkpoint(path, any_architecture=is_sim)
-        config = resolve(options, checkpoint, os.environ, read_chat_template(options))
+        config, checkpoint = read_config(options, os.environ)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(app.run(config, checkpoint))
     except WorkerError as error:

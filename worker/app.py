@@ -19,7 +19,6 @@ import ssl
 import sys
 import time
 from collections.abc import Generator
-from datetime import datetime
 from functools import partial
 from typing import NoReturn, Protocol, cast
 
@@ -29,27 +28,23 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from base.shelves import load_shelf
-from worker.api.generate.adapters import ServedAdapters
+from worker.api.generate.adapters import ServedAdapters, load_adapters
 from worker.api.generate.admission import Admission, MemoryGuard, resident_bytes
-from worker.api.generate.text import ModelText
+from worker.api.generate.text import TextParts, build_text
 from worker.api.http.connection import protocol_of
 from worker.api.openai.checks import RequestChecks
 from worker.api.schema.openapi import package_version
-from worker.api.schema.params import ModelLimits
 from worker.api.server import WorkerApi
 from worker.config import ApiConfig, EngineConfig, KvAddress, ServeConfig
 from worker.engine.cache.block_hash import RANDOM_SEED
-from worker.engine.messages import EngineReady, Pause, StepOutputs, Vocabulary
+from worker.engine.messages import EngineReady, Pause, StepOutputs
 from worker.engine.process.client import EngineClient
 from worker.engine.process.supervision import Supervision
-from worker.engine.sequences.grammar import GrammarCompiler
-from worker.errors import CRASH_STATUS, ConfigError, EngineDeadError, RequestError, root_cause
+from worker.errors import CRASH_STATUS, ConfigError, EngineDeadError, root_cause
 from worker.listener import bound, is_exposed, shown
 from worker.metrics.page import WorkerMetrics
-from worker.tokenizer import sim
-from worker.tokenizer.chat import ChatTemplate, chat_template_of
+from worker.tokenizer.chat import ChatTemplate
 from worker.tokenizer.checkpoint import Checkpoint
-from worker.tokenizer.tokenizer import Tokenizer, build_tokenizer
 from worker.types import EngineStats
 
 logger = logging.getLogger(__name__)
@@ -106,7 +101,7 @@ async def run(config: ServeConfig, checkpoint: Checkpoint | None) -> int:
                 kv_address=_kv_address(config.engine, ready, listener),
             )
             config = dataclasses.replace(config, api=api)
-            adapters = await _adapters(config, client)
+            adapters = await load_adapters(config, client)
             worker = _Worker(config, client, metrics, text, adapters)
             return await worker.serve(listener, stop, started)
         finally:
@@ -192,46 +187,14 @@ def _metrics(config: ServeConfig) -> WorkerMetrics:
     return WorkerMetrics(name, api.max_model_len, time.time(), max_drafts, max_loras)
 
 
-async def _adapters(config: ServeConfig, client: EngineClient) -> ServedAdapters:
-    has_files = config.engine.engine != "sim"
-    api = config.api
-    adapters = ServedAdapters(client, api.served_model_names, has_files, api.accepted_model_names)
-    for module in config.lora_modules:
-        try:
-            await adapters.load(module.name, module.path, module.base_model_name)
-        except RequestError as error:
-            raise ConfigError(f"--lora-modules {module.name}: {error}") from error
-    return adapters
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Text:
-    """The tokenizer and chat template of a checkpoint. `vocabulary` is None without an end token: a
-    constrained answer could never end.
-    """
-
-    tokenizer: Tokenizer
-    template: ChatTemplate | None
-    vocabulary: Vocabulary | None
-
-    def of_model(self, config: ServeConfig) -> ModelText:
-        return ModelText(
-            self.tokenizer,
-            self.template,
-            ModelLimits(config.api.max_model_len, config.api.vocab_size),
-            eos_token_ids=config.engine.eos_token_ids,
-            grammars=None if self.vocabulary is None else GrammarCompiler(self.vocabulary),
-        )
-
-
 async def _started(
     client: EngineClient, config: ServeConfig, checkpoint: Checkpoint | None, stop: _Stop
-) -> tuple[EngineReady, _Text] | None:
+) -> tuple[EngineReady, TextParts] | None:
     """Return the started engine and the text's parts; None if a stop signal comes first."""
     try:
         async with asyncio.TaskGroup() as group:
             interrupter = group.create_task(stop.interrupt(), name="stop")
-            built = asyncio.to_thread(_build_text, config, checkpoint)
+            built = asyncio.to_thread(build_text, config, checkpoint)
             building = group.create_task(built, name="text")
             ready = await client.start()
             text = await building
@@ -244,31 +207,6 @@ async def _started(
         # The group's own traceback would only hide the cause from the user.
         raise cause from None
     return ready, text
-
-
-def _build_text(config: ServeConfig, checkpoint: Checkpoint | None) -> _Text:
-    tokenizer: Tokenizer = sim.SimTokenizer()
-    source = config.chat_template
-    if checkpoint is None:
-        source = source or sim.CHAT_TEMPLATE
-        template = ChatTemplate(source, bos_token="", eos_token=sim.IM_END, now=datetime.now)
-        return _Text(tokenizer, template, _vocabulary(config, tokenizer))
-    if source is not None:
-        # The operator's template serves requests with tools too.
-        checkpoint = dataclasses.replace(checkpoint, chat_template=source, tool_chat_template=None)
-    tokenizer = build_tokenizer(checkpoint)
-    chat_template = chat_template_of(checkpoint, now=datetime.now)
-    return _Text(tokenizer, chat_template, _vocabulary(config, tokenizer))
-
-
-def _vocabulary(config: ServeConfig, tokenizer: Tokenizer) -> Vocabulary | None:
-    size = config.api.vocab_size
-    ends = [token for token in config.engine.eos_token_ids if token < size]
-    if not ends:
-        return None
-    # Tokenizers may have special tokens without an embedding, which are never drawn.
-    special_ids = sorted({*tokenizer.special_ids, *ends} & set(range(size)))
-    return Vocabulary([tokenizer.token_bytes(i) for i in range(size)], special_ids, ends)
 
 
 class _Faults(Protocol):
@@ -292,7 +230,7 @@ class _Worker:
         config: ServeConfig,
         client: EngineClient,
         metrics: WorkerMetrics,
-        text: _Text,
+        text: TextParts,
         adapters: ServedAdapters,
     ) -> None:
         api, tls = config.api, config.tls

@@ -2,5 +2,5 @@
 
 `table` lists the flags, `flags` resolves them, with `server` for the HTTP front end, `kv` for KV
 that is published, moved or offloaded, and `speculation` for `--speculative-config`; `objects`
-decodes values in JSON.
+decodes values in JSON. `keywords` reads flags that are given as keyword arguments.
 """

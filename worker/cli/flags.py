@@ -12,7 +12,7 @@ from base.flags import Parser, add_flags, configured
 from base.shelves import load_shelf
 from worker import catalog
 from worker.cli.kv import kv_events_config, kv_offloading_config, kv_transfer_config
-from worker.cli.server import api_config, tls_config
+from worker.cli.server import api_config, read_chat_template, tls_config
 from worker.cli.speculation import speculative_config
 from worker.cli.table import DIALECT, FLAGS
 from worker.config import (
@@ -26,16 +26,16 @@ from worker.config import (
 from worker.errors import ConfigError
 from worker.logits_processors import load
 from worker.tokenizer import sim
-from worker.tokenizer.checkpoint import Checkpoint
+from worker.tokenizer.checkpoint import Checkpoint, read_checkpoint
 
 SIM_MAX_MODEL_LEN = 8192
 # By name: the core must not import the shelf, and works without it.
 _SIM_FLAGS = "worker.sim.flags"
 
 
-def build_parser() -> Parser:
+def build_parser(kind: type[Parser] = Parser) -> Parser:
     """Return a parser of all flags, with those of the simulator where it is installed."""
-    parser = Parser(prog="pointsman worker", description="Serve one model over the OpenAI API.")
+    parser = kind(prog="pointsman worker", description="Serve one model over the OpenAI API.")
     add_flags(parser, FLAGS, DIALECT)
     shelf = load_shelf(_SIM_FLAGS)
     if shelf is not None:
@@ -58,6 +58,18 @@ def find_model(options: argparse.Namespace, environment: Mapping[str, str]) -> P
     raise ConfigError(
         f"no model: give --model FILE_OR_DIRECTORY (there is no default model at {cached})"
     )
+
+
+def read_config(
+    options: argparse.Namespace, environment: Mapping[str, str]
+) -> tuple[ServeConfig, Checkpoint | None]:
+    """Read the model's text settings (None: the simulator's) and resolve the flags. Raises
+    `WorkerError`.
+    """
+    path = find_model(options, environment)
+    is_sim = options.engine == "sim"
+    checkpoint = None if path is None else read_checkpoint(path, any_architecture=is_sim)
+    return resolve(options, checkpoint, environment, read_chat_template(options)), checkpoint
 
 
 def resolve(

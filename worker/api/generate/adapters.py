@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker.api.generate.engine import Engine
+from worker.api.generate.engine import Commands
 from worker.api.schema.parse import shown
+from worker.config import ServeConfig
 from worker.engine.messages import LoadAdapter, UnloadAdapter
-from worker.errors import RequestError
+from worker.errors import ConfigError, RequestError
 from worker.kv.content import model_digest
 from worker.types import Adapter
 
@@ -32,7 +33,7 @@ class ServedAdapters:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Commands,
         base_names: tuple[str, ...],
         has_files: bool,
         accepted_names: tuple[str, ...] = (),
@@ -109,6 +110,18 @@ class ServedAdapters:
                 message = f"The lora adapter '{name}' cannot be found."
                 raise RequestError(message, "lora_name", 404, "NotFoundError")
             await self._engine.run(UnloadAdapter(0, served.adapter))
+
+
+async def load_adapters(config: ServeConfig, engine: Commands) -> ServedAdapters:
+    """Load the adapters of `--lora-modules`. Raises `ConfigError`."""
+    api, has_files = config.api, config.engine.engine != "sim"
+    adapters = ServedAdapters(engine, api.served_model_names, has_files, api.accepted_model_names)
+    for module in config.lora_modules:
+        try:
+            await adapters.load(module.name, module.path, module.base_model_name)
+        except RequestError as error:
+            raise ConfigError(f"--lora-modules {module.name}: {error}") from error
+    return adapters
 
 
 def unknown_model(name: str, served_names: Sequence[str]) -> RequestError:

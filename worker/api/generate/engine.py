@@ -22,7 +22,12 @@ class OutputStream(Protocol):
         """Abort the sequence, unless it has ended. Idempotent."""
 
 
-class Engine(Protocol):
+class Commands(Protocol):
+    async def run(self, command: Command) -> CommandReply:
+        """Run a command; its `command_id` is replaced. Raises `EngineDeadError`."""
+
+
+class Engine(Commands, Protocol):
     @property
     def is_alive(self) -> bool: ...
 
@@ -47,6 +52,3 @@ class Engine(Protocol):
 
     def hand_over(self, request_id: str) -> None:
         """Stop a sequence that continues at another worker, which will ask for its KV."""
-
-    async def run(self, command: Command) -> CommandReply:
-        """Run a command; its `command_id` is replaced. Raises `EngineDeadError`."""

@@ -199,16 +199,25 @@ def prompt_logprobs(
 
 
 def _ranked(entry: TokenLogprobs, num_likeliest: int, token_bytes: TokenBytes) -> Json:
-    shown: Json = {}
-    pairs = zip(entry.token_ids, entry.logprobs, strict=True)
-    for place, (token_id, logprob) in enumerate(pairs):
-        ranked = num_likeliest < 0 or place <= num_likeliest
-        shown.setdefault(
-            str(token_id),
-            {
-                "logprob": clamped(logprob),
-                "rank": (entry.rank if place == 0 else place) if ranked else None,
-                "decoded_token": token_bytes(token_id).decode("utf-8", "replace"),
-            },
-        )
-    return shown
+    return {
+        str(token_id): {
+            "logprob": logprob,
+            "rank": rank,
+            "decoded_token": token_bytes(token_id).decode("utf-8", "replace"),
+        }
+        for token_id, logprob, rank in ranked(entry, num_likeliest)
+    }
+
+
+def ranked(entry: TokenLogprobs, num_likeliest: int) -> Iterator[tuple[int, float, int | None]]:
+    """Return each token once, with its log probability and rank; the drawn one comes first. Tokens
+    beyond `num_likeliest` (-1: all) have no rank.
+    """
+    seen: set[int] = set()
+    for place, (token_id, logprob) in enumerate(zip(entry.token_ids, entry.logprobs, strict=True)):
+        if token_id in seen:
+            continue
+        seen.add(token_id)
+        has_rank = num_likeliest < 0 or place <= num_likeliest
+        rank = entry.rank if place == 0 else place
+        yield token_id, clamped(logprob), rank if has_rank else None

@@ -1,6 +1,7 @@
 """A response while it runs: its prompts and choices, and the collector of a whole answer."""
 
 import asyncio
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,6 +22,7 @@ from worker.api.generate.prepared import Prepared
 from worker.api.schema.kv_transfer import kv_transfer_answer
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.metrics.page import RequestRecord
+from worker.tokenizer.tokenizer import Tokenizer
 from worker.types import TokenLogprobs
 
 
@@ -76,6 +78,24 @@ class PromptRun:
                 self.prompt_logprobs, size, num_likeliest, token_bytes
             )
         return self._raw_logprobs
+
+
+def prompt_runs(prepared: Prepared, tokenizer: Tokenizer) -> list[PromptRun]:
+    """Return a run for each prompt. The indices of choices run over all prompts: prompt × n +
+    answer. Raises `RequestError` for a resumed answer that is over already.
+    """
+    runs: list[PromptRun] = []
+    index = itertools.count()
+    for place, request in enumerate(prepared.requests):
+        choices = []
+        for _ in range(1 + len(request.branch_ids)):
+            choice = Choice(next(index), request, prepared.text, tokenizer, prepared.form)
+            choice.replay(request.output_token_ids)
+            choices.append(choice)
+        runs.append(
+            PromptRun(request, choices, prepared.echoes[place] if prepared.echoes else None)
+        )
+    return runs
 
 
 def usage_of(runs: Iterable[PromptRun], *, cached: bool) -> TokenCounts:

@@ -20,6 +20,7 @@ from worker.api.generate.prepared import Prepared
 from worker.api.generate.response import (
     AnswerCollector,
     PromptRun,
+    prompt_runs,
     request_metrics,
     usage_of,
     usage_so_far,
@@ -50,7 +51,7 @@ class Runner:
         own and a proxy can retry. Raises `RequestError`, `EngineDeadError`, `ClientGoneError`.
         """
         # A resumed stream may turn out to be over here: before the engine has the request.
-        runs = self._runs(prepared)
+        runs = prompt_runs(prepared, self._tokenizer)
         if prepared.stream:
             await self._stream(prepared, runs, exchange)
             return
@@ -102,22 +103,6 @@ class Runner:
                 leaving = group.create_task(leave, name="leave-when-draining")
                 await running
                 leaving.cancel()
-
-    def _runs(self, prepared: Prepared) -> list[PromptRun]:
-        runs: list[PromptRun] = []
-        index = 0
-        for place, request in enumerate(prepared.requests):
-            choices = []
-            # The indices of choices run over all prompts: prompt × n + answer.
-            for _ in range(1 + len(request.branch_ids)):
-                text, form = prepared.text, prepared.form
-                choice = Choice(index, request, text, self._tokenizer, form)
-                choice.replay(request.output_token_ids)
-                choices.append(choice)
-                index += 1
-            echo = prepared.echoes[place] if prepared.echoes else None
-            runs.append(PromptRun(request, choices, echo))
-        return runs
 
     def _open(
         self, run: PromptRun, opened: ExitStack

@@ -1,7 +1,8 @@
 """The model's text side, which turns conversations and texts into token ids."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from typing import Protocol
 
@@ -11,10 +12,14 @@ from worker.api.schema.conversation import template_messages
 from worker.api.schema.params import ModelLimits
 from worker.api.schema.requests import MAX_DOCUMENTS, ChatMessage, ChatRequest, TokenizeRequest
 from worker.api.schema.tools import template_tools
-from worker.engine.sequences.grammar import Grammars
+from worker.config import ServeConfig
+from worker.engine.messages import Vocabulary
+from worker.engine.sequences.grammar import GrammarCompiler, Grammars
 from worker.errors import RequestError
-from worker.tokenizer.chat import ChatTemplate
-from worker.tokenizer.tokenizer import Tokenizer
+from worker.tokenizer import sim
+from worker.tokenizer.chat import ChatTemplate, chat_template_of
+from worker.tokenizer.checkpoint import Checkpoint
+from worker.tokenizer.tokenizer import Tokenizer, build_tokenizer
 
 
 class Encode(Protocol):
@@ -118,3 +123,49 @@ class ModelText:
                 f" However, your prompt contains {len(text)} characters, which is more than that.",
                 param="input_text",
             )
+
+
+@dataclass(frozen=True, slots=True)
+class TextParts:
+    """The tokenizer and chat template of a checkpoint. `vocabulary` is None without an end token: a
+    constrained answer could never end.
+    """
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    vocabulary: Vocabulary | None
+
+    def of_model(self, config: ServeConfig) -> ModelText:
+        return ModelText(
+            self.tokenizer,
+            self.template,
+            ModelLimits(config.api.max_model_len, config.api.vocab_size),
+            eos_token_ids=config.engine.eos_token_ids,
+            grammars=None if self.vocabulary is None else GrammarCompiler(self.vocabulary),
+        )
+
+
+def build_text(config: ServeConfig, checkpoint: Checkpoint | None) -> TextParts:
+    """Build the text side of a checkpoint, or (None) of the simulator. Raises `ModelError`."""
+    tokenizer: Tokenizer = sim.SimTokenizer()
+    source = config.chat_template
+    if checkpoint is None:
+        source = source or sim.CHAT_TEMPLATE
+        template = ChatTemplate(source, bos_token="", eos_token=sim.IM_END, now=datetime.now)
+        return TextParts(tokenizer, template, _vocabulary(config, tokenizer))
+    if source is not None:
+        # The operator's template serves requests with tools too.
+        checkpoint = replace(checkpoint, chat_template=source, tool_chat_template=None)
+    tokenizer = build_tokenizer(checkpoint)
+    chat_template = chat_template_of(checkpoint, now=datetime.now)
+    return TextParts(tokenizer, chat_template, _vocabulary(config, tokenizer))
+
+
+def _vocabulary(config: ServeConfig, tokenizer: Tokenizer) -> Vocabulary | None:
+    size = config.api.vocab_size
+    ends = [token for token in config.engine.eos_token_ids if token < size]
+    if not ends:
+        return None
+    # Tokenizers may have special tokens without an embedding, which are never drawn.
+    special_ids = sorted({*tokenizer.special_ids, *ends} & set(range(size)))
+    return Vocabulary([tokenizer.token_bytes(i) for i in range(size)], special_ids, ends)

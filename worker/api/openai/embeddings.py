@@ -65,12 +65,16 @@ class EmbeddingFrames(Frames):
         embeddings = [Embedding(index, value) for index, value in enumerate(values)]
         return msgspec.json.encode(EmbeddingList(data=embeddings, **facts))
 
-    def _value(self, pooled: Sequence[float]) -> list[float] | str:
+    def numbers(self, pooled: Sequence[float]) -> list[float]:
         values = list(pooled[: self.dimensions])
         if self.normalizes:
             # A zero vector stays one.
             length = max(math.hypot(*values), 1e-12)
             values = [value / length for value in values]
+        return values
+
+    def _value(self, pooled: Sequence[float]) -> list[float] | str:
+        values = self.numbers(pooled)
         if not self.as_base64:
             return values
         floats = array("f", values)
@@ -87,12 +91,12 @@ class EmbeddingApi:
         self._checks = checks
 
     async def embeddings(self, body: bytes, arrival: Arrival) -> Prepared:
-        return await self._prepared(decode_supported(body, EmbeddingRequest), arrival, "embd")
+        return await self.prepared(decode_supported(body, EmbeddingRequest), arrival, "embd")
 
     async def pooling(self, body: bytes, arrival: Arrival) -> Prepared:
-        return await self._prepared(decode_supported(body, PoolingRequest), arrival, "pool")
+        return await self.prepared(decode_supported(body, PoolingRequest), arrival, "pool")
 
-    async def _prepared(self, request: EmbeddingRequest, arrival: Arrival, kind: str) -> Prepared:
+    async def prepared(self, request: EmbeddingRequest, arrival: Arrival, kind: str) -> Prepared:
         self._checks.adapters.adapter_of(request.model)
         config, pooler = self._config, self._config.pooler
         self._check_dimensions(request.dimensions)

@@ -279,6 +279,16 @@ def decode_supported(body: bytes, kind: type[Body]) -> Body:
     return request
 
 
+def checked(value: object, kind: type[Body]) -> Body:
+    """Check a value made in Python as `decode_supported` checks a body. Raises `RequestError`."""
+    try:
+        request = msgspec.convert(msgspec.to_builtins(value), kind, dec_hook=decode_whole)
+    except msgspec.ValidationError as error:
+        raise _explained(str(error)) from error
+    refuse_unsupported(request)
+    return request
+
+
 def refuse_unsupported(request: msgspec.Struct, within: str = "") -> None:
     """Refuse (400) a field that is not supported; `within` is the path before it, with a dot."""
     for name, neutral, fix in _neutral_values(type(request)):

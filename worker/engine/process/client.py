@@ -41,17 +41,16 @@ from worker.errors import EngineDeadError, WorkerError
 from worker.types import EngineStats, FinishReason
 
 
-def merge(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
-    """Merge two consecutive outputs: tokens and log probabilities in order, the steps added up,
-    the rest from `later`.
+def merge(*outputs: RequestOutput) -> RequestOutput:
+    """Merge consecutive outputs of a sequence: tokens and log probabilities in order, the steps
+    added up, the rest from the last one.
     """
-    steps = (one.num_steps for one in (earlier, later) if one.token_ids)
     return msgspec.structs.replace(
-        later,
-        token_ids=earlier.token_ids + later.token_ids,
-        logprobs=earlier.logprobs + later.logprobs,
-        prompt_logprobs=earlier.prompt_logprobs + later.prompt_logprobs,
-        num_steps=sum(steps) or 1,
+        outputs[-1],
+        token_ids=[token_id for one in outputs for token_id in one.token_ids],
+        logprobs=[entry for one in outputs for entry in one.logprobs],
+        prompt_logprobs=[entry for one in outputs for entry in one.prompt_logprobs],
+        num_steps=sum(one.num_steps for one in outputs if one.token_ids) or 1,
     )
 
 
