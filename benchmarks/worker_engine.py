@@ -39,14 +39,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import torch
-from safetensors.torch import save_file
 
+from fleet.bench.offline.random_weights import write_checkpoint
 from worker.config import EngineConfig, SchedulerConfig
 from worker.executor.interface import Executor, execute
 from worker.executor.start import build_executor
 from worker.models.checkpoints import GgufCheckpoint, read
-from worker.models.config import from_hf
-from worker.models.loader import expected_shapes
 from worker.types import SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
 PROMPT_TOKENS, PREFILL_TOKENS = 128, 512
@@ -311,26 +309,13 @@ def compare_with_peers(options: argparse.Namespace) -> None:
     write_results(options, rows=table.rows)
 
 
-def random_checkpoint(folder: Path, dtype: torch.dtype, layers: int) -> Path:
-    """Random weights in the shape of SmolLM2-135M, always the same ones."""
-    folder.mkdir()
-    config = SMOLLM2_135M | {"num_hidden_layers": layers}
-    (folder / "config.json").write_text(json.dumps(config))
-    draw = torch.Generator().manual_seed(20260101)
-    tensors = {
-        name: (0.05 * torch.randn(shape, generator=draw) + ("norm" in name)).to(dtype)
-        for name, shape in expected_shapes(from_hf("config", config)).items()
-    }
-    save_file(tensors, folder / "model.safetensors")
-    return folder
-
-
 def measure_weights(options: argparse.Namespace) -> None:
     """Types of weights in turns: the least CPU milliseconds of a decode step."""
     torch.set_num_threads(1)
+    shape = SMOLLM2_135M | {"num_hidden_layers": options.layers}
     with tempfile.TemporaryDirectory() as folder:
         paths = {
-            dtype: random_checkpoint(Path(folder) / str(dtype), dtype, options.layers)
+            dtype: write_checkpoint(Path(folder) / str(dtype), shape, dtype)
             for dtype in (torch.float32, torch.bfloat16)
         }
         subjects = {name: Ours(paths[dtype], "auto", **changes) for name, dtype, changes in WEIGHTS}

@@ -1,5 +1,6 @@
 """The flags of `pointsman bench`, and the settings that they give."""
 
+import json
 import math
 import os
 import re
@@ -8,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
-from base.flags import Dialect, Parser, add_flags, whole_number
+from base.flags import Dialect, Parser, Readers, add_flags, whole_number
 from fleet.bench.arrivals import Ramp
 from fleet.bench.slo import Bound, Slo, read_bounds
 from fleet.bench.workload import TokenRange
@@ -45,6 +46,20 @@ or --compare CONFIG           two configurations in alternating turns, each put 
 what is asked
 --respect-eos                 let answers end early (default: ignore_eos, which vLLM and our workers
                               have)
+"""
+_OFFLINE: Final = """
+--model PATH                  GGUF file or Hugging Face directory (default: random weights in the
+                              shape of Qwen3-0.6B)
+--requests N[1..] = 256       number of prompts, all given at once
+--input-tokens SPAN = 100..1024
+                              tokens of a prompt, which are random ids
+--output-tokens SPAN = 100..1024
+                              tokens to generate
+--seed N = 1                  seed of prompts and lengths
+--llm JSON                    keyword arguments of pointsman.LLM, such as {"max_num_seqs": 256}
+--peer vllm|nano-vllm|transformers
+                              run the same prompts in this engine too, if it is installed
+--json FILE                   write all numbers
 """
 # Flags of `pointsman simulate` too.
 LOAD: Final = """
@@ -100,7 +115,23 @@ def build_parser() -> Parser:
     )
     add_flags(parser, LOAD, LOAD_DIALECT)
     add_flags(parser, _FLAGS, dialect)
+    commands = parser.add_subparsers(metavar="[offline]", title="without a server")
+    about = "measure the tokens a second of an engine in this process's place, without a server"
+    offline = commands.add_parser("offline", help=about, description=about)
+    offline.set_defaults(is_offline=True)
+    readers: Readers = {"SPAN": _span, "FILE": Path, "PATH": Path, "JSON": _object}
+    add_flags(offline, _OFFLINE, Dialect(readers=readers, defaults={"llm": "{}"}))
     return parser
+
+
+def _object(text: str) -> dict[str, object]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"takes a JSON object: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"takes a JSON object, not {text[:80]!r}")
+    return found
 
 
 def _number(text: str) -> float:

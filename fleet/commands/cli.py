@@ -241,6 +241,12 @@ def _replay(argv: list[str]) -> int:
 def _bench(argv: list[str]) -> int:
     from fleet.bench.flags import read_settings
 
+    given = parser_of("bench").parse_args(argv)
+    if hasattr(given, "is_offline"):
+        _require("bench offline", "worker")
+        from fleet.bench.offline.command import offline_command
+
+        return offline_command(given, _print_now)
     read_settings(argv)
     from rich.console import Console
 
