@@ -1,6 +1,6 @@
 """The worker on a GPU: kernels, decoding and prompts, against the limits of the GPU.
 
-    python benchmarks/gpu.py [--shapes 1B 8B] [--tiles] [--check]
+    python benchmarks/gpu.py [--shapes 1B 8B] [--tiles] [--packed] [--check]
 
 On a machine with a GPU; under ten minutes.
 Weights are random, shapes are those of published models. First the GPU's own speed is measured: of
@@ -16,6 +16,8 @@ copies, and of products of matrices. Then, for each shape:
 - blocks moved to host memory and back, as tiers move them, as a part of the speed of one copy.
 
 `--tiles` times attention with other tiles and numbers of warps than those that are chosen.
+`--packed` times products with GGUF's encodings, by rows, against copies of as many bytes and the
+product with the decoded weight; with 257 rows, weights are decoded in each product.
 `--check` checks kernels and decoding on a toy, in Triton's interpreter where there is no GPU (set
 TRITON_INTERPRET=1), and measures nothing.
 """
@@ -34,6 +36,7 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).parents[1]))
 
+from tests.support.model.block_weights import random_blocks
 from tests.support.worker.poisoned_graphs import PoisonedGraphs
 from worker.executor.adapters import DeviceAdapters
 from worker.executor.graphs import CudaGraphs, DecodeGraphs
@@ -47,6 +50,8 @@ from worker.models.llama import LayerWeights, LlamaModel
 from worker.ops.backends import TORCH, AttentionShape, Backend
 from worker.ops.linear import DenseLinear
 from worker.ops.lora import Factors, Product
+from worker.ops.planes import SUPER_COLUMNS, PlaneKernels, PlaneWeight, choose_planes
+from worker.ops.planes import pack as pack_blocks
 from worker.ops.quantized import (
     PAIRED_COLUMNS,
     Encoding,
@@ -71,6 +76,8 @@ from worker.types import (
 BLOCK, CONTEXT, LONG, PROMPT, STEPS, ROUNDS = 16, 1024, 8192, 4096, 20, 5
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ADAPTED, ADAPTERS, RANK = (1, 8, 64), (1, 8, 32), 16
+ENCODINGS = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+PACKED_ROWS = (1, 4, 16, 64, 256, 257, 2048)
 
 
 def shape(name: str, *sizes: int) -> ModelConfig:
@@ -243,6 +250,16 @@ def kernels(model: LlamaModel, size: Size, prompt: int) -> Iterator[Kernel]:
             return (product or multiply)(inputs, weight)
 
         yield Kernel(f"product, {encoding.value}", times, packed.codes.numel())
+    wide = normal(count, SUPER_COLUMNS * max(1, config.hidden_size // SUPER_COLUMNS))
+    for kind in ENCODINGS:
+        planes = random_planes(kind, wide.shape[1], wide.shape[1], device)
+
+        def multiplies(backend: Backend, weight: PlaneWeight = planes) -> Tensor:
+            return multiply_planes(
+                wide, weight, None if backend is TORCH else choose_planes(device)
+            )
+
+        yield Kernel(f"product, {kind}", multiplies, plane_bytes(planes))
     logits = normal(count, config.vocab_size).float() * 2
     for name, params in (
         ("draw", SamplingParams(1, 0.8)),
@@ -269,6 +286,27 @@ def random_weight(encoding: Encoding, side: int, device: torch.device) -> Packed
     packed = pack([GroupedWeight(encoding, codes, scales, zeros, groups)], device)
     assert packed is not None
     return packed
+
+
+def random_planes(kind: str, outputs: int, inputs: int, device: torch.device) -> PlaneWeight:
+    """Weights in one of GGUF's encodings, whose products are of the order of one."""
+    planes = pack_blocks([random_blocks(kind, outputs, inputs, size=inputs**-0.5)], device)
+    assert planes is not None
+    return planes[0]
+
+
+def plane_bytes(weight: PlaneWeight) -> int:
+    """The memory of all planes."""
+    return sum(plane.nbytes for plane in weight.planes if plane is not None)
+
+
+def multiply_planes(x: Tensor, weight: PlaneWeight, kernels: PlaneKernels | None) -> Tensor:
+    """Multiply by kernels, or by torch."""
+    if kernels is None:
+        return x @ weight.decode().to(x.dtype).T
+    out = x.new_empty(len(x), weight.outputs)
+    kernels.multiply(x, weight, out)
+    return out
 
 
 def columns_of(params: SamplingParams, count: int, device: torch.device) -> tuple[DrawColumns, Cut]:
@@ -476,6 +514,34 @@ def report_tiles(config: ModelConfig, backend: Backend, bandwidth: float) -> Non
         setattr(attention, name, chosen)
 
 
+def report_packed(config: ModelConfig, bandwidth: float) -> None:
+    """Print how long products with packed weights take, by encoding and rows. The weight is that of
+    gates and gated values, which no GPU's cache holds.
+    """
+    device, dtype = torch.device("cuda"), torch.bfloat16
+    backend = choose_backend("triton", device, dtype, BLOCK)
+    noise = torch.Generator(device).manual_seed(4)
+    sizes = 2 * config.intermediate_size, SUPER_COLUMNS * (config.hidden_size // SUPER_COLUMNS)
+    print(f"\n{config.architecture}, {sizes[0]} x {sizes[1]}\nencoding  rows", end="")
+    print("        us   of copies   dense us")
+    for kind in ENCODINGS:
+        weight = random_planes(kind, *sizes, device)
+        dense = weight.decode().to(dtype).T
+        for rows in PACKED_ROWS:
+            x = torch.empty(rows, sizes[1], dtype=dtype, device=device).normal_(generator=noise)
+
+            def own(backend: Backend, x: Tensor = x, weight: PlaneWeight = weight) -> Tensor:
+                kernels = None if backend is TORCH else choose_planes(device)
+                return multiply_planes(x, weight, kernels)
+
+            check(Kernel(f"product, {kind}", own, plane_bytes(weight)), backend)
+            packed = replayed(lambda run=own: run(backend))  # type: ignore[misc]
+            whole = replayed(lambda x=x, dense=dense: x @ dense)  # type: ignore[misc]
+            part = plane_bytes(weight) / packed / bandwidth
+            line = f"{packed * 1e6:9.1f} {part:11.0%} {whole * 1e6:10.1f}"
+            print(f"{kind:8} {rows:5} {line}", flush=True)
+
+
 def limits(device: torch.device) -> tuple[float, float]:
     """Bytes a second of copies, read and written; operations a second of products."""
     source, side = torch.empty(1 << 29, dtype=torch.int16, device=device), 8192
@@ -491,6 +557,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="check a toy, and measure nothing")
     parser.add_argument("--tiles", action="store_true", help="only time attention by its tiles")
+    parser.add_argument("--packed", action="store_true", help="only time packed weights")
     names = [config.architecture for config in SHAPES]
     parser.add_argument("--shapes", nargs="+", choices=names, default=names, help="(default: all)")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -507,7 +574,9 @@ def main() -> None:
     for config in SHAPES:
         if config.architecture not in args.shapes:
             continue
-        if args.tiles:
+        if args.packed:
+            report_packed(config, bandwidth)
+        elif args.tiles:
             report_tiles(config, backend, bandwidth)
         else:
             report(config, backend, bandwidth, peak)

@@ -35,11 +35,15 @@ from worker.models.names import (
 )
 from worker.models.quantized import QuantizedTensors, as_blocks, read_quantization
 from worker.ops.cpu.native import GGML_TYPES, Stored, stored
+from worker.ops.planes import BlockWeight
 from worker.ops.quantized import GroupedWeight
 
 # Elements decoded at a time: few enough to stay in a core's cache, and for torch to copy them in
 # the thread that decoded them (it splits larger copies over threads, at a net loss).
 _PIECE_ELEMENTS = 32000
+
+Float32Array = npt.NDArray[np.float32]
+_Bytes = npt.NDArray[np.uint8]
 
 _SAFE_FLOATS = ("F64", "F32", "F16", "BF16")
 _BLOCK_ELEMENTS = 32  # of Q8_0 and Q4_1
@@ -51,11 +55,14 @@ _PROJECTION_BIAS = re.compile(r"\.(?:([a-z_]+)_proj|w[123])\.bias$")
 
 
 class WeightFile(Protocol):
-    """Named tensors on disk; `source` names the file in errors. If `is_grouped`, see `grouped`."""
+    """Named tensors on disk; `source` names the file in errors. See `grouped` for the weights of a
+    checkpoint that `is_grouped`, or `is_in_blocks` (GGUF).
+    """
 
     source: str
     config: ModelConfig
     is_grouped: bool
+    is_in_blocks: bool
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all tensors by Hugging Face name."""
@@ -74,9 +81,9 @@ class WeightFile(Protocol):
     def stored(self, name: str) -> Stored | None:
         """Return a weight [rows, cols] as stored; None if its encoding has to be decoded."""
 
-    def grouped(self, name: str, rows: slice, columns: slice) -> GroupedWeight | None:
-        """Return a part of a weight as codes with scales by group; None if it is stored otherwise.
-        Both slices have a start and a stop.
+    def grouped(self, name: str, rows: slice, columns: slice) -> GroupedWeight | BlockWeight | None:
+        """Return a part of a weight as codes with scales by group, or as blocks; None if it is not
+        quantised. Both slices have a start and a stop.
         """
 
 
@@ -109,6 +116,7 @@ class GgufCheckpoint:
     """A GGUF file under Hugging Face names, with rotary rows in rotate-half order."""
 
     is_grouped = False
+    is_in_blocks = True
 
     def __init__(self, path: Path) -> None:
         self._file = GgufFile.open(path)
@@ -169,14 +177,32 @@ class GgufCheckpoint:
         info = self._file.tensors[place.stored]
         if info.type.name not in GGML_TYPES or len(info.shape) < 2:
             return None
-        data = np.frombuffer(self._file.tensor_bytes(place.stored), np.uint8)
-        data = data.reshape(num_rows(info.shape), -1)[place.start : place.stop]
+        data = self._rows(name)
         data = (data if order is None else data[order]).reshape(-1)
         rows, cols = place.stop - place.start, info.shape[-1]
         return Stored(info.type.name, rows, cols, data, self._rotary_heads(name) or 0)
 
-    def grouped(self, name: str, rows: slice, columns: slice) -> GroupedWeight | None:
-        return None  # only a CPU has kernels for GGUF's blocks, which `stored` returns
+    def _rows(self, name: str) -> _Bytes:
+        """Return the encoded rows of a weight [rows, bytes], in the file's order."""
+        place = self._stored[name]
+        shape = self._file.tensors[place.stored].shape
+        data = np.frombuffer(self._file.tensor_bytes(place.stored), np.uint8)
+        return data.reshape(num_rows(shape), -1)[place.start : place.stop]
+
+    def grouped(self, name: str, rows: slice, columns: slice) -> BlockWeight | None:
+        kind = self._file.tensors[self._stored[name].stored].type
+        if kind.block_elements == 1:
+            return None
+        data, heads = self._rows(name), self._rotary_heads(name)
+        if heads is not None:  # the rows of a head's halves alternate
+            data = data.reshape(heads, -1, 2, data.shape[-1]).swapaxes(1, 2)
+            data = data.reshape(-1, data.shape[-1])
+        order = row_order(name, self.config, len(data))
+        data = (data if order is None else data[order])[rows]
+        first, stop = columns.start // kind.block_elements, -(-columns.stop // kind.block_elements)
+        blocks = data.reshape(len(data), -1, kind.block_bytes)[:, first:stop]
+        is_cut = (stop - first) * kind.block_elements > columns.stop - columns.start
+        return BlockWeight(kind.name, blocks, is_cut)
 
     def _rotary_heads(self, name: str) -> int | None:
         if self.config.architecture not in _INTERLEAVED:
@@ -200,6 +226,8 @@ class SafetensorsCheckpoint:
     """A directory with `config.json` and `model.safetensors`, or shards and their index. With a
     `quantization` other than "none", `stored` returns rows of whole blocks in that encoding.
     """
+
+    is_in_blocks = False
 
     def __init__(self, path: Path, quantization: str = "none") -> None:
         self.source = str(path)
@@ -349,10 +377,6 @@ def _open_shard(path: Path) -> Any:
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{path}: cannot be read: {error}") from error
-
-
-Float32Array = npt.NDArray[np.float32]
-_Bytes = npt.NDArray[np.uint8]
 
 
 def read_tensor(file: GgufFile, name: str) -> Float32Array:

@@ -26,7 +26,9 @@ from worker.ops.cpu.native import CpuKernels
 from worker.ops.experts import Experts
 from worker.ops.linear import DenseLinear, Linear, can_pack, make_linear
 from worker.ops.parallel import WHOLE, RowParallelLinear, Shard, VocabParallelLinear
-from worker.ops.quantized import QuantizedLinear, choose_product, pack
+from worker.ops.planes import BlockWeight, PlanesLinear, choose_planes
+from worker.ops.planes import pack as pack_blocks
+from worker.ops.quantized import GroupedWeight, QuantizedLinear, choose_product, pack
 from worker.ops.rope import RopeTable, make_rope_table
 
 logger = logging.getLogger(__name__)
@@ -232,6 +234,7 @@ class _Assembly:
         self._dtype = dtype
         self._device = device
         self._product = choose_product(device) if checkpoint.is_grouped else None
+        self._planes = choose_planes(device) if checkpoint.is_in_blocks else None
         self._decoded: list[str] = []  # products that packed weights do not fit
 
     def model(self, max_positions: int | None) -> LlamaModel:
@@ -272,7 +275,7 @@ class _Assembly:
         if self._shard.size > 1:
             weight = self._read(_EMBEDDING, shape)
             return DenseLinear(weight), self._vocab_parallel_head(weight)
-        native = self._native([_EMBEDDING])
+        native = self._native([_EMBEDDING]) or self._packed_table(_EMBEDDING, shape)
         if native is None:
             weight = self._read(_EMBEDDING, shape)
             embedding = make_linear(weight, kernels=self._kernels)
@@ -282,8 +285,14 @@ class _Assembly:
             embedding = native
         if self._config.tied_head:
             return embedding, native or embedding
-        head = self._native([_HEAD])
+        head = self._native([_HEAD]) or self._packed_table(_HEAD, shape)
         return embedding, head or make_linear(self._read(_HEAD, shape), kernels=self._kernels)
+
+    def _packed_table(self, name: str, shape: tuple[int, int]) -> Linear | None:
+        if self._planes is None:
+            return None
+        table = _Projection({name.removesuffix(".weight"): shape[0]}, shape[1], False)
+        return self._packed("", table, None, False)
 
     def _vocab_parallel_head(self, embedding: Tensor) -> Linear:
         vocab_size, hidden = embedding.shape
@@ -407,9 +416,9 @@ class _Assembly:
         """Return the product of weights that stay quantised. None: a weight is not quantised, or
         has to be decoded, as on a CPU and in a stack of experts.
         """
-        if self._product is None or self._kernels is not None:
+        if self._kernels is not None or (self._product is None and self._planes is None):
             return None
-        found = []
+        found: list[GroupedWeight | BlockWeight] = []
         for name, (rows, columns) in self._places(part).items():
             if is_stacked:  # one row is enough to see whether it is quantised
                 rows = slice(rows.start, rows.start + 1)
@@ -417,9 +426,20 @@ class _Assembly:
             if weight is None:
                 return None
             found.append(weight)
-        packed = None if is_stacked else pack(found, self._device)
-        if packed is None:
+        linear = None if is_stacked else self._quantized(found, bias)
+        if linear is None:
             self._decoded.append(f"{prefix}{next(iter(part.outputs))}")
+        return linear
+
+    def _quantized(
+        self, found: Sequence[GroupedWeight | BlockWeight], bias: Tensor | None
+    ) -> Linear | None:
+        if self._planes is not None:
+            blocks = [weight for weight in found if isinstance(weight, BlockWeight)]
+            planes = pack_blocks(blocks, self._device)
+            return None if planes is None else PlanesLinear(planes, bias, self._planes, self._dtype)
+        packed = pack([w for w in found if isinstance(w, GroupedWeight)], self._device)
+        if packed is None or self._product is None:
             return None
         return QuantizedLinear(packed, bias, self._product)
 

@@ -28,13 +28,16 @@ ALL_RUNS = [
         (["parity_engine.py"], way)
         for way in ("alone", "batched", "chunked", "drafts", "graphs", "eight")
     ),
+    (["parity_planes.py"], "twin"),
+    (["parity_planes.py"], "not twin"),
     (["parity_quantized.py"], "twin"),
     (["parity_quantized.py"], "not twin"),
     (["parity_rejection.py"], ""),
 ]
 # Models and engines run the same kernels again.
 KERNELS = [
-    f"parity_{name}.py" for name in ("draws", "experts", "fused", "lora", "quantized", "rejection")
+    f"parity_{name}.py"
+    for name in ("draws", "experts", "fused", "lora", "planes", "quantized", "rejection")
 ]
 RUNS = by_depth([(["parity_attention.py"], ""), (KERNELS, "")], ALL_RUNS)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.depth import some
+from tests.support.model.block_weights import random_blocks
 from worker.ops.drafted import AcceptedPrefixes, DraftBatch
 from worker.ops.linear import DenseLinear
 from worker.ops.lora import Product
@@ -29,7 +30,9 @@ TYPES = {
     torch.float32: "fp32",
     torch.float64: "fp64",
     torch.float8_e4m3fn: "fp8e4nv",
+    torch.int8: "i8",
     torch.uint8: "u8",
+    torch.int16: "i16",
     torch.int32: "i32",
     torch.int64: "i64",
 }
@@ -244,6 +247,49 @@ def test_quantised_products(
             for count in (1, 300):
                 quantized.multiply(torch.empty(count, 4096, dtype=dtype), weight)
     assert len(compiled) == 8
+    assert set(compiled) == kernels
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    some([(HOPPER, torch.bfloat16), (AMPERE, torch.float16), (AMPERE, torch.float32)]),
+)
+@pytest.mark.parametrize(
+    "kind", some(["Q5_K", "Q6_K", "Q4_1", "Q8_0", "Q5_0", "Q4_0", "Q4_K", "Q5_1"])
+)
+def test_packed_products(
+    kind: str,
+    capability: int,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Few outputs, so that there are splits, for rows of each tile."""
+    from worker.ops import planes as layouts
+    from worker.ops.triton import planes
+
+    packed = layouts.pack([random_blocks(kind, 8, 4096)], torch.device("cpu"))
+    assert packed is not None
+    request.getfixturevalue("fake_tensors")
+    compiled, kernels = compiling(planes, capability, monkeypatch)
+
+    def fake(plane: Tensor | None) -> Tensor | None:
+        if plane is None:
+            return None
+        sizes = [{8: 1024}.get(size, size) for size in plane.shape]
+        return torch.empty(sizes, dtype=plane.dtype)
+
+    weight = packed[0]
+    with torch.device("cuda"):
+        weight = layouts.PlaneWeight(weight.layout, 4096, *map(fake, weight.planes))
+        counts = some((16, 1, 100))
+        for count in counts:
+            x, y = torch.empty(count, 4096, dtype=dtype), torch.empty(count, 1024, dtype=dtype)
+            planes.multiply(x, weight, y)
+        planes.decode(weight, torch.empty(3, 4096, dtype=dtype), ints(3))
+        if len(counts) > 1:
+            planes.decode(weight, torch.empty(64, 4096, dtype=dtype), first=64)
+    assert compiled.count("_product_kernel") == len(counts)
     assert set(compiled) == kernels
 
 

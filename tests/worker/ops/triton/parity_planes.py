@@ -1,0 +1,199 @@
+"""Products with GGUF's weights in planes against torch, and whole models; see `test_kernels`."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.model.block_weights import random_blocks, save_llama
+from worker.executor.kv_cache import allocate
+from worker.executor.state import DeviceState
+from worker.executor.step_batch import StepBatch
+from worker.models.llama import LlamaModel
+from worker.models.loader import load_model
+from worker.ops.parallel import Shard
+from worker.ops.planes import PlanesLinear, PlaneWeight, choose_planes, pack
+from worker.ops.triton import planes
+from worker.ops.triton.backend import TritonBackend
+from worker.types import ScheduledSequence
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+CPU = torch.device("cpu")
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+# An encoding of each layout, with columns that fill their spans and that do not.
+SIZES = [
+    *(("Q4_0", 64), ("Q5_1", 288), ("Q8_0", 160), ("Q4_K", 512), ("Q5_0", 64), ("Q5_K", 256)),
+    *(("Q4_1", 576), ("Q6_K", 768)),
+]
+# The encodings of a published Q4_K_M file, and more.
+MIXED = {
+    "token_embd": "Q6_K",
+    "blk.0.attn_q": "Q4_K",
+    "blk.0.attn_k": "Q4_K",
+    "blk.0.attn_v": "Q6_K",
+    "blk.0.attn_output": "Q5_K",
+    "blk.0.ffn_gate": "Q4_0",
+    "blk.0.ffn_up": "Q4_0",
+    "blk.0.ffn_down": "Q8_0",
+}
+PRODUCTS = ("qkv", "output", "gate_up", "down")
+
+
+def packed(kind: str, outputs: int, inputs: int) -> PlaneWeight:
+    found = pack([random_blocks(kind, outputs, inputs, seed=inputs)], DEVICE)
+    assert found is not None
+    return found[0]
+
+
+def product(x: Tensor, weight: PlaneWeight) -> Tensor:
+    """Written beside other numbers, as a fused product's parts are."""
+    out = torch.full((len(x), weight.outputs + 3), torch.nan, dtype=x.dtype, device=x.device)
+    planes.multiply(x, weight, out[:, 2:-1])
+    assert out[:, [0, 1, -1]].isnan().all()
+    return out[:, 2:-1]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows"),
+    [
+        *((torch.float32, rows) for rows in (0, 1, 40, 300)),
+        *((torch.float16, 3), (torch.bfloat16, 70), (torch.float16, 16)),
+    ],
+)
+@pytest.mark.parametrize(("kind", "inputs"), SIZES)
+def test_the_torch_twin(kind: str, inputs: int, rows: int, dtype: torch.dtype) -> None:
+    weight = packed(kind, 70, inputs)
+    noise = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, inputs + 8, generator=noise).to(DEVICE, dtype)[:, :inputs]
+    wanted = x.float() @ weight.decode().T
+    found = product(x, weight)
+    allowed = TOLERANCES[dtype] * (float(wanted.abs().max()) if rows else 1.0)
+    torch.testing.assert_close(found.float(), wanted, rtol=0, atol=allowed)
+
+
+@pytest.mark.parametrize(("kind", "inputs"), SIZES)
+def test_rows_are_decoded_exactly(kind: str, inputs: int) -> None:
+    weight = packed(kind, 70, inputs)
+    wanted = weight.decode()
+    part = torch.empty(40, inputs, device=DEVICE)
+    planes.decode(weight, part, first=7)
+    assert torch.equal(part, wanted[7:47])
+    chosen = torch.tensor([69, 0, 3, 3], dtype=torch.int32, device=DEVICE)
+    rows = torch.empty(4, inputs, dtype=torch.float16, device=DEVICE)
+    planes.decode(weight, rows, chosen)
+    assert torch.equal(rows, wanted[chosen].half())
+
+
+def test_a_row_alone_is_the_row_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the interpreter rows are equal to rounding only."""
+    allowed = 0.0 if DEVICE.type == "cuda" else 1e-6
+    launched = []
+    merge = planes._merge_kernel
+
+    class Counted:
+        def __getitem__(self, grid: tuple[int, ...]) -> object:
+            launched.append(grid)
+            return merge[grid]
+
+    monkeypatch.setattr(planes, "_merge_kernel", Counted())
+    weight = packed("Q4_K", 40, 1024)
+    x = torch.randn(16, 1024, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    together = product(x, weight)
+    for count in (1, 7):
+        alone = product(x[3 : 3 + count], weight)
+        torch.testing.assert_close(alone, together[3 : 3 + count], rtol=allowed, atol=allowed)
+    assert [rows for rows, _ in launched] == [16, 1, 7]  # all in splits
+
+
+def greedy(model: LlamaModel) -> tuple[list[int], Tensor]:
+    """Return tokens, and the logits of all steps."""
+    cache = allocate(2, 16, model.config, model.dtype, CPU)
+    tokens, start, seen = list(range(17)), 0, []
+    while len(tokens) < 19:
+        sequence = ScheduledSequence(0, tokens[start:], start, range(2))
+        step = StepBatch([sequence], DeviceState(16, CPU)).tensors
+        start = len(tokens)
+        with torch.inference_mode():
+            seen.append(model.logits(model.states(step, cache)[-1:]))
+        tokens.append(int(seen[-1].argmax()))
+    return tokens, torch.cat(seen)
+
+
+on_the_interpreter = pytest.mark.skipif(
+    DEVICE.type == "cuda", reason="the models are on the interpreter's device"
+)
+
+
+@on_the_interpreter
+@pytest.mark.parametrize("head", ["Q8_0", None])
+def test_a_model_answers_as_with_decoded_weights(
+    head: str | None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "mixed.gguf"
+    save_llama(path, MIXED | ({} if head is None else {"output": head}))
+    with caplog.at_level(logging.WARNING):
+        model = load_model(path, torch.float32, CPU)
+    assert not caplog.records
+    layer = model.layers[0]
+    assert all(isinstance(getattr(layer, name), PlanesLinear) for name in PRODUCTS)
+    assert isinstance(model.embedding, PlanesLinear)
+    assert isinstance(model.head, PlanesLinear)
+    assert (model.head is model.embedding) == (head is None)
+    assert isinstance(layer.qkv, PlanesLinear)
+    assert [weight.outputs for weight in layer.qkv.weights] == [384, 128]
+    tokens, logits = greedy(replace(model, backend=TritonBackend(CPU)))
+    monkeypatch.delenv("TRITON_INTERPRET")
+    assert choose_planes(CPU) is None
+    wanted_tokens, wanted = greedy(load_model(path, torch.float32, CPU))
+    assert tokens == wanted_tokens
+    torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
+
+
+@on_the_interpreter
+def test_other_encodings_are_decoded_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "other.gguf"
+    save_llama(path, {"blk.0.attn_v": "Q3_K", "blk.0.ffn_down": "Q8_0"})
+    with caplog.at_level(logging.WARNING):
+        layer = load_model(path, torch.float32, CPU).layers[0]
+    assert isinstance(layer.down, PlanesLinear)
+    assert not isinstance(layer.qkv, PlanesLinear)  # queries and keys are not quantised
+    assert not caplog.records
+    save_llama(path, dict.fromkeys(("blk.0.attn_q", "blk.0.attn_k", "blk.0.attn_v"), "Q3_K"))
+    with caplog.at_level(logging.WARNING):
+        load_model(path, torch.float32, CPU)
+    assert "are decoded: model.layers.0.self_attn.q_proj" in caplog.text
+
+
+@on_the_interpreter
+def test_shards_stay_packed_unless_a_block_is_cut(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of 256 columns is half a block of Q5_K; of Q8_0, four whole ones."""
+    path = tmp_path / "mixed.gguf"
+    save_llama(path, MIXED)
+    with caplog.at_level(logging.WARNING):
+        own = [
+            load_model(path, torch.float32, CPU, shard=Shard(rank, 2)).layers[0] for rank in (0, 1)
+        ]
+    assert "are decoded: model.layers.0.self_attn.o_proj" in caplog.text
+    monkeypatch.delenv("TRITON_INTERPRET")
+    layer = load_model(path, torch.float32, CPU).layers[0]
+    every = torch.arange(256)
+    for name in ("output", "down"):
+        columns = torch.cat([getattr(part, name).rows(every) for part in own], dim=1)
+        assert torch.equal(columns, getattr(layer, name).rows(every))
+    for part in own:
+        assert isinstance(part.qkv, PlanesLinear)
+        assert isinstance(part.gate_up, PlanesLinear)
+    for first, size in ((0, 128), (256, 64), (384, 64)):  # queries, keys, values
+        start = {0: 0, 256: 128, 384: 192}[first]
+        rows = torch.cat([part.qkv.rows(torch.arange(size) + start) for part in own])
+        assert torch.equal(rows, layer.qkv.rows(torch.arange(2 * size) + first))
