@@ -33,7 +33,7 @@ from worker.config import CacheConfig, SchedulerConfig, SimConfig
 from worker.engine.features.adapters import Adapters, AdapterSlots
 from worker.engine.messages import AddRequest
 from worker.engine.scheduling.scheduler import Scheduler
-from worker.executor.adapters import DeviceAdapters
+from worker.executor.adapters import DeviceAdapters, ReadAdapter
 from worker.executor.graphs import DecodeGraphs, GraphDevice, graph_sizes
 from worker.executor.interface import Executor, Ticket
 from worker.executor.model_runner import ModelRunner
@@ -132,7 +132,7 @@ class NullAdapters(AdapterStore):
 def read(adapter: Adapter) -> Future[Any]:
     """Return a future that is done."""
     done: Future[Any] = Future()
-    done.set_result(None)
+    done.set_result(ReadAdapter(adapter.number, None))
     return done
 
 

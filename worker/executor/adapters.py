@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from worker.models.adapters import read_adapter
 from worker.models.config import ModelConfig
 from worker.ops.lora import AdapterStore, Owners, PlanRows
+from worker.ops.parallel import WHOLE, Shard
 from worker.ops.step import StepAdapters
 from worker.types import Adapter, ScheduledSequence
 
@@ -21,26 +23,38 @@ def owners_of(sequences: Sequence[ScheduledSequence]) -> Owners | None:
     return np.array([-1 if slot is None else slot for slot in slots], np.int32)
 
 
-class DeviceAdapters:
-    """Owns the thread that reads adapters for a model of this shape, and the slots in `store`."""
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class ReadAdapter:
+    """An adapter in the host's memory, as this process puts it into a slot."""
 
-    def __init__(self, config: ModelConfig, max_rank: int, store: AdapterStore) -> None:
-        self._config = config
-        self._max_rank = max_rank
+    number: int
+    prepared: Any
+
+
+class DeviceAdapters:
+    """Owns the thread that reads adapters, for this shard of a model of this shape, and the slots
+    in `store`.
+    """
+
+    def __init__(
+        self, config: ModelConfig, max_rank: int, store: AdapterStore, shard: Shard = WHOLE
+    ) -> None:
+        self._how = config, max_rank, shard
         self._store = store
         self._reader = ThreadPoolExecutor(1, "adapters")
 
     def read(self, adapter: Adapter) -> Future[Any]:
         """Start reading an adapter; see `Executor.read_adapter`."""
 
-        def read() -> Any:
-            return self._store.prepared(read_adapter(adapter.path, self._config, self._max_rank))
+        def read() -> ReadAdapter:
+            layers = read_adapter(adapter.path, *self._how)
+            return ReadAdapter(adapter.number, self._store.prepared(layers))
 
         return self._reader.submit(read)
 
     def put(self, adapters: Sequence[tuple[int, Any]]) -> None:
-        for slot, prepared in adapters:
-            self._store.put(slot, prepared)
+        for slot, read in adapters:
+            self._store.put(slot, None if read is None else read.prepared)
 
     @property
     def plan_rows(self) -> PlanRows | None:

@@ -1,11 +1,14 @@
 """A rank from 1 to N-1: `python -m worker.executor.follower PARENT RANK`, which `ranks` starts."""
 
+import dataclasses
 import logging
 import os
 import signal
 import sys
 import threading
+from concurrent.futures import Future
 from queue import SimpleQueue
+from typing import Any
 
 # First: it sets variables that torch reads when it is loaded.
 from worker.executor.start import build_shard
@@ -16,6 +19,7 @@ import msgspec
 from worker.executor.interface import Ticket
 from worker.executor.lifeline import die_with_parent
 from worker.executor.ranks import (
+    AdaptRanks,
     JoinRanks,
     ReadRanks,
     SleepRanks,
@@ -46,14 +50,21 @@ def run(messages: SimpleQueue[bytes]) -> None:
         first.config, shard, lambda device: join(shard, find_ranks(first), device)
     )
     last: Ticket | None = None
+    reads: dict[int, Future[Any]] = {}
     while True:
         match decoder.decode(messages.get()):
             case StepRanks(step=step):
+                puts = tuple(
+                    (slot, n if n is None else reads[n].result()) for slot, n in step.adapters
+                )
                 # As on rank 0, a step is collected before the next but one is submitted.
-                submitted = runner.submit(step)
+                submitted = runner.submit(dataclasses.replace(step, adapters=puts))
                 if last is not None:
                     last.collect()
                 last = submitted
+            case AdaptRanks(adapter=adapter, held=held):
+                reads = {number: reads[number] for number in held}
+                reads[adapter.number] = runner.read_adapter(adapter)
             case ReadRanks() as message:
                 gather_kv(runner, message)
             case SleepRanks(level=level):

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import IO, Any
+from weakref import WeakValueDictionary
 
 import msgspec
 import torch
@@ -29,6 +30,7 @@ from torch import Tensor, distributed
 
 from worker.config import EngineConfig
 from worker.errors import DeviceMemoryError, WorkerError
+from worker.executor.adapters import ReadAdapter
 from worker.executor.interface import Executor, Ticket
 from worker.executor.model_runner import ModelRunner
 from worker.ops.parallel import Shard
@@ -71,7 +73,16 @@ class ReadRanks(msgspec.Struct, frozen=True, tag=True):
     num_tokens: int
 
 
-ToRank = JoinRanks | StepRanks | SleepRanks | WakeRanks | ReadRanks
+class AdaptRanks(msgspec.Struct, frozen=True, tag=True):
+    """Asks every rank to begin to read its part of an adapter, which steps name by its number. Of
+    those read before, they still name the numbers in `held`.
+    """
+
+    adapter: Adapter
+    held: tuple[int, ...]
+
+
+ToRank = JoinRanks | StepRanks | SleepRanks | WakeRanks | ReadRanks | AdaptRanks
 
 
 class Ranks:
@@ -258,6 +269,8 @@ class TensorParallelExecutor(Executor):
         # With more ranks than KV heads, consecutive ranks share a KV head.
         self._sharing = max(1, size // num_kv_heads)
         self._size = size
+        self._reads: dict[int, Future[Any]] = {}  # of adapters, until the next is read
+        self._adapters: WeakValueDictionary[int, ReadAdapter] = WeakValueDictionary()
         dtype, _, self._own_heads, dim = runner.kv_shape
         self._head_bytes = dim * getattr(torch, dtype).itemsize
 
@@ -281,10 +294,14 @@ class TensorParallelExecutor(Executor):
             raise WorkerError(reason) from error
 
     def _shards(self, step: SchedulerOutput) -> list[SchedulerOutput]:
-        """Return the step of each rank; the steps differ in the KV that they load."""
+        """Return the step of each rank; the steps differ in the KV that they load, and rank 0's in
+        the adapters.
+        """
+        puts = tuple((slot, read and read.number) for slot, read in step.adapters)
+        other = dataclasses.replace(step, adapters=puts) if puts else step
         if not step.kv_loads:
             # One message for all ranks is encoded once.
-            return [step, step]
+            return [step, other]
         loads: list[list[KvLoad]] = [[] for _ in range(self._size)]
         for load in step.kv_loads:
             shape = (-1, self._num_kv_heads, self._head_bytes)
@@ -293,7 +310,11 @@ class TensorParallelExecutor(Executor):
                 first = rank // self._sharing * self._own_heads
                 own = (part[:, first : first + self._own_heads] for part in parts)
                 mine.append(KvLoad(load.blocks, tuple(p.reshape(-1).numpy().data for p in own)))
-        return [dataclasses.replace(step, kv_loads=tuple(mine)) for mine in loads]
+        steps = [step, *[other] * (self._size - 1)]
+        return [
+            dataclasses.replace(own, kv_loads=tuple(mine))
+            for own, mine in zip(steps, loads, strict=True)
+        ]
 
     @property
     def kv_shape(self) -> tuple[str, int, int, int]:
@@ -314,8 +335,18 @@ class TensorParallelExecutor(Executor):
         return torch.cat(heads, 1).reshape(-1).numpy().data
 
     def read_adapter(self, adapter: Adapter) -> Future[Any]:
-        """Raise `RuntimeError`: ranks are built without adapters."""
-        return self._runner.read_adapter(adapter)
+        """Have every rank begin to read its part; a rank that fails alone ends when it has to put
+        the adapter. Rank 0 decides how long all hold it: until no one else refers to what it read.
+        """
+        for number, read in [*self._reads.items()]:
+            if read.done():
+                del self._reads[number]
+                if read.exception() is None:
+                    self._adapters[number] = read.result()
+        with self._reporting():
+            self._ranks.send(AdaptRanks(adapter, (*self._reads, *self._adapters)))
+        read = self._reads[adapter.number] = self._runner.read_adapter(adapter)
+        return read
 
     def sleep(self, level: int) -> None:
         self._ranks.send(SleepRanks(level))

@@ -17,7 +17,7 @@ from worker.executor.model_runner import ModelRunner
 import torch
 from torch import Tensor
 
-from worker.config import MODEL_METHODS, EngineConfig, LoraConfig
+from worker.config import MODEL_METHODS, EngineConfig
 from worker.errors import ConfigError, DeviceMemoryError
 from worker.executor.adapters import DeviceAdapters
 from worker.executor.drafting.cached_drafter import CachedDrafter
@@ -106,7 +106,7 @@ def build_shard(
     load_network = network_loader(config.speculative, max_model_len)
     with torch.inference_mode(), fitting("the weights", _FOR_WEIGHTS):
         model = load(check)
-        adapters = choose_adapters(config.lora, model)
+        adapters = choose_adapters(config, model, shard)
         network = load_network(model) if load_network is not None else None
         extra = drafter_bytes_per_token(network, model, kv_dtype) if network is not None else 0
     graphs = choose_graphs(config, backend, device, adapters) if network is None else None
@@ -179,19 +179,22 @@ _FOR_CACHE = (
 )
 
 
-def choose_adapters(config: LoraConfig | None, model: LlamaModel) -> DeviceAdapters | None:
+def choose_adapters(config: EngineConfig, model: LlamaModel, shard: Shard) -> DeviceAdapters | None:
     """Return slots for LoRA adapters beside a model, in the form that its backend multiplies."""
-    if config is None:
+    lora = config.lora
+    if lora is None:
         return None
-    size, place = config.max_loras, (model.dtype, model.device)
+    size, place = lora.max_loras, (model.dtype, model.device)
     store: AdapterStore = LinearAdapters(size, *place, model.kernels)
     if model.backend.name == "triton":
         module = importlib.import_module("worker.ops.triton.lora")
         layers = layer_products(model.config)
         store = cast(
-            "AdapterStore", module.StackedAdapters(size, config.max_lora_rank, layers, *place)
+            "AdapterStore", module.StackedAdapters(size, lora.max_lora_rank, layers, *place)
         )
-    return DeviceAdapters(model.config, config.max_lora_rank, store)
+    # The model's shape is that of its shard.
+    shape = open_checkpoint(Path(config.model_path or "")).config
+    return DeviceAdapters(shape, lora.max_lora_rank, store, shard)
 
 
 def _check_parallel(config: EngineConfig) -> None:
@@ -200,11 +203,6 @@ def _check_parallel(config: EngineConfig) -> None:
         raise ConfigError(
             f"{flag}: method {speculative.method} of --speculative-config drafts on one device:"
             " choose ngram or suffix there, or leave one of the flags out"
-        )
-    if config.lora is not None:
-        raise ConfigError(
-            f"{flag} goes without --enable-lora, whose adapters are not split: leave one of them"
-            " out"
         )
     if config.quantization != "none":
         raise ConfigError(

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from worker.errors import ModelError
 from worker.models.config import ModelConfig
-from worker.models.loader import expected_shapes
+from worker.models.loader import expected_shapes, shard_config, shard_places
 from worker.ops.lora import Factors, Product
+from worker.ops.parallel import WHOLE, Shard
 
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 # The modules that each product of a layer fuses.
@@ -76,9 +77,11 @@ def layer_products(config: ModelConfig) -> list[dict[str, Product]]:
     return layers
 
 
-def read_adapter(path: str, config: ModelConfig, max_rank: int) -> list[dict[str, Factors]]:
-    """Read an adapter's factors for the products of each layer: float32, on the CPU. Raise
-    `ModelError`, before any weight is read unless the disk fails.
+def read_adapter(
+    path: str, config: ModelConfig, max_rank: int, shard: Shard = WHOLE
+) -> list[dict[str, Factors]]:
+    """Read an adapter's factors for the products of each layer of a shard of the model: float32, on
+    the CPU. Raise `ModelError`, for every shard, before any weight is read unless the disk fails.
     """
     folder = Path(path)
     settings = _settings(folder / CONFIG_NAME, max_rank)
@@ -101,6 +104,12 @@ def read_adapter(path: str, config: ModelConfig, max_rank: int) -> list[dict[str
             tensor.mul_(settings.scale)
         if not bool(tensor.isfinite().all()):
             raise ModelError(f"{source}: the numbers of {name} are not all finite")
+    if shard.size > 1:
+        places, layers = shard_places(config, shard), layer_products(shard_config(config, shard))
+        for (name, side), tensor in weights.items():
+            rows, columns = places[name]
+            # A copy, so that the other shards' parts take no memory.
+            weights[name, side] = (tensor[:, columns] if side == "A" else tensor[rows]).clone()
     return [
         _layer(f"model.layers.{index}.", products, weights) for index, products in enumerate(layers)
     ]

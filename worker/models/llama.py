@@ -14,6 +14,7 @@ from worker.ops.backends import TORCH, Attention, AttentionShape, Backend, HeadN
 from worker.ops.cpu.native import BlockLinear, CpuKernels, LayerShape, NativeLayers
 from worker.ops.experts import Experts
 from worker.ops.linear import Linear
+from worker.ops.parallel import RowParallelLinear
 from worker.ops.rope import RopeTable
 from worker.ops.step import StepTensors as StepTensors
 
@@ -85,6 +86,16 @@ def _add_nothing(_product: str, _x: Tensor, _y: Tensor) -> None:
     return
 
 
+def _product(
+    name: str, linear: Linear, x: Tensor, add: AddAdapters, residual: Tensor | None = None
+) -> Tensor:
+    if isinstance(linear, RowParallelLinear):  # each rank has a part of the adapters' sum, too
+        return linear(x, residual, partial(add, name))
+    y = linear(x, residual=residual)
+    add(name, x, y)
+    return y
+
+
 def attention_block(
     x: Tensor,
     layer: LayerWeights,
@@ -105,8 +116,7 @@ def attention_block(
     normed = x if layer.input_norm is None else backend.rms_norm(x, layer.input_norm, eps)
     if beside is not None:
         normed = torch.cat((beside, normed), dim=-1)
-    qkv = layer.qkv(normed)
-    add("qkv", normed, qkv)
+    qkv = _product("qkv", layer.qkv, normed, add)
     norms = None
     if layer.query_norm is not None and layer.key_norm is not None:
         norms = HeadNorms(layer.query_norm, layer.key_norm, eps)
@@ -118,8 +128,7 @@ def attention_block(
     attended = attention.run(queries, cache, layer.window, scales)
     is_plain = layer.attention_norm is None
     # Without a norm in between, the product can add the residual itself, in one pass.
-    output = layer.output(attended, residual=x if is_plain else None)
-    add("output", attended, output)
+    output = _product("output", layer.output, attended, add, x if is_plain else None)
     if layer.attention_norm is None:
         return output
     return x + backend.rms_norm(output, layer.attention_norm, eps)
@@ -139,11 +148,9 @@ def mlp_block(
     normed = backend.rms_norm(x, layer.mlp_norm, eps)
     if layer.experts is not None:
         return x + backend.mix_experts(normed, layer.experts)
-    gate_up = layer.gate_up(normed)
-    add("gate_up", normed, gate_up)
+    gate_up = _product("gate_up", layer.gate_up, normed, add)
     gated = backend.silu_mul(gate_up) if config.activation == "silu" else backend.gelu_mul(gate_up)
-    down = layer.down(gated, residual=x if layer.branch_norm is None else None)
-    add("down", gated, down)
+    down = _product("down", layer.down, gated, add, x if layer.branch_norm is None else None)
     if layer.branch_norm is None:
         return down
     return x + backend.rms_norm(down, layer.branch_norm, eps)

@@ -215,6 +215,30 @@ def _projections(config: ModelConfig, index: int) -> dict[str, _Projection]:
     return products
 
 
+def _shard_places(
+    part: _Projection, shard: Shard, num_kv_heads: int
+) -> dict[str, tuple[slice, slice]]:
+    rank, places = shard.rank, {}
+    # With more ranks than KV heads, consecutive ranks share a head.
+    sharing = max(1, shard.size // num_kv_heads)
+    for name, count in part.outputs.items():
+        own = rank // sharing if name in _KV_PARTS else rank
+        row, column = (0, rank * part.inputs) if part.splits_inputs else (own * count, 0)
+        places[name] = slice(row, row + count), slice(column, column + part.inputs)
+    return places
+
+
+def shard_places(config: ModelConfig, shard: Shard) -> dict[str, tuple[slice, slice]]:
+    """Return the rows and columns of a shard in the weight of each product of the layers."""
+    own = shard_config(config, shard)
+    return {
+        f"model.layers.{index}.{name}": place
+        for index in range(config.num_layers)
+        for part in _projections(own, index).values()
+        for name, place in _shard_places(part, shard, config.num_kv_heads).items()
+    }
+
+
 class _Assembly:
     """Builds the model from a checked checkpoint, one product at a time."""
 
@@ -444,14 +468,7 @@ class _Assembly:
         return QuantizedLinear(packed, bias, self._product)
 
     def _places(self, part: _Projection) -> dict[str, tuple[slice, slice]]:
-        rank, places = self._shard.rank, {}
-        # With more ranks than KV heads, consecutive ranks share a head.
-        sharing = max(1, self._shard.size // self._checkpoint.config.num_kv_heads)
-        for name, count in part.outputs.items():
-            own = rank // sharing if name in _KV_PARTS else rank
-            row, column = (0, rank * part.inputs) if part.splits_inputs else (own * count, 0)
-            places[name] = slice(row, row + count), slice(column, column + part.inputs)
-        return places
+        return _shard_places(part, self._shard, self._checkpoint.config.num_kv_heads)
 
     def _joined(
         self, prefix: str, kind: str, part: _Projection, into: Tensor | None = None

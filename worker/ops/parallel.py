@@ -5,6 +5,7 @@ group; all ranks call the same products in the same order with the same inputs.
 A product spread by its outputs alone (queries, keys, values; gate and up) is an ordinary one.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -32,8 +33,16 @@ class RowParallelLinear:
     def __init__(self, inner: Linear) -> None:
         self._inner = inner
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor | None = None,
+        add: Callable[[Tensor, Tensor], None] | None = None,
+    ) -> Tensor:
+        """Compute the product; `add` adds the rank's part of another sum to its own, in place."""
         y = self._inner(x)
+        if add is not None:
+            add(x, y)
         distributed.all_reduce(y)
         # After the all-reduce, which would add the residual of every rank.
         return y if residual is None else y.add_(residual)

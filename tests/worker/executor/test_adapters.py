@@ -20,6 +20,7 @@ from worker.errors import ModelError
 from worker.models.adapters import read_adapter
 from worker.models.checkpoints import open_checkpoint
 from worker.models.loader import expected_shapes
+from worker.ops.parallel import Shard
 from worker.types import Adapter, SamplingParams
 
 NUM_ADAPTERS = 5
@@ -186,6 +187,33 @@ def test_adapters_of_experts_are_refused(tiny_checkpoint: Path, tmp_path: Path) 
     path = write_adapter(tmp_path / "b", shapes, seed=0)
     with pytest.raises(ModelError, match=r"no place for tensor .*experts"):
         read_adapter(str(path), mixture, max_rank=16)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_shards_of_an_adapter_are_parts_of_it(
+    size: int, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    """With more ranks than KV heads, two ranks have the same head."""
+    tiny = open_checkpoint(tiny_checkpoint).config
+    config = replace(tiny, num_heads=4, num_kv_heads=2, intermediate_size=80)
+    path = str(write_adapter(tmp_path / "a", expected_shapes(config), seed=0))
+    whole = read_adapter(path, config, 16)
+    shards = [read_adapter(path, config, 16, Shard(rank, size)) for rank in range(size)]
+    for index, layer in enumerate(whole):
+        for product, factors in layer.items():
+            own = [shard[index][product] for shard in shards]
+            for place, part in enumerate(factors.parts):
+                assert part is not None
+                (down, up), parts = part, [each.parts[place] for each in own]
+                downs, ups = zip(*(each for each in parts if each is not None), strict=True)
+                if product in ("output", "down"):
+                    assert torch.equal(torch.cat(downs, 1), down)
+                    assert all(torch.equal(each, up) for each in ups)
+                    continue
+                step = size // 2 if product == "qkv" and place else 1
+                assert torch.equal(torch.cat(ups[::step]), up)
+                assert all(torch.equal(each, down) for each in downs)
+                assert torch.equal(torch.cat(ups[step - 1 :: step]), up)
 
 
 @pytest.mark.parametrize(

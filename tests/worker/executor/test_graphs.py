@@ -27,7 +27,7 @@ from worker.engine.features.speculation import Speculation
 from worker.engine.messages import AddRequest, Vocabulary
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.errors import ConfigError
-from worker.executor.adapters import DeviceAdapters
+from worker.executor.adapters import DeviceAdapters, ReadAdapter
 from worker.executor.graphs import DecodeGraphs, _Key, _keys, graph_sizes
 from worker.executor.interface import execute
 from worker.executor.model_runner import ModelRunner
@@ -172,7 +172,7 @@ def requests(wishes: list[dict[str, Any]], count: int) -> list[AddRequest]:
 
 def read_toy(adapter: Adapter) -> Future[Any]:
     read: Future[Any] = Future()
-    read.set_result(adapter.number / 7)
+    read.set_result(ReadAdapter(adapter.number, adapter.number / 7))
     return read
 
 
@@ -401,7 +401,8 @@ def test_a_steady_step_with_adapters_is_one_copy_there_and_one_back(
     def run(device: PoisonedGraphs | None) -> list[Any]:
         runner = make_runner(device, has_adapters=True)
         found = [execute(runner, decode(0, WISHES, ahead=False)).sampled]
-        puts = {1: ((0, 0.3), (1, 0.7)), 4: ((1, None),), 6: ((0, 2.1),)}
+        first, second, third = (ReadAdapter(0, shift) for shift in (0.3, 0.7, 2.1))
+        puts = {1: ((0, first), (1, second)), 4: ((1, None),), 6: ((0, third),)}
         for number in range(1, 10):
             step = decode(number, WISHES, ahead=True)
             slots = [None] * 6 if number == 8 else [0, None, 1, 0, 0, None]

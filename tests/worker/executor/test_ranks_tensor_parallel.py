@@ -5,22 +5,38 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from tests.depth import some
+from tests.support.model.lora_files import weight_shapes, write_adapter
 from tests.support.model.model_variants import GEMMA2, PARTLY, PHI3, TINY
 from tests.support.model.tiny_checkpoint import save_checkpoint
-from tests.support.model.whole_engine import Outputs, Way, run_way, tokens_of, torch_config
-from worker.config import EngineConfig, SpeculativeConfig
+from tests.support.model.whole_engine import (
+    NUM_SLOTS,
+    Outputs,
+    Way,
+    run_way,
+    tokens_of,
+    torch_config,
+)
+from worker.config import EngineConfig, LoraConfig, SpeculativeConfig
 from worker.engine.messages import AddRequest
-from worker.errors import ConfigError, DeviceMemoryError
+from worker.errors import ConfigError, DeviceMemoryError, ModelError
 from worker.executor import ranks
 from worker.executor.interface import Executor, execute
 from worker.executor.ranks import agree_on_blocks
 from worker.executor.start import build_executor, choose_device
 from worker.ops.parallel import Shard
-from worker.types import KvLoad, SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
+from worker.types import (
+    Adapter,
+    KvLoad,
+    SampleSpec,
+    SamplingParams,
+    ScheduledSequence,
+    SchedulerOutput,
+)
 
 # A vocabulary that two ranks cannot halve, a head of its own, and biases everywhere.
 CONFIG = {
@@ -72,6 +88,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config_of(checkpoint: Path, size: int, **changes: Any) -> EngineConfig:
     same = {"block_size": 8, "attention_backend": "torch", "device": "cpu"}
     changes = {"num_blocks_override": 200, "tensor_parallel_size": size, **changes}
+    changes.setdefault("lora", LoraConfig(NUM_SLOTS))
     return torch_config(checkpoint, **same, **changes)
 
 
@@ -152,6 +169,32 @@ def test_two_ranks_answer_as_one_process(alone: Executor, two_ranks: Executor, n
             for each, reference in zip(own, wanted[key], strict=True):
                 assert each.logprobs == pytest.approx(reference.logprobs, abs=1e-5)
         assert sum(map(len, found.values())) > 100
+
+
+def test_two_ranks_have_their_parts_of_adapters(
+    alone: Executor, two_ranks: Executor, checkpoint: Path, tmp_path: Path
+) -> None:
+    """Of more than the slots, and than the host holds: they are put, and read, again."""
+    adapters: list[Adapter | None] = [
+        Adapter(f"a{n}", str(write_adapter(tmp_path / f"a{n}", weight_shapes(checkpoint), n)), n)
+        for n in range(6)
+    ]
+    chosen = [*adapters, None]
+    plain = requests()[:60]
+    asked = [
+        msgspec.structs.replace(r, adapter=chosen[n * n % len(chosen)]) for n, r in enumerate(plain)
+    ]
+    expected = tokens_of(run(alone, Way(overlap=True), asked))
+    assert expected != tokens_of(run(alone, Way(overlap=True), plain))
+    for way in (Way(overlap=True), Way(drafts=3)):
+        assert tokens_of(run(two_ranks, way, asked)) == expected
+
+
+def test_an_adapter_without_files_fails_alone(two_ranks: Executor, tmp_path: Path) -> None:
+    read = two_ranks.read_adapter(Adapter("gone", str(tmp_path / "gone"), 99))
+    with pytest.raises(ModelError, match="there is no file"):
+        read.result()
+    assert draw_of(two_ranks, [5, 17, 80, 3])
 
 
 def draw_of(executor: Executor, tokens: list[int], start: int = 0) -> Any:
