@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from worker.errors import ModelError
 from worker.models.config import ModelConfig
 from worker.models.loader import expected_shapes, shard_config, shard_places
+from worker.models.names import row_order
 from worker.ops.lora import Factors, Product
 from worker.ops.parallel import WHOLE, Shard
 
@@ -29,7 +30,12 @@ _PARTS = {
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
-TARGETS = tuple(name.rpartition(".")[2] for names in _PARTS.values() for name in names)
+# The modules that are fused in checkpoints already, and so in adapters, and the architectures.
+_FUSED = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}
+_FUSES = ("phi3",)
+TARGETS = tuple(
+    name.rpartition(".")[2] for names in (*_PARTS.values(), _FUSED.values()) for name in names
+)
 # Fields of PEFT's LoraConfig for unsupported features, and the values that leave them off.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
@@ -91,13 +97,13 @@ def read_adapter(
         with safe_open(source, framework="pt") as file:
             # Shapes come from the header alone: a wrong adapter is refused before its data is read.
             stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no mapping)
-            names = _checked(source, stored, _places(layers), settings.r)
-            read = {name: file.get_tensor(stored_as) for name, stored_as in names.items()}
+            names = _checked(source, stored, _places(config, layers), settings.r)
+            read = {side: file.get_tensor(name)[rows] for side, (name, rows) in names.items()}
     except FileNotFoundError:
         raise ModelError(f"there is no file {source}") from None
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{source}: {error}") from error
-    weights = {name: tensor.to(torch.float32) for name, tensor in read.items()}
+    weights = {side: _ordered(side, tensor, config) for side, tensor in read.items()}
     for (name, side), tensor in weights.items():
         if side == "B":
             # Scaling B once here saves a multiplication in every step.
@@ -115,13 +121,25 @@ def read_adapter(
     ]
 
 
-def _places(layers: Sequence[Mapping[str, Product]]) -> dict[str, tuple[int, int]]:
-    return {
-        f"model.layers.{index}.{name}": (size, product.inputs)
-        for index, products in enumerate(layers)
-        for key, product in products.items()
-        for name, size in zip(_PARTS[key], product.sizes, strict=True)
-    }
+class _Place(NamedTuple):
+    """A stored module: its inputs, and the rows that belong to each module of the model."""
+
+    inputs: int
+    rows: dict[str, slice]
+
+
+def _places(config: ModelConfig, layers: Sequence[Mapping[str, Product]]) -> dict[str, _Place]:
+    places = {}
+    for index, products in enumerate(layers):
+        for key, product in products.items():
+            prefix, start, rows = f"model.layers.{index}.", 0, {}
+            for name, size in zip(_PARTS[key], product.sizes, strict=True):
+                places[prefix + name] = _Place(product.inputs, {prefix + name: slice(size)})
+                rows[prefix + name] = slice(start, start + size)
+                start += size
+            if key in _FUSED and config.architecture in _FUSES:
+                places[prefix + _FUSED[key]] = _Place(product.inputs, rows)
+    return places
 
 
 def _settings(path: Path, max_rank: int) -> _Settings:
@@ -157,28 +175,37 @@ _Side = tuple[str, str]  # a module of the model, and "A" or "B"
 
 
 def _checked(
-    source: Path,
-    stored: Mapping[str, tuple[int, ...]],
-    places: Mapping[str, tuple[int, int]],
-    rank: int,
-) -> dict[_Side, str]:
-    """Return the stored names of each module's two weights. Raise `ModelError`."""
-    names: dict[_Side, str] = {}
+    source: Path, stored: Mapping[str, tuple[int, ...]], places: Mapping[str, _Place], rank: int
+) -> dict[_Side, tuple[str, slice]]:
+    """Return the stored names of each module's two weights, and its rows in them. Raise
+    `ModelError`.
+    """
+    names: dict[_Side, tuple[str, slice]] = {}
     for name, shape in stored.items():
+        if ".experts." in name:
+            raise ModelError(f"{source}: {name} adapts experts, which is not supported")
         match = _NAME.fullmatch(name)
-        weight = places.get(match[1]) if match else None
-        if match is None or weight is None:
+        place = places.get(match[1]) if match else None
+        if match is None or place is None:
             raise ModelError(f"{source}: the model has no place for tensor {name}")
-        wanted = (rank, weight[1]) if match[2] == "A" else (weight[0], rank)
+        side, size = match[2], max(rows.stop for rows in place.rows.values())
+        wanted = (rank, place.inputs) if side == "A" else (size, rank)
         if shape != wanted:
             raise ModelError(f"{source}: tensor {name} has shape {list(shape)}, not {list(wanted)}")
-        names[match[1], match[2]] = name
+        for module, rows in place.rows.items():
+            names[module, side] = name, slice(rank) if side == "A" else rows
     for module, side in names:
         if (module, "A" if side == "B" else "B") not in names:
             raise ModelError(f"{source}: {module} has lora_{side} alone")
     if not names:
         raise ModelError(f"{source}: there are no tensors")
     return names
+
+
+def _ordered(side: _Side, tensor: Tensor, config: ModelConfig) -> Tensor:
+    """Return a weight as float32, its outputs in the order of the model's."""
+    order = row_order(f"{side[0]}.weight", config, len(tensor)) if side[1] == "B" else None
+    return (tensor if order is None else tensor[order]).to(torch.float32, copy=True)
 
 
 def _layer(

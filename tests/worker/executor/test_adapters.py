@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.model.lora_files import ALL, merge, weight_shapes, write_adapter
+from tests.support.model.model_variants import PARTLY, PHI3, QWEN3_MOE, TINY
+from tests.support.model.tiny_checkpoint import save_checkpoint
 from tests.support.model.whole_engine import outputs_of, torch_config
 from worker.config import LoraConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
@@ -100,6 +102,41 @@ def test_adapters_in_one_batch_are_their_merged_checkpoints(
     assert len({tuple(tokens) for tokens in found}) == len(found)
 
 
+FUSED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+FUSED_SIZES = {**TINY, "vocab_size": 61, "hidden_size": 64}
+
+
+@pytest.mark.parametrize(
+    ("config", "targets"),
+    [
+        ({**FUSED_SIZES, **PHI3, "model_type": "phi3", "rope_parameters": PARTLY}, FUSED),
+        ({**FUSED_SIZES, **QWEN3_MOE, "model_type": "qwen3_moe"}, ALL[:4]),
+    ],
+    ids=["phi3", "attention of a mixture"],
+)
+def test_adapters_of_other_layouts_are_their_merged_checkpoints(
+    config: dict[str, Any], targets: Sequence[str], tmp_path: Path
+) -> None:
+    (tmp_path / "model").mkdir()
+    save_checkpoint(tmp_path / "model", config)
+    shapes = weight_shapes(tmp_path / "model")
+    path = write_adapter(tmp_path / "adapter", shapes, seed=3, targets=targets)
+    merged = merge(tmp_path / "model", path, tmp_path / "merged")
+    adapter, texts = Adapter("a", str(path), 1), prompts(3)
+    core = make_core(tmp_path / "model")
+    found = answers(core, [(text, adapter) for text in texts])
+    assert found == answers(make_core(merged), [(text, None) for text in texts])
+    assert found != answers(core, [(text, None) for text in texts])
+
+
+def test_a_fused_module_is_for_models_that_fuse_it(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    config = open_checkpoint(tiny_checkpoint).config
+    shapes = {"model.layers.0.self_attn.qkv_proj.weight": (112, config.hidden_size)}
+    path = write_adapter(tmp_path / "a", shapes, seed=0, targets=FUSED)
+    with pytest.raises(ModelError, match=r"no place for tensor .*qkv_proj"):
+        read_adapter(str(path), config, max_rank=16)
+
+
 def test_an_answer_does_not_depend_on_its_batch(
     tiny_checkpoint: Path, adapters: list[Adapter]
 ) -> None:
@@ -185,7 +222,7 @@ def test_adapters_of_experts_are_refused(tiny_checkpoint: Path, tmp_path: Path) 
     layers = read_adapter(str(write_adapter(tmp_path / "a", shapes, 0, 4, ALL[:4])), mixture, 16)
     assert [set(layer) for layer in layers] == [{"qkv", "output"}] * dense.num_layers
     path = write_adapter(tmp_path / "b", shapes, seed=0)
-    with pytest.raises(ModelError, match=r"no place for tensor .*experts"):
+    with pytest.raises(ModelError, match=r"experts.0.down_proj.lora_A.weight adapts experts"):
         read_adapter(str(path), mixture, max_rank=16)
 
 
