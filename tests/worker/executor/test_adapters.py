@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support.model.eagle_heads import Layout, write_head
 from tests.support.model.lora_files import ALL, merge, weight_shapes, write_adapter
 from tests.support.model.model_variants import PARTLY, PHI3, QWEN3_MOE, TINY
 from tests.support.model.tiny_checkpoint import save_checkpoint
@@ -156,10 +157,16 @@ def test_an_answer_does_not_depend_on_its_batch(
     assert drawn(make_core(tiny_checkpoint, lora=None), requests[-1:]) == together[-1:]
 
 
-def test_a_draft_model_without_the_adapter_changes_no_token(
-    tiny_checkpoint: Path, adapters: list[Adapter]
+@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+def test_a_drafter_without_the_adapter_changes_no_token(
+    method: str, tiny_checkpoint: Path, adapters: list[Adapter], tmp_path: Path
 ) -> None:
-    drafts = SpeculativeConfig("draft_model", 3, str(tiny_checkpoint))
+    """A head reads the states between the layers, whose products the adapters change."""
+    drafts = SpeculativeConfig(method, 3, str(tiny_checkpoint))
+    if method == "eagle3":
+        target = open_checkpoint(tiny_checkpoint).config
+        layout = Layout("eagle3", {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]})
+        drafts = replace(drafts, model=str(write_head(tmp_path, layout, target)))
     requests = list(zip(prompts(6, seed=3), [*adapters, None], strict=True))
     plain, drafted = make_core(tiny_checkpoint), make_core(tiny_checkpoint, speculative=drafts)
     assert answers(drafted, requests) == answers(plain, requests)
