@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from tests.depth import some
 from tests.support.model.model_variants import HF_VARIANTS, VARIANTS
 from tests.support.model.quantized_checkpoints import FORMATS, quantize
+from tests.support.model.tiny_llama import empty_cache, step_of
 from worker.executor.kv_cache import allocate
 from worker.executor.state import DeviceState
 from worker.executor.step_batch import StepBatch
@@ -84,6 +85,21 @@ def test_answers_match_transformers(
     for prompt, answer in zip(prompts, found, strict=True):
         assert len(answer) == NUM_TOKENS
         assert float(shortfalls(saved.model, prompt, answer).max()) < 1e-3
+
+
+@torch.inference_mode()
+def test_states_that_enter_layers_match_transformers(
+    kernels: CpuKernels | None, save_tiny: Callable[..., Any]
+) -> None:
+    saved = save_tiny(num_hidden_layers=4)
+    model = load_model(saved.path, torch.float32, CPU, kernels=kernels)
+    tokens, order = saved.token_ids[:20], (3, 0, 1, 3)
+    expected = saved.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    step, cache = step_of(tokens, 0, range(5)), empty_cache(model.config)
+    states, inputs = model.states_and_inputs(step, cache, order)
+    for found, layer in zip(inputs, order, strict=True):
+        torch.testing.assert_close(found, expected[layer][0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(model.normed(states), expected[4][0], rtol=1e-4, atol=1e-4)
 
 
 QUANTIZED = [

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -98,21 +97,6 @@ def test_logits_are_those_of_the_published_computation(
     torch.testing.assert_close(second, expected, rtol=1e-3, atol=1e-3)
     tokens = range(61) if head.draft_vocab is None else head.draft_vocab.tolist()
     assert list(tokens) == own.tokens.tolist()
-
-
-@torch.inference_mode()
-def test_states_that_enter_layers_are_those_of_transformers(
-    kernels: CpuKernels | None, save_tiny: Callable[..., Any]
-) -> None:
-    saved = save_tiny(num_hidden_layers=4)
-    model = load_model(saved.path, torch.float32, CPU, kernels=kernels)
-    tokens = saved.token_ids[: len(TOKENS)]
-    expected = saved.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
-    step, order = step_of(tokens, 0, TABLE), (3, 0, 1, 3)
-    states, inputs = model.states_and_inputs(step, empty_cache(model.config), order)
-    for found, layer in zip(inputs, order, strict=True):
-        torch.testing.assert_close(found, expected[layer][0], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(model.normed(states), expected[4][0], rtol=1e-4, atol=1e-4)
 
 
 def test_a_copy_of_the_targets_embedding_takes_no_memory(

@@ -116,8 +116,8 @@ def answers(asked: EngineConfig) -> tuple[dict[str, list[int]], SpeculationStats
     rng = Random(2)
     requests = [
         AddRequest(str(index), [rng.randrange(96) for _ in range(30 + index)], params, index / 8)
-        for index in range(6)
-        for params in [SamplingParams(max_tokens=30, temperature=0.8 * (index % 2), seed=index)]
+        for index in range(5)
+        for params in [SamplingParams(max_tokens=24, temperature=0.8 * (index % 2), seed=index)]
     ]
     found = tokens_of(outputs_of(core, requests, at_once=1))
     core.shutdown()
