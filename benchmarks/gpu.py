@@ -1,6 +1,6 @@
 """The worker on a GPU: kernels, decoding and prompts, against the limits of the GPU.
 
-    python benchmarks/gpu.py [--shapes 1B 8B] [--tiles] [--packed] [--check]
+    python benchmarks/gpu.py [--shapes 1B 8B] [--tiles] [--packed] [--draws] [--check]
 
 On a machine with a GPU; under ten minutes.
 Weights are random, shapes are those of published models. First the GPU's own speed is measured: of
@@ -15,6 +15,8 @@ copies, and of products of matrices. Then, for each shape:
 - a prompt: operations a second as a part of the speed of products;
 - blocks moved to host memory and back, as tiers move them, as a part of the speed of one copy.
 
+`--draws` times draws alone, of 16 and 256 rows of 128k logits, as a graph of a step has them,
+against reading the logits once; half of the rows are flat: a top-p retains thousands of tokens.
 `--tiles` times attention with other tiles and numbers of warps than those that are chosen.
 `--packed` times products with GGUF's encodings, by rows, against copies of as many bytes and the
 product with the decoded weight; with 257 rows, weights are decoded in each product.
@@ -62,7 +64,7 @@ from worker.ops.quantized import (
     pack,
 )
 from worker.ops.rope import make_rope_table
-from worker.ops.sample import DRAW_WORDS, Cut, DrawColumns, cut_of, draw_table
+from worker.ops.sample import DRAW_WORDS, DrawColumns, draw_table
 from worker.ops.step import StepTensors, sent
 from worker.types import (
     KvLoad,
@@ -74,6 +76,7 @@ from worker.types import (
 )
 
 BLOCK, CONTEXT, LONG, PROMPT, STEPS, ROUNDS = 16, 1024, 8192, 4096, 20, 5
+DRAWN_FROM, DRAWN_ROWS = 128256, (16, 256)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ADAPTED, ADAPTERS, RANK = (1, 8, 64), (1, 8, 32), 16
 ENCODINGS = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
@@ -260,16 +263,28 @@ def kernels(model: LlamaModel, size: Size, prompt: int) -> Iterator[Kernel]:
             )
 
         yield Kernel(f"product, {kind}", multiplies, plane_bytes(planes))
-    logits = normal(count, config.vocab_size).float() * 2
+    yield from draws(count, config.vocab_size, device)
+
+
+def draws(count: int, vocab_size: int, device: torch.device) -> Iterator[Kernel]:
+    """All kinds of draws from `count` rows: every other one is flat, the rest have large logits."""
+    noise = torch.Generator(device).manual_seed(4)
+    logits = torch.empty(count, vocab_size, device=device).normal_(std=2, generator=noise)
+    logits[::2, :: max(1, vocab_size // 30)] += 14
     for name, params in (
+        ("draw, greedy", SamplingParams(1, 0.0)),
         ("draw", SamplingParams(1, 0.8)),
+        ("draw, min-p", SamplingParams(1, 0.8, min_p=0.05)),
         ("draw, top-k", SamplingParams(1, 0.8, top_k=40)),
         ("draw, top-p", SamplingParams(1, 0.8, top_p=0.9)),
+        ("draw, top-k, top-p", SamplingParams(1, 0.8, top_k=40, top_p=0.9)),
     ):
-        columns, cut = columns_of(params, count, device)
+        table = draw_table(range(count), [SampleSpec(params, place) for place in range(count)])
+        words = sent(table.view("int32"), device)
+        columns = DrawColumns.of(words.view(count, DRAW_WORDS))
 
-        def run(backend: Backend, columns: DrawColumns = columns, cut: Cut = cut) -> Tensor:
-            return backend.draw(logits, columns, cut)
+        def run(backend: Backend, columns: DrawColumns = columns) -> Tensor:
+            return backend.draw(logits, columns)
 
         yield Kernel(name, run, logits.numel() * 4.0)
 
@@ -307,13 +322,6 @@ def multiply_planes(x: Tensor, weight: PlaneWeight, kernels: PlaneKernels | None
     out = x.new_empty(len(x), weight.outputs)
     kernels.multiply(x, weight, out)
     return out
-
-
-def columns_of(params: SamplingParams, count: int, device: torch.device) -> tuple[DrawColumns, Cut]:
-    """`count` draws at places of their own."""
-    table = draw_table(range(count), [SampleSpec(params, place) for place in range(count)])
-    words = sent(table.view("int32"), device)
-    return DrawColumns.of(words.view(count, DRAW_WORDS)), cut_of(table)
 
 
 def check(kernel: Kernel, backend: Backend) -> None:
@@ -493,6 +501,19 @@ class Launch:
         return launch
 
 
+def report_draws(backend: Backend) -> None:
+    """Print the time of draws, and its ratio to that of reading the logits."""
+    for count in DRAWN_ROWS:
+        logits = torch.zeros(count, DRAWN_FROM, device="cuda")
+        reading = replayed(lambda x=logits: x.amax(1))  # type: ignore[misc]
+        print(f"\n{count} x {DRAWN_FROM}: read in {reading * 1e6:.1f} us\nkernel", end="")
+        print("                    us   times a reading")
+        for kernel in draws(count, DRAWN_FROM, torch.device("cuda")):
+            check(kernel, backend)
+            own = replayed(lambda k=kernel: k.run(backend))  # type: ignore[misc]
+            print(f"{kernel.name:18} {own * 1e6:9.1f} {own / reading:15.1f}", flush=True)
+
+
 def report_tiles(config: ModelConfig, backend: Backend, bandwidth: float) -> None:
     """Print how long attention of 16 long contexts, and of a prompt, takes by its tiles."""
     from worker.ops.triton import attention
@@ -556,6 +577,7 @@ def main() -> None:
     """Check, or print tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="check a toy, and measure nothing")
+    parser.add_argument("--draws", action="store_true", help="only time draws")
     parser.add_argument("--tiles", action="store_true", help="only time attention by its tiles")
     parser.add_argument("--packed", action="store_true", help="only time packed weights")
     names = [config.architecture for config in SHAPES]
@@ -571,7 +593,9 @@ def main() -> None:
     bandwidth, peak = limits(device)
     print(f"{torch.cuda.get_device_name()}: copies {bandwidth / 1e12:.2f} TB/s,", end=" ")
     print(f"products {peak / 1e12:.0f} TFLOP/s")
-    for config in SHAPES:
+    if not (args.tiles or args.packed):
+        report_draws(backend)
+    for config in () if args.draws else SHAPES:
         if config.architecture not in args.shapes:
             continue
         if args.packed:

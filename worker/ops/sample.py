@@ -152,7 +152,8 @@ class DeviceDraw(Protocol):
         self, logits: Tensor, columns: DrawColumns, cut: Cut = Cut.ALL, stream: Stream = SAMPLING
     ) -> Tensor:
         """Return tokens and `DrawState`s [2, n] int32 of one draw from each row of logits [n, V]
-        float32, none of which requires more than `cut`: a hint, which changes no draw.
+        float32, none of which requires more than `cut`. A smaller `cut` spares work that no row
+        requires, and changes no draw.
         """
 
 

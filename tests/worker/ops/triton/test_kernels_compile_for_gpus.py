@@ -169,7 +169,7 @@ def test_attention(
 @pytest.mark.usefixtures("fake_tensors")
 def test_no_step_waits_for_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     from worker.ops.backends import HeadNorms
-    from worker.ops.sample import DRAW_WORDS, Cut, DrawColumns
+    from worker.ops.sample import DRAW_WORDS, DrawColumns
     from worker.ops.triton import attention, draws, fused
 
     kinds: set[str] = set()
@@ -195,7 +195,7 @@ def test_no_step_waits_for_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None
         attention.run(queries, cache, attention.plan(step, shape, 132), out)
         fused.rms_norm(out, out[0], 1e-5, out)
         columns = DrawColumns.of(packed[: rows * DRAW_WORDS].view(rows, DRAW_WORDS))
-        draws.draw(torch.empty(rows, 5000), columns, Cut.ALL)
+        draws.draw(torch.empty(rows, 5000), columns)
         seen.append(set(kinds))
     assert seen[-1] == seen[0], sorted(seen[-1] - seen[0])
 
@@ -332,13 +332,12 @@ def test_fused_kernels(capability: int, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.usefixtures("fake_tensors")
 def test_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    from worker.ops.sample import DRAW_WORDS, Cut, DrawColumns
+    from worker.ops.sample import DRAW_WORDS, DrawColumns
     from worker.ops.triton import draws
 
     compiled, kernels = compiling(draws, HOPPER, monkeypatch)
     columns = DrawColumns.of(ints(4, DRAW_WORDS))
-    for cut in (Cut.NOTHING, Cut.ALL):
-        draws.draw(torch.empty(4, 152_064), columns, cut)
+    draws.draw(torch.empty(4, 152_064), columns)
     draws.mask_rows(torch.empty(4, 152_064), ints(3), ints(3, 4752))
     assert set(compiled) == kernels
 
