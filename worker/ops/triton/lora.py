@@ -118,8 +118,9 @@ class StackedAdapters:
 
     def plan_rows(self, owners: Tensor) -> StepAdapters:
         count = self._num_slots
-        # Rows without an adapter come last, in tiles that are emptied.
-        own = torch.where(owners < 0, count, owners).long()
+        # Rows without an adapter come last, in tiles that are emptied. (`where` would copy a number
+        # from the host, which no capture allows.)
+        own = owners.long().masked_fill_(owners < 0, count)
         tiles = experts.cut(own, count + 1, self._tile_rows)
         firsts = torch.where(tiles.experts == count, tiles.ends, tiles.firsts)
         return _StackedStep(self._layers, replace(tiles, firsts=firsts))
@@ -134,8 +135,16 @@ class _StackedStep:
     native: None = None
 
     def add(self, layer: int, product: str, x: Tensor, y: Tensor) -> None:
-        stack = self.layers[layer][product]
-        add_up(shrink(x, stack.down, self.tiles), stack, self.tiles, y)
+        stack, tiles = self.layers[layer][product], self.tiles
+        small = shrink(x, stack.down, tiles)
+        _add_kernel[(len(tiles.experts), len(stack.columns))](
+            *(small, stack.up, y, tiles.order, tiles.experts, tiles.firsts, tiles.ends),
+            *(stack.columns, *small.shape, y.shape[1], stack.up.shape[2], y.stride(0)),
+            tile_rows=experts.tile_rows(y.dtype),
+            tile_columns=experts.tile_columns(y.dtype),
+            tile_inner=_LEAST,
+            product=product_type(y),
+        )
 
 
 def shrink(x: Tensor, down: Tensor, tiles: experts.Tiles) -> Tensor:
@@ -159,21 +168,6 @@ def shrink(x: Tensor, down: Tensor, tiles: experts.Tiles) -> Tensor:
         product=product_type(x),
     )
     return small
-
-
-def add_up(small: Tensor, stack: _Stack, tiles: experts.Tiles, y: Tensor) -> None:
-    """Add to rows of y [T, out] the products of small [sums, T, parts · rank], added up, with the
-    up matrices of their slots; each part separately.
-    """
-    sums, count, width = small.shape
-    _add_kernel[(len(tiles.experts), len(stack.columns))](
-        *(small, stack.up, y, tiles.order, tiles.experts, tiles.firsts, tiles.ends, stack.columns),
-        *(sums, count, width, y.shape[1], stack.up.shape[2], y.stride(0)),
-        tile_rows=experts.tile_rows(y.dtype),
-        tile_columns=experts.tile_columns(y.dtype),
-        tile_inner=_LEAST,
-        product=product_type(y),
-    )
 
 
 @triton.jit(do_not_specialize=("count", "num_splits"))
