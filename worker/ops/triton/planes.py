@@ -24,15 +24,14 @@ from torch import Tensor
 from worker.ops.planes import SUPER_COLUMNS, PlaneWeight
 from worker.ops.triton.attention import product_type
 
-_MAX_VECTOR_ROWS = 16  # a tile of tensor cores
 # The following numbers are estimates: a GPU has to measure them (`benchmarks/gpu.py --packed`).
 # Programs that occupy a GPU of some 130 multiprocessors; one split has at least `_MIN_SPANS`.
 _PROGRAMS = 128
 _MIN_SPANS = 2
-# Outputs of a tile: for up to `_MAX_NARROW_ROWS`, for up to `_MAX_VECTOR_ROWS`, and for more rows.
-_TILE_OUTPUTS = (32, 64, 128)
-_MAX_NARROW_ROWS = 4
-_TILE_ROWS = 64
+# Rows and outputs of a tile, for few rows and for more. Two warps that have 32 outputs exchange
+# their scales by shuffles; wider tiles do so in shared memory, and wait.
+_VECTOR_TILE = (16, 32)
+_TILE = (64, 128)
 # For float32, whose products use no tensor cores but many registers.
 _FLOAT32_TILE = 32
 # With more rows, to decode the weight once costs less than scales on every tile's sums.
@@ -58,33 +57,31 @@ def multiply(x: Tensor, weight: PlaneWeight, out: Tensor) -> None:
         return
     if not rows:
         return
-    is_vector = rows <= _MAX_VECTOR_ROWS
-    tile_rows = _MAX_VECTOR_ROWS if is_vector else _TILE_ROWS
-    tile_outputs = _TILE_OUTPUTS[(rows > _MAX_NARROW_ROWS) + (rows > _MAX_VECTOR_ROWS)]
+    is_vector = rows <= _VECTOR_TILE[0]
+    tile_rows, tile_outputs = _VECTOR_TILE if is_vector else _TILE
     if x.dtype is torch.float32:
         tile_rows, tile_outputs = min(tile_rows, _FLOAT32_TILE), _FLOAT32_TILE
-    row_tiles = triton.cdiv(rows, tile_rows)
-    # Tiles of the smallest size: for few rows, the number of splits is the same.
-    counted = triton.cdiv(outputs, _TILE_OUTPUTS[0] if is_vector else tile_outputs)
-    splits = max(1, min(_PROGRAMS // (row_tiles * counted), weight.spans // _MIN_SPANS))
+    grid = triton.cdiv(rows, tile_rows), triton.cdiv(outputs, tile_outputs)
+    splits = max(1, min(_PROGRAMS // (grid[0] * grid[1]), weight.spans // _MIN_SPANS))
     each = triton.cdiv(weight.spans, splits)
     splits = triton.cdiv(weight.spans, each)
     sums = out
     if splits > 1:
         sums = torch.empty((splits, rows, outputs), dtype=torch.float32, device=x.device)
-    _product_kernel[(row_tiles, triton.cdiv(outputs, tile_outputs), splits)](
+    _product_kernel[(*grid, splits)](
         *(x, *weight.planes, sums),
         *(rows, outputs, weight.inputs, each, x.stride(0), sums.stride(-2)),
         **_layout(weight),
         tile_rows=tile_rows,
         tile_outputs=tile_outputs,
         product=product_type(x),
-        num_warps=2 if is_vector else 4,
+        num_warps=2 if is_vector else 8,
         num_stages=5 if is_vector else 2,
     )
     if splits > 1:
-        grid = (rows, triton.cdiv(outputs, _MERGE_TILE))
-        _merge_kernel[grid](sums, out, rows, outputs, splits, out.stride(0), tile=_MERGE_TILE)
+        _merge_kernel[(rows, triton.cdiv(outputs, _MERGE_TILE))](
+            *(sums, out, rows, outputs, splits, out.stride(0)), tile=_MERGE_TILE
+        )
 
 
 def _multiply_dense(x: Tensor, weight: PlaneWeight, out: Tensor) -> None:
@@ -142,21 +139,11 @@ def _codes(
 
 @triton.jit
 def _shared(
-    plane: tl.tensor,
-    supers: tl.tensor,
-    group: tl.tensor,
-    part: tl.constexpr,
-    columns: tl.tensor,
-    outputs: tl.tensor,
-    inside: tl.tensor,
+    plane: tl.tensor, group: tl.tensor, columns: tl.tensor, outputs: tl.tensor, inside: tl.tensor
 ) -> Any:
     """Return the scales or minimums of a group of columns, float32 for each output."""
     place = plane + group.to(tl.int64) * outputs + columns
-    value = tl.load(place, mask=inside, other=0).to(tl.float32)
-    if supers is not None:
-        place = supers + (group * part // _SUPER).to(tl.int64) * outputs + columns
-        value *= tl.load(place, mask=inside, other=0).to(tl.float32)
-    return value
+    return tl.load(place, mask=inside, other=0).to(tl.float32)
 
 
 # Rows differ between steps, and must not compile the kernel again.
@@ -199,16 +186,25 @@ def _product_kernel(  # noqa: PLR0913, PLR0917
         upper = words
         if high_bits:
             upper = tl.load(high + own + number * part, mask=inside[:, None], other=0).to(tl.int32)
+        block = number * parts * part // _SUPER
+        if super_scales is not None:
+            super_scale = _shared(super_scales, block, columns, outputs, inside)
+        if super_minimums is not None:
+            super_minimum = _shared(super_minimums, block, columns, outputs, inside)
         for index in tl.static_range(parts):
             group = number * parts + index
             place = group * part + along
             within = (place < inner)[:, None] & real[None, :]
             right = tl.load(own_x + place[:, None], mask=within, other=0.0).to(product)
             left = _codes(words, upper, index, bits, high_bits, zero).to(product)
-            scale = _shared(scales, super_scales, group, part, columns, outputs, inside)
+            scale = _shared(scales, group, columns, outputs, inside)
+            if super_scales is not None:
+                scale *= super_scale
             acc += tl.dot(left, right, input_precision="ieee") * scale[:, None]
             if minimums is not None:
-                added = _shared(minimums, super_minimums, group, part, columns, outputs, inside)
+                added = _shared(minimums, group, columns, outputs, inside)
+                if super_minimums is not None:
+                    added *= super_minimum
                 if tile_rows <= 16 and product != tl.float32:
                     # Tensor cores are idle beside the memory, and warps need not wait.
                     ones = tl.full((tile_outputs, part), 1.0, product)
@@ -270,12 +266,17 @@ def _decode_kernel(  # noqa: PLR0913, PLR0917
     upper = words
     if high_bits:
         upper = tl.load(high + own, mask=inside[:, None], other=0).to(tl.int32)
+    block = number * parts * part // _SUPER
     for index in tl.static_range(parts):
         group = number * parts + index
-        scale = _shared(scales, super_scales, group, part, columns, outputs, inside)
+        scale = _shared(scales, group, columns, outputs, inside)
+        if super_scales is not None:
+            scale *= _shared(super_scales, block, columns, outputs, inside)
         value = _codes(words, upper, index, bits, high_bits, zero) * scale[:, None]
         if minimums is not None:
-            added = _shared(minimums, super_minimums, group, part, columns, outputs, inside)
+            added = _shared(minimums, group, columns, outputs, inside)
+            if super_minimums is not None:
+                added *= _shared(super_minimums, block, columns, outputs, inside)
             value += added[:, None]
         place = group * part + along
         places = out + (row.to(tl.int64) * inner)[:, None] + place[None, :]
