@@ -204,11 +204,6 @@ def _check_parallel(config: EngineConfig) -> None:
             f"{flag}: method {speculative.method} of --speculative-config drafts on one device:"
             " choose ngram or suffix there, or leave one of the flags out"
         )
-    if config.quantization != "none":
-        raise ConfigError(
-            f"{flag} goes without --quantization, whose kernels take a whole model: leave one of"
-            " them out"
-        )
 
 
 def choose_device(name: str, shard: Shard = WHOLE) -> torch.device:
@@ -355,11 +350,10 @@ def choose_kernels(
     config: EngineConfig, device: torch.device, dtype: torch.dtype
 ) -> CpuKernels | None:
     """Return the native kernels, for float32 activations on a CPU; None if they are not installed,
-    for another backend, and for ranks. Raises `ConfigError` for a `quantization` that cannot work.
+    and for another backend. Raises `ConfigError` for a `quantization` that cannot work.
     """
     kernels = None
-    wants_them = config.attention_backend == "auto" and config.tensor_parallel_size == 1
-    if device.type == "cpu" and dtype is torch.float32 and wants_them:
+    if device.type == "cpu" and dtype is torch.float32 and config.attention_backend == "auto":
         kernels = open_kernels(torch.get_num_threads(), config.cpu_activations == "int8")
     if config.quantization == "none":
         return kernels

@@ -14,7 +14,7 @@ from worker.ops.backends import TORCH, Attention, AttentionShape, Backend, HeadN
 from worker.ops.cpu.native import BlockLinear, CpuKernels, LayerShape, NativeLayers
 from worker.ops.experts import Experts
 from worker.ops.linear import Linear
-from worker.ops.parallel import RowParallelLinear
+from worker.ops.parallel import RowParallelLinear, summed_over_ranks
 from worker.ops.rope import RopeTable
 from worker.ops.step import StepTensors as StepTensors
 
@@ -147,7 +147,8 @@ def mlp_block(
     eps = config.rms_norm_eps
     normed = backend.rms_norm(x, layer.mlp_norm, eps)
     if layer.experts is not None:
-        return x + backend.mix_experts(normed, layer.experts)
+        mixed = backend.mix_experts(normed, layer.experts)
+        return x + (summed_over_ranks(mixed) if layer.experts.is_split else mixed)
     gate_up = _product("gate_up", layer.gate_up, normed, add)
     gated = backend.silu_mul(gate_up) if config.activation == "silu" else backend.gelu_mul(gate_up)
     down = _product("down", layer.down, gated, add, x if layer.branch_norm is None else None)

@@ -22,10 +22,16 @@ from worker.models.config import GEMMA, ModelConfig
 from worker.models.llama import LayerWeights, LlamaModel, layer_shape, native_layers
 from worker.models.names import ROUTER
 from worker.models.rotary import RopeScaling
-from worker.ops.cpu.native import CpuKernels
+from worker.ops.cpu.native import CpuKernels, Stored, stored
 from worker.ops.experts import Experts
 from worker.ops.linear import DenseLinear, Linear, can_pack, make_linear
-from worker.ops.parallel import WHOLE, RowParallelLinear, Shard, VocabParallelLinear
+from worker.ops.parallel import (
+    WHOLE,
+    ColumnParallelLinear,
+    RowParallelLinear,
+    Shard,
+    VocabParallelLinear,
+)
 from worker.ops.planes import BlockWeight, PlanesLinear, choose_planes
 from worker.ops.planes import pack as pack_blocks
 from worker.ops.quantized import GroupedWeight, QuantizedLinear, choose_product, pack
@@ -62,8 +68,8 @@ def load_model(
     `check` gets the model's shape before any weight is read, and may raise. With `kernels` and a
     `dtype` of float32, weights stay as stored and layers are native; `quantization` converts the
     weights of products whose rows are whole blocks, and raises `ConfigError` where the kernels do
-    not support the model. A `shard`, which takes no `kernels`, reads only its own parts and the
-    whole embedding.
+    not support the model. A `shard` has only its own parts and the whole embedding, and its layers
+    are not native, as ranks meet within a layer.
     """
     checkpoint = open_checkpoint(Path(path), quantization)
     _check_tensors(checkpoint)
@@ -83,17 +89,14 @@ def load_model(
 
 def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
     """Return the shape of a shard's layers. Raise `ConfigError` for an uneven division."""
-    if config.num_experts and shard.size > 1:
-        raise ConfigError(
-            f"--tensor-parallel-size {shard.size}: mixtures of experts are not split: leave the"
-            " flag out"
-        )
-    counts = (config.num_heads, config.num_kv_heads, config.intermediate_size)
+    inner = _inner_sizes(config)
+    counts = (config.num_heads, config.num_kv_heads, *inner.values())
     if not _splits(counts, shard.size):
         possible = [str(n) for n in range(1, config.num_heads + 1) if _splits(counts, n)]
+        sizes = " and ".join(f"{name} {size}" for name, size in inner.items())
         raise ConfigError(
             f"--tensor-parallel-size {shard.size} does not divide the model's {counts[0]} heads,"
-            f" {counts[1]} KV heads and intermediate size {counts[2]}: choose"
+            f" {counts[1]} KV heads and {sizes}: choose"
             f" {' or '.join(filter(None, [', '.join(possible[:-1]), possible[-1]]))}"
         )
     return dataclasses.replace(
@@ -101,13 +104,21 @@ def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
         num_heads=config.num_heads // shard.size,
         num_kv_heads=max(1, config.num_kv_heads // shard.size),
         intermediate_size=config.intermediate_size // shard.size,
+        expert_size=config.expert_size // shard.size,
     )
 
 
-def _splits(counts: tuple[int, int, int], size: int) -> bool:
+def _inner_sizes(config: ModelConfig) -> dict[str, int]:
+    has_experts = {config.has_experts(index) for index in range(config.num_layers)}
+    sizes = {"intermediate size": config.intermediate_size} if False in has_experts else {}
+    return sizes | ({"expert size": config.expert_size} if True in has_experts else {})
+
+
+def _splits(counts: Sequence[int], size: int) -> bool:
     """Return True if all divide evenly among `size` shards; several shards may share a KV head."""
-    heads, kv_heads, inner = counts
-    return heads % size == inner % size == 0 and min(kv_heads % size, size % kv_heads) == 0
+    heads, kv_heads, *inner = counts
+    is_even = all(count % size == 0 for count in (heads, *inner))
+    return is_even and min(kv_heads % size, size % kv_heads) == 0
 
 
 def _check_tensors(checkpoint: WeightFile) -> None:
@@ -180,12 +191,15 @@ def _mlp_norm(config: ModelConfig) -> str:
 
 
 class _Projection(NamedTuple):
-    """Fused linear parts with one input; shards split outputs or, if `splits_inputs`, inputs."""
+    """Fused linear parts with one input; shards split outputs or, if `splits_inputs`, inputs. The
+    parts of sums over inputs are added up here, unless a mixture of experts does (`is_mixed`).
+    """
 
     outputs: dict[str, int]
     inputs: int
     bias: bool
     splits_inputs: bool = False
+    is_mixed: bool = False
 
 
 def _projections(config: ModelConfig, index: int) -> dict[str, _Projection]:
@@ -200,18 +214,18 @@ def _projections(config: ModelConfig, index: int) -> dict[str, _Projection]:
         ),
     }
 
-    def add_mlp(name: str, inner: int, suffix: str = "") -> None:
+    def add_mlp(name: str, inner: int, suffix: str = "", is_mixed: bool = False) -> None:
         gate_up = {f"{name}.gate_proj": inner, f"{name}.up_proj": inner}
         products[f"gate_up{suffix}"] = _Projection(gate_up, hidden, config.mlp_bias)
         down = {f"{name}.down_proj": hidden}
-        products[f"down{suffix}"] = _Projection(down, inner, config.mlp_bias, splits_inputs=True)
+        products[f"down{suffix}"] = _Projection(down, inner, config.mlp_bias, True, is_mixed)
 
     if not config.has_experts(index):
         add_mlp("mlp", config.intermediate_size)
         return products
     products["router"] = _Projection({ROUTER: config.num_experts}, hidden, False)
     for expert in range(config.num_experts):
-        add_mlp(f"mlp.experts.{expert}", config.expert_size, f".{expert}")
+        add_mlp(f"mlp.experts.{expert}", config.expert_size, f".{expert}", is_mixed=True)
     return products
 
 
@@ -223,6 +237,7 @@ def _shard_places(
     sharing = max(1, shard.size // num_kv_heads)
     for name, count in part.outputs.items():
         own = rank // sharing if name in _KV_PARTS else rank
+        own = 0 if name == ROUTER else own  # every rank chooses the experts of all rows
         row, column = (0, rank * part.inputs) if part.splits_inputs else (own * count, 0)
         places[name] = slice(row, row + count), slice(column, column + part.inputs)
     return places
@@ -255,6 +270,8 @@ class _Assembly:
         self._checkpoint = checkpoint
         self._config = config
         self._shard = shard
+        # With more ranks than KV heads, consecutive ranks share a head.
+        self._sharing = max(1, shard.size // checkpoint.config.num_kv_heads)
         self._dtype = dtype
         self._device = device
         self._product = choose_product(device) if checkpoint.is_grouped else None
@@ -296,43 +313,48 @@ class _Assembly:
 
     def _tables(self, shape: tuple[int, int]) -> tuple[Linear, Linear]:
         # Every rank embeds all tokens itself, which saves a transfer, and has a part of the head.
+        weight = None
+        embedding = self._stored_table(_EMBEDDING, shape)
+        if embedding is None:
+            weight = self._read(_EMBEDDING, shape)
+            # Reading by rows takes the plain layout.
+            embedding = DenseLinear(weight) if self._kernels is None else self._made(weight)
         if self._shard.size > 1:
-            weight = self._read(_EMBEDDING, shape)
-            return DenseLinear(weight), self._vocab_parallel_head(weight)
-        native = self._native([_EMBEDDING]) or self._packed_table(_EMBEDDING, shape)
-        if native is None:
-            weight = self._read(_EMBEDDING, shape)
-            embedding = make_linear(weight, kernels=self._kernels)
-            if self._kernels is None:  # reading by rows takes the plain layout
-                embedding, native = DenseLinear(weight), embedding
-        else:
-            embedding = native
-        if self._config.tied_head:
-            return embedding, native or embedding
-        head = self._native([_HEAD]) or self._packed_table(_HEAD, shape)
-        return embedding, head or make_linear(self._read(_HEAD, shape), kernels=self._kernels)
+            return embedding, self._vocab_parallel_head(shape, weight)
+        if not self._config.tied_head:
+            head = self._stored_table(_HEAD, shape)
+            return embedding, head or self._made(self._read(_HEAD, shape))
+        if weight is None or self._kernels is not None:
+            return embedding, embedding
+        return embedding, self._made(weight)
 
-    def _packed_table(self, name: str, shape: tuple[int, int]) -> Linear | None:
-        if self._planes is None:
-            return None
+    def _made(self, weight: Tensor) -> Linear:
+        return make_linear(weight, kernels=self._kernels)
+
+    def _stored_table(self, name: str, shape: tuple[int, int]) -> Linear | None:
+        """Return a table as it is stored. None: it has to be decoded, or is a shard's, on a GPU."""
+        native = self._native({name: (slice(0, shape[0]), slice(0, shape[1]))})
+        if native is not None or self._planes is None or self._shard.size > 1:
+            return native
         table = _Projection({name.removesuffix(".weight"): shape[0]}, shape[1], False)
         return self._packed("", table, None, False)
 
-    def _vocab_parallel_head(self, embedding: Tensor) -> Linear:
-        vocab_size, hidden = embedding.shape
+    def _vocab_parallel_head(self, shape: tuple[int, int], embedding: Tensor | None) -> Linear:
+        vocab_size, hidden = shape
         size = -(-vocab_size // self._shard.size)
         start = min(self._shard.rank * size, vocab_size)
-        stop = min(start + size, vocab_size)
-        if self._config.tied_head and stop - start == size:
-            weight = embedding[start:stop]
-        else:
-            # All ranks have equal sizes; the last one is padded.
-            weight = torch.zeros((size, hidden), dtype=self._dtype, device=self._device)
-            if self._config.tied_head:
-                weight[: stop - start] = embedding[start:stop]
+        rows = slice(start, min(start + size, vocab_size))
+        name = _EMBEDDING if self._config.tied_head else _HEAD
+        # All ranks have equal sizes; the last one is padded.
+        linear = self._native({name: (rows, slice(0, hidden))}, num_rows=size)
+        if linear is None:
+            if self._config.tied_head and embedding is not None and rows.stop - start == size:
+                weight = embedding[rows]
             else:
-                self._checkpoint.read_into(_HEAD, weight[: stop - start], start)
-        return VocabParallelLinear(make_linear(weight), vocab_size, self._shard)
+                weight = torch.zeros((size, hidden), dtype=self._dtype, device=self._device)
+                self._checkpoint.read_into(name, weight[: rows.stop - start], start)
+            linear = make_linear(weight, kernels=self._kernels)
+        return VocabParallelLinear(linear, size, vocab_size, self._shard)
 
     def _layer(self, index: int) -> LayerWeights:
         config, prefix = self._config, f"model.layers.{index}."
@@ -373,13 +395,13 @@ class _Assembly:
                 if name not in names:
                     continue
                 stored = read(self._checkpoint, name)
-                if len(stored) not in (1, heads * self._shard.size) or not (stored > 0).all():
+                if len(stored) not in (1, self._checkpoint.config.num_kv_heads) or not (stored > 0).all():
                     raise ModelError(
                         f"{self._checkpoint.source}: tensor {name} must be a positive number, or"
                         " one for each KV head"
                     )
                 if len(stored) > 1:
-                    stored = stored[self._shard.rank * heads :][:heads]
+                    stored = stored[self._shard.rank // self._sharing * heads :][:heads]
                 row.copy_(stored)
                 found = True
         return scales.to(self._device) if found else None
@@ -409,6 +431,7 @@ class _Assembly:
             per_token=config.experts_per_token,
             normalized=config.normalizes_experts,
             stacks=(stacks["gate_up"], stacks["down"]) if stacks else None,
+            is_split=self._shard.size > 1,
         )
 
     def _linear(self, prefix: str, part: _Projection, into: Tensor | None = None) -> Linear:
@@ -416,23 +439,46 @@ class _Assembly:
         bias = None
         if part.bias and not (part.splits_inputs and self._shard.rank > 0):  # rank 0 alone adds it
             bias = self._joined(prefix, "bias", part)
-        native = self._native([f"{prefix}{name}.weight" for name in part.outputs], bias)
-        if native is not None:
-            return native
-        linear = self._packed(prefix, part, bias, into is not None)
+        places = {f"{prefix}{n}.weight": place for n, place in self._places(part).items()}
+        linear = self._native(places, bias) or self._packed(prefix, part, bias, into is not None)
         if linear is None:
             linear = make_linear(self._joined(prefix, "weight", part, into), bias, self._kernels)
-        # Each rank has a part of the sum.
-        if part.splits_inputs and self._shard.size > 1:
-            return RowParallelLinear(linear)
+        if self._shard.size > 1 and part.splits_inputs:
+            return RowParallelLinear(linear, self._shard, part.is_mixed)
+        if self._shard.size > 1 and _KV_PARTS & part.outputs.keys():
+            return ColumnParallelLinear(linear, self._owned(part).to(self._device))
         return linear
 
-    def _native(self, names: Sequence[str], bias: Tensor | None = None) -> Linear | None:
-        """Return the product of weights as stored. None: no kernels, or a weight needs decoding."""
+    def _owned(self, part: _Projection) -> Tensor:
+        """Return the place of each of the rank's outputs among those of the whole product."""
+        found, start = [], 0
+        for name, (rows, _) in self._places(part).items():
+            sharing = self._sharing if name in _KV_PARTS else 1
+            own = torch.arange(rows.start, rows.stop) + start
+            found.append(torch.full_like(own, -1) if self._shard.rank % sharing else own)
+            start += part.outputs[name] * self._shard.size // sharing
+        return torch.cat(found)
+
+    def _native(
+        self,
+        places: Mapping[str, tuple[slice, slice]],
+        bias: Tensor | None = None,
+        num_rows: int | None = None,
+    ) -> Linear | None:
+        """Return the product of parts of weights as stored, with rows of zeros up to `num_rows`.
+        None: no kernels, or a weight needs decoding.
+        """
         if self._kernels is None:
             return None
-        parts = [part for name in names if (part := self._checkpoint.stored(name)) is not None]
-        return self._kernels.linear(parts, bias) if len(parts) == len(names) else None
+        parts = []
+        for name, place in places.items():
+            whole = self._checkpoint.stored(name)
+            part = None if whole is None else whole.part(*place, num_rows)
+            if whole is not None and part is None:
+                part = _decoded_part(self._kernels, whole, *place)
+            if part is not None:
+                parts.append(part)
+        return self._kernels.linear(parts, bias) if len(parts) == len(places) else None
 
     def _packed(
         self, prefix: str, part: _Projection, bias: Tensor | None, is_stacked: bool
@@ -498,6 +544,16 @@ class _Assembly:
 
     def _empty(self, shape: tuple[int, ...]) -> Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+
+def _decoded_part(
+    kernels: CpuKernels, whole: Stored, rows: slice, columns: slice
+) -> Stored | None:
+    """Return a part whose blocks are cut: the same numbers in float32. None: not for kernels."""
+    linear = kernels.linear([whole])
+    if linear is None:
+        return None
+    return stored(linear.rows(torch.arange(rows.start, rows.stop))[:, columns])
 
 
 def model_rope_table(

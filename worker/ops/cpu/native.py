@@ -43,6 +43,7 @@ GGML_TYPES = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12,
     "Q5_K": 13, "Q6_K": 14, "BF16": 30,
 }  # fmt: skip
+_BLOCK, _SUPER_BLOCK = 32, 256  # elements; the second in types named …_K
 _DENSE = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
@@ -106,6 +107,22 @@ class Stored:
     cols: int
     data: npt.NDArray[np.uint8]
     heads: int = 0
+
+    def part(self, rows: slice, columns: slice, num_rows: int | None = None) -> Stored | None:
+        """Return a part, of whole heads where there are some, with rows of zeros up to `num_rows`.
+        Both slices have a start and a stop. None: blocks would be cut.
+        """
+        size = _SUPER_BLOCK if self.type_name.endswith("_K") else _BLOCK
+        size = 1 if self.type_name in _DENSE.values() else size
+        if columns.start % size or columns.stop % size:
+            return None
+        blocks = self.data.reshape(self.rows, self.cols // size, -1)
+        own = blocks[rows, columns.start // size : columns.stop // size]
+        more = (num_rows or len(own)) - len(own)
+        own = np.concatenate((own, np.zeros((more, *own.shape[1:]), np.uint8))) if more else own
+        heads = self.heads * len(own) // self.rows
+        width = columns.stop - columns.start
+        return Stored(self.type_name, len(own), width, own.reshape(-1), heads)
 
 
 def stored(weight: Tensor) -> Stored:
