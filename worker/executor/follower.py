@@ -57,11 +57,15 @@ def run(messages: SimpleQueue[bytes]) -> None:
                 puts = tuple(
                     (slot, n if n is None else reads[n].result()) for slot, n in step.adapters
                 )
-                # As on rank 0, a step is collected before the next but one is submitted.
+                # As on rank 0, a step is collected before the next but one is submitted, and before
+                # the next if it has or makes drafts.
                 submitted = runner.submit(dataclasses.replace(step, adapters=puts))
                 if last is not None:
                     last.collect()
                 last = submitted
+                if any(s.num_drafts or s.num_to_draft for s in step.sequences):
+                    last.collect()
+                    last = None
             case AdaptRanks(adapter=adapter, held=held):
                 reads = {number: reads[number] for number in held}
                 reads[adapter.number] = runner.read_adapter(adapter)

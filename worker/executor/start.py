@@ -17,11 +17,15 @@ from worker.executor.model_runner import ModelRunner
 import torch
 from torch import Tensor
 
-from worker.config import MODEL_METHODS, EngineConfig
+from worker.config import EngineConfig
 from worker.errors import ConfigError, DeviceMemoryError
 from worker.executor.adapters import DeviceAdapters
 from worker.executor.drafting.cached_drafter import CachedDrafter
-from worker.executor.drafting.loading import drafter_bytes_per_token, network_loader
+from worker.executor.drafting.loading import (
+    LoadNetwork,
+    drafter_bytes_per_token,
+    network_loader,
+)
 from worker.executor.graphs import CudaGraphs, DecodeGraphs, graph_sizes
 from worker.executor.interface import Executor, execute
 from worker.executor.kv_cache import allocate, choose_num_blocks, room_bytes
@@ -59,7 +63,6 @@ def build_executor(config: EngineConfig) -> tuple[Executor, int]:
     size = config.tensor_parallel_size
     if size == 1:
         return build_shard(config)
-    _check_parallel(config)
     ranks = Ranks(config)
     try:
         runner, num_blocks = build_shard(config, Shard(0, size), ranks.start)
@@ -103,7 +106,7 @@ def build_shard(
         model = load_model(path, dtype, device, max_model_len, *how)
         return dataclasses.replace(model, backend=backend)
 
-    load_network = network_loader(config.speculative, max_model_len)
+    load_network = _network_loader(config, path, shard)
     with torch.inference_mode(), fitting("the weights", _FOR_WEIGHTS):
         model = load(check)
         adapters = choose_adapters(config, model, shard)
@@ -127,10 +130,20 @@ def build_shard(
         if chosen is None or load_network is None or network is None:
             return make(graphs=graphs), num_blocks
         sizes, method = (num_blocks, config.block_size), chosen.draft_sample_method
-        drafter = CachedDrafter(load_network, network, model, sizes, method, kv_dtype)
+        how_drafts = (sizes, method, kv_dtype, shard.size > 1)
+        drafter = CachedDrafter(load_network, network, model, *how_drafts)
         sums = choose_sums(device) if method == PROBABILISTIC else None
         how = (drafter, chosen.rejection_sample_method, sums)
         return make(*how), num_blocks
+
+
+def _network_loader(config: EngineConfig, path: str, shard: Shard) -> LoadNetwork | None:
+    load = network_loader(config.speculative, config.scheduler.max_model_len)
+    if load is None or shard.size == 1:
+        return load
+    # Each rank drafts by itself, with a whole network, from the states that all of them have.
+    shape = open_checkpoint(Path(path)).config
+    return lambda target: load(dataclasses.replace(target, config=shape))
 
 
 @contextmanager
@@ -195,15 +208,6 @@ def choose_adapters(config: EngineConfig, model: LlamaModel, shard: Shard) -> De
     # The model's shape is that of its shard.
     shape = open_checkpoint(Path(config.model_path or "")).config
     return DeviceAdapters(shape, lora.max_lora_rank, store, shard)
-
-
-def _check_parallel(config: EngineConfig) -> None:
-    flag, speculative = f"--tensor-parallel-size {config.tensor_parallel_size}", config.speculative
-    if speculative is not None and speculative.method in MODEL_METHODS:
-        raise ConfigError(
-            f"{flag}: method {speculative.method} of --speculative-config drafts on one device:"
-            " choose ngram or suffix there, or leave one of the flags out"
-        )
 
 
 def choose_device(name: str, shard: Shard = WHOLE) -> torch.device:

@@ -58,7 +58,8 @@ class CachedDrafter:
 
     The calls of a step come in the order `copy_blocks`, `proposals`, `record`, `propose`; none of
     them changes the target's answers. `load` returns the network for a target; `blocks` are the
-    number of cache blocks and the size of one; `kv_dtype` None: the dtype of activations.
+    number of cache blocks and the size of one; `kv_dtype` None: the dtype of activations. With
+    `must_agree`, other ranks draft the same, so a failure, which they may not have, is raised.
     `record` takes the inputs of the target's `layers`.
     """
 
@@ -70,11 +71,13 @@ class CachedDrafter:
         blocks: tuple[int, int],
         method: str,
         kv_dtype: torch.dtype | None = None,
+        must_agree: bool = False,
     ) -> None:
         self._load = load
         self._network: DraftNetwork | None = network
         self._vocab_size = target.config.vocab_size
         self._method = method
+        self._must_agree = must_agree
         self._reads_states = network.reads_states
         self.layers = network.layers
         self._new_cache = functools.partial(
@@ -154,8 +157,8 @@ class CachedDrafter:
                 yield mine.slots[: _num_equal(pairs)]
 
     def propose(self, requests: Sequence[DraftRequest], num_step_tokens: int) -> Drafted:
-        """Catch up and draft; repeated failures are logged once. Drafts made before a failure
-        count, since they may depend on the drawn tokens.
+        """Catch up and draft; repeated failures are logged once, unless ranks must agree. Drafts
+        made before a failure count, since they may depend on the drawn tokens.
         """
         self._ahead = {}
         lines: list[DraftedRun] = []
@@ -165,6 +168,8 @@ class CachedDrafter:
             seconds, ready = self._catch_up(rounds, plan)
             self._propose(rounds, ready, lines)
         except Exception:
+            if self._must_agree:
+                raise
             if not self._is_failing:
                 logger.exception("drafting failed; steps continue without drafts")
             self._is_failing = True
