@@ -66,10 +66,6 @@ def kv_offloading_config(
     _check_kv_moves(flag, engine)
     if engine.engine == "sim":
         raise ConfigError(f"{flag}: --engine sim has no KV to offload: leave one of them out")
-    if engine.tensor_parallel_size > 1:
-        raise ConfigError(
-            f"{flag}: KV of several ranks stays there: leave --tensor-parallel-size out"
-        )
     if not engine.enable_prefix_caching:
         raise ConfigError(f"{flag} needs the prefix cache: leave --no-enable-prefix-caching out")
     given = {name: getattr(options, name) for name in KvOffloadingConfig.__dataclass_fields__}

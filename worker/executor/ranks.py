@@ -34,7 +34,7 @@ from worker.executor.adapters import ReadAdapter
 from worker.executor.interface import Executor, Ticket
 from worker.executor.model_runner import ModelRunner
 from worker.ops.parallel import Shard
-from worker.types import Adapter, KvLoad, SchedulerOutput
+from worker.types import Adapter, KvLoad, KvSave, SchedulerOutput
 
 logger = logging.getLogger(__name__)
 
@@ -271,12 +271,17 @@ class TensorParallelExecutor(Executor):
         self._size = size
         self._reads: dict[int, Future[Any]] = {}  # of adapters, until the next is read
         self._adapters: WeakValueDictionary[int, ReadAdapter] = WeakValueDictionary()
-        dtype, _, self._own_heads, dim = runner.kv_shape
+        dtype, layers, self._own_heads, dim = runner.kv_shape
         self._head_bytes = dim * getattr(torch, dtype).itemsize
+        self._token_bytes = layers * 2 * num_kv_heads * self._head_bytes
+        # The threads of steps and of the engine both read; ranks meet for one of them at a time.
+        self._reading = threading.Lock()
 
     def submit(self, step: SchedulerOutput) -> Ticket:
         own, *others = self._shards(step)
         try:
+            for save in step.kv_saves:
+                self._save(save)
             with self._reporting():
                 self._ranks.send(*map(StepRanks, others))
                 return self._runner.submit(own)
@@ -294,9 +299,10 @@ class TensorParallelExecutor(Executor):
             raise WorkerError(reason) from error
 
     def _shards(self, step: SchedulerOutput) -> list[SchedulerOutput]:
-        """Return the step of each rank; the steps differ in the KV that they load, and rank 0's in
-        the adapters.
+        """Return the step of each rank, without saves; the steps differ in the KV that they load,
+        and rank 0's in the adapters.
         """
+        step = dataclasses.replace(step, kv_saves=())
         puts = tuple((slot, read and read.number) for slot, read in step.adapters)
         other = dataclasses.replace(step, adapters=puts) if puts else step
         if not step.kv_loads:
@@ -309,12 +315,21 @@ class TensorParallelExecutor(Executor):
             for rank, mine in enumerate(loads):
                 first = rank // self._sharing * self._own_heads
                 own = (part[:, first : first + self._own_heads] for part in parts)
-                mine.append(KvLoad(load.blocks, tuple(p.reshape(-1).numpy().data for p in own)))
+                views = tuple(part.reshape(-1).numpy().data for part in own)
+                mine.append(dataclasses.replace(load, parts=views))
         steps = [step, *[other] * (self._size - 1)]
         return [
             dataclasses.replace(own, kv_loads=tuple(mine))
             for own, mine in zip(steps, loads, strict=True)
         ]
+
+    def _save(self, save: KvSave) -> None:
+        """Gather saved blocks before their step, so that they are whole on rank 0 when it runs."""
+        size = save.into[0].nbytes
+        num_tokens = size * len(save.blocks) // self._token_bytes
+        data = self.read_kv(save.blocks, num_tokens)
+        for number, into in enumerate(save.into):
+            into[:] = data[number * size : (number + 1) * size]
 
     @property
     def kv_shape(self) -> tuple[str, int, int, int]:
@@ -327,12 +342,15 @@ class TensorParallelExecutor(Executor):
 
     def read_kv(self, blocks: Sequence[int], num_tokens: int) -> memoryview:
         message = ReadRanks(tuple(blocks), num_tokens)
-        with self._reporting():
+        with self._reporting(), self._reading:
             self._ranks.send(message)
             parts = gather_kv(self._runner, message)
         shape = (-1, self._own_heads, self._head_bytes)
         heads = [part.view(shape) for part in (parts or [])[:: self._sharing]]
         return torch.cat(heads, 1).reshape(-1).numpy().data
+
+    def host_memory(self, num_bytes: int) -> memoryview:
+        return self._runner.host_memory(num_bytes)
 
     def read_adapter(self, adapter: Adapter) -> Future[Any]:
         """Have every rank begin to read its part; a rank that fails alone ends when it has to put
