@@ -249,11 +249,13 @@ class KvPart:
 @dataclass(frozen=True, slots=True)
 class KvLoad:
     """KV for consecutive tokens from the beginning of the first of `blocks`, as `KvPart` has it: in
-    one part, where the last block may be filled in part, or in one for each block.
+    one part, where the last block may be filled in part, or in one for each block. `token_ids` are
+    the tokens, for a drafter on the device.
     """
 
     blocks: tuple[int, ...]
     parts: tuple[memoryview, ...]
+    token_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ def resolve(
         lora=_lora_config(options),
         logits_processors=processors,
     )
-    transfer = kv_transfer_config(options, engine)
+    transfer = kv_transfer_config(options)
     if transfer is not None:
         engine = dataclasses.replace(engine, kv_transfer=transfer)
         api = dataclasses.replace(api, kv_role=transfer.kv_role)

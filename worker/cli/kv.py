@@ -9,7 +9,6 @@ from worker.cli.objects import converted, decoded
 from worker.config import (
     KV_CONNECTORS,
     KV_ROLES,
-    MODEL_METHODS,
     EngineConfig,
     KvEventsConfig,
     KvOffloadingConfig,
@@ -30,10 +29,8 @@ _OFFLOADING_NEEDS = (
 )
 
 
-def kv_transfer_config(
-    options: argparse.Namespace, engine: EngineConfig
-) -> KvTransferConfig | None:
-    """Decode `--kv-transfer-config`. Raises `ConfigError`, also where KV cannot move."""
+def kv_transfer_config(options: argparse.Namespace) -> KvTransferConfig | None:
+    """Decode `--kv-transfer-config`. Raises `ConfigError`."""
     if options.kv_transfer_config is None:
         if options.pd_proxy:
             raise ConfigError(f"--pd-proxy needs {_TRANSFER} with kv_role kv_consumer or kv_both")
@@ -45,7 +42,6 @@ def kv_transfer_config(
     given = {"engine_id": str(uuid.uuid4()), **given, **extra}
     config = converted(_TRANSFER, given, KvTransferConfig)
     _check_transfers(config)
-    _check_kv_moves(_TRANSFER, engine)
     if options.pd_proxy and not config.takes:
         raise ConfigError(f"--pd-proxy needs kv_role kv_consumer or kv_both, not {config.kv_role}")
     return config
@@ -63,7 +59,6 @@ def kv_offloading_config(
             raise ConfigError(f"{part} needs --kv-offloading-{needed}: {reason}")
     if options.kv_offloading_size is None:
         return None
-    _check_kv_moves(flag, engine)
     if engine.engine == "sim":
         raise ConfigError(f"{flag}: --engine sim has no KV to offload: leave one of them out")
     if not engine.enable_prefix_caching:
@@ -126,17 +121,6 @@ def _is_reachable(host: str) -> bool:
         return not ipaddress.ip_address(host).is_unspecified
     except ValueError:
         return False
-
-
-def _check_kv_moves(flag: str, engine: EngineConfig) -> None:
-    method = None if engine.speculative is None else engine.speculative.method
-    obstacles = (
-        (f"--kv-cache-dtype {engine.kv_cache_dtype}", engine.kv_cache_dtype.startswith("fp8")),
-        (f"a drafter of method {method}", method in MODEL_METHODS),
-    )
-    for what, is_there in obstacles:
-        if is_there:
-            raise ConfigError(f"{flag}: KV does not move with {what}: leave one of them out")
 
 
 def kv_events_config(

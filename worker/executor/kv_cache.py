@@ -140,8 +140,7 @@ def copy_blocks(cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
     """Copy blocks (source, destination) over all layers; all are read before any is written. If the
     device's memory is too small, copy through the host's memory.
     """
-    if cache.itemsize == 1:  # torch copies eight-bit floats only as bytes
-        cache = cache.view(torch.uint8)
+    cache = _movable(cache)
     try:
         pairs = torch.tensor(copies, dtype=torch.int64, device=cache.device)
         read = cache[:, pairs[:, 0]]
@@ -154,12 +153,18 @@ def copy_blocks(cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
         cache[:, pairs[:, 1]] = read
 
 
+def _movable(cache: Tensor) -> Tensor:
+    """Return a view that torch can index: eight-bit floats only as bytes."""
+    return cache.view(torch.uint8) if cache.itemsize == 1 else cache
+
+
 def read_tokens(
     cache: Tensor, blocks: Sequence[int], num_tokens: int, keys_across: bool
 ) -> memoryview:
     """Return the KV of the first tokens in `blocks` as bytes on the host: [num_tokens, layers, 2,
     kv_heads, head_dim]. `keys_across`: keys are stored as [head_dim, block_size].
     """
+    cache = _movable(cache)
     layers, _, _, heads, size, dim = cache.shape
     shape = (len(blocks), size, layers, 2, heads, dim)
     if cache.device.type == "cuda":
@@ -200,6 +205,7 @@ def gathered(cache: Tensor, blocks: Sequence[int]) -> Tensor:
 
 def write_tokens(cache: Tensor, load: KvLoad, keys_across: bool) -> None:
     """Write the result of `read_tokens`; a GPU retries with halves until they fit its memory."""
+    cache = _movable(cache)
     half = len(load.blocks) // 2
     if not half or cache.device.type != "cuda" or half * cache[:, 0].nbytes < _PIECE_BYTES:
         try:
@@ -253,6 +259,7 @@ class BlockSaver:
 
     def save(self, cache: Tensor, saves: Sequence[KvSave], keys_across: bool) -> None:
         """Start the saves of a step. Called first in each step, even without `saves`."""
+        cache = _movable(cache)
         if self._saved is not None:
             torch.cuda.current_stream(cache.device).wait_event(self._saved)
             self._saved = None

@@ -91,6 +91,8 @@ class ModelRunner:
                 self._drafter.copy_blocks(step.block_copies)
         for load in step.kv_loads:
             write_tokens(cache, load, model.native is not None)
+            if self._drafter is not None:
+                self._drafter.load(load)
         if self._adapters is not None:
             self._adapters.put(step.adapters)
         if not step.sequences:
@@ -136,9 +138,14 @@ class ModelRunner:
 
     @property
     def kv_facts(self) -> tuple[object, ...]:
-        model, _ = self._awake()
+        model, cache = self._awake()
         # The cosines of position 1 show every difference in the rotation.
-        return str(model.dtype), model.rope.cos[1:2].float().cpu().numpy().tobytes()
+        facts = str(model.dtype), model.rope.cos[1:2].float().cpu().numpy().tobytes()
+        scales = [layer.kv_scales for layer in model.layers if layer.kv_scales is not None]
+        if cache.itemsize > 1 or not scales:
+            return facts
+        # Of one head, which all numbers of ranks have alike if the scales are those of layers.
+        return *facts, torch.stack([own[:, 0] for own in scales]).cpu().numpy().tobytes()
 
     @torch.inference_mode()
     def read_kv(self, blocks: Sequence[int], num_tokens: int) -> memoryview:

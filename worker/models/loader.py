@@ -388,6 +388,7 @@ class _Assembly:
     def _kv_scales(self, prefix: str) -> Tensor | None:
         """Return the scales of the shard's KV heads [2, kv_heads]; None if none are stored."""
         heads, names = self._config.num_kv_heads, self._checkpoint.shapes()
+        sizes = (1, self._checkpoint.config.num_kv_heads)
         scales = torch.ones(2, heads)
         found = False
         for row, part in zip(scales, "kv", strict=True):
@@ -395,7 +396,7 @@ class _Assembly:
                 if name not in names:
                     continue
                 stored = read(self._checkpoint, name)
-                if len(stored) not in (1, self._checkpoint.config.num_kv_heads) or not (stored > 0).all():
+                if len(stored) not in sizes or not (stored > 0).all():
                     raise ModelError(
                         f"{self._checkpoint.source}: tensor {name} must be a positive number, or"
                         " one for each KV head"
@@ -546,9 +547,7 @@ class _Assembly:
         return torch.empty(shape, dtype=self._dtype, device=self._device)
 
 
-def _decoded_part(
-    kernels: CpuKernels, whole: Stored, rows: slice, columns: slice
-) -> Stored | None:
+def _decoded_part(kernels: CpuKernels, whole: Stored, rows: slice, columns: slice) -> Stored | None:
     """Return a part whose blocks are cut: the same numbers in float32. None: not for kernels."""
     linear = kernels.linear([whole])
     if linear is None:

@@ -18,8 +18,8 @@ class Experts:
     """The experts of one layer: products of each, and a `router` with one logit per expert.
 
     A row takes `per_token` of them; their weights add up to one if `normalized`. `stacks` are dense
-    weights: [experts, 2 · inner, hidden] and [experts, hidden, inner]. If `is_split`, each rank has a
-    part of the inner features, and the mixtures of all ranks add up.
+    weights: [experts, 2 · inner, hidden] and [experts, hidden, inner]. If `is_split`, each rank has
+    a part of the inner features, and the mixtures of all ranks add up.
     """
 
     router: Linear

@@ -137,15 +137,19 @@ class SequenceKv:
         it when that step's results are there.
         """
         table = self.blocks.table_copy(sequence.seq_id)[: self.blocks_for(hit.num_tokens)]
-        first = len(hit.blocks)
+        first, size = len(hit.blocks), self.block_size
+        token_ids = sequence.token_ids
         if self.tiers is not None and hit.slots:
             views = self.tiers.load(hit.slots)
             for begin in range(0, len(views), _LOAD_BLOCKS):
                 some = tuple(views[begin : begin + _LOAD_BLOCKS])
-                self._loads.append(KvLoad(table[first : first + len(some)], some))
-                first += len(some)
+                end = first + len(some)
+                tokens = tuple(token_ids[first * size : end * size])
+                self._loads.append(KvLoad(table[first:end], some, tokens))
+                first = end
         if hit.arrived is not None:
-            self._loads.append(KvLoad(table[first:], (hit.arrived,)))
+            tokens = tuple(token_ids[first * size : hit.num_tokens])
+            self._loads.append(KvLoad(table[first:], (hit.arrived,), tokens))
 
     def take_saves(self, step: int) -> tuple[KvSave, ...]:
         """Return the saves of step `step`: contents that its blocks held, each once."""

@@ -33,7 +33,7 @@ from worker.executor.state import DeviceState, Ints
 from worker.executor.step_batch import StepBatch
 from worker.models.llama import LlamaModel
 from worker.ops.draft import PROBABILISTIC
-from worker.types import Drafts, ScheduledSequence
+from worker.types import Drafts, KvLoad, ScheduledSequence
 
 logger = logging.getLogger(__name__)
 
@@ -56,16 +56,16 @@ class _Proposal:
 class CachedDrafter:
     """Drafts the next tokens; sole owner of the network and of a cache in the target's blocks.
 
-    The calls of a step come in the order `copy_blocks`, `proposals`, `record`, `propose`; none of
-    them changes the target's answers. `load` returns the network for a target; `blocks` are the
-    number of cache blocks and the size of one; `kv_dtype` None: the dtype of activations. With
-    `must_agree`, other ranks draft the same, so a failure, which they may not have, is raised.
-    `record` takes the inputs of the target's `layers`.
+    The calls of a step come in the order `copy_blocks`, `load`, `proposals`, `record`, `propose`;
+    none of them changes the target's answers. `load_network` returns the network for a target;
+    `blocks` are the number of cache blocks and the size of one; `kv_dtype` None: the dtype of
+    activations. With `must_agree`, other ranks draft the same, so a failure, which they may not
+    have, is raised. `record` takes the inputs of the target's `layers`.
     """
 
     def __init__(
         self,
-        load: Callable[[LlamaModel], DraftNetwork],
+        load_network: Callable[[LlamaModel], DraftNetwork],
         network: DraftNetwork,
         target: LlamaModel,
         blocks: tuple[int, int],
@@ -73,7 +73,7 @@ class CachedDrafter:
         kv_dtype: torch.dtype | None = None,
         must_agree: bool = False,
     ) -> None:
-        self._load = load
+        self._load_network = load_network
         self._network: DraftNetwork | None = network
         self._vocab_size = target.config.vocab_size
         self._method = method
@@ -106,7 +106,15 @@ class CachedDrafter:
         """Copy the cached data of blocks; overwritten blocks are no longer ahead of the target."""
         _, cache = self._awake()
         cache.copy_blocks(copies)
-        written = {destination for _, destination in copies}
+        self._overwritten({destination for _, destination in copies})
+
+    def load(self, load: KvLoad) -> None:
+        """Note that the target has loaded blocks: the drafter reads their tokens when it drafts."""
+        _, cache = self._awake()
+        cache.load(cache.slots(load.blocks, 0, len(load.token_ids)), load.token_ids)
+        self._overwritten({*load.blocks})
+
+    def _overwritten(self, written: set[int]) -> None:
         size = self._block_size
         self._ahead = {
             seq_id: ahead
@@ -245,7 +253,7 @@ class CachedDrafter:
     def wake(self, tags: frozenset[str], target: LlamaModel | None) -> None:
         """Load the network for the target in its present form, and allocate an empty cache."""
         if "weights" in tags and self._network is None and target is not None:
-            self._network = self._load(target)
+            self._network = self._load_network(target)
         if "kv_cache" in tags and self._cache is None:
             self._cache = self._new_cache()
 

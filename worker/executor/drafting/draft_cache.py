@@ -4,7 +4,8 @@ The scheduler allocates blocks without regard to drafters. A block here holds th
 and (for a head) the target's states, written whenever the target runs the tokens, and the drafter's
 own keys and values, computed when it needs them; `is_synced` marks tokens that have these. So:
 
- * For every position that the target has run, ids and states belong to the sequence.
+ * For every position that the target has run, ids and states belong to the sequence. (Where it has
+   loaded keys and values instead, ids do, and the states are zeros.)
  * Where a position and all earlier ones are synced, keys and values follow from ids and states.
 
 A drafter reads a sequence from the first unsynced position on.
@@ -69,6 +70,17 @@ class DraftCache:
         self._is_synced.index_fill_(0, places, False)
         if self._states is not None and states is not None:
             self._states.index_copy_(0, places, states)
+
+    def load(self, slots: Ints, token_ids: Sequence[int]) -> None:
+        """Store the ids of tokens whose keys and values the target has taken from elsewhere. Their
+        states are unknown; a head reads zeros in their place.
+        """
+        places = self._ints(slots)
+        ids = torch.tensor(token_ids, dtype=torch.int32, device=self._device)
+        self._token_ids.index_copy_(0, places, ids)
+        self._is_synced.index_fill_(0, places, False)
+        if self._states is not None:
+            self._states.index_fill_(0, places, 0)
 
     def mark(self, slots: Ints, is_synced: bool) -> None:
         if len(slots):
