@@ -233,7 +233,7 @@ _FIELDS: Mapping[str, _Field] = {
     "draft_sample_method": _word(DRAFT_SAMPLE_METHODS),
     "rejection_sample_method": _word(REJECTION_SAMPLE_METHODS, {"synthetic": _SYNTHETIC}),
     "draft_tensor_parallel_size": _Field(
-        "1, as drafts are made on one device", lambda v: v == 1 and not isinstance(v, bool)
+        "1, as every rank drafts by itself", lambda v: v == 1 and not isinstance(v, bool)
     ),
     "num_speculative_tokens_per_batch_size": _Field(
         "a list of [first batch size, last batch size, number of drafts]",

@@ -36,7 +36,7 @@ from worker.ops.parallel import Shard
 logger = logging.getLogger(__name__)
 
 
-def run(messages: SimpleQueue[bytes]) -> None:
+def run(messages: SimpleQueue[bytearray]) -> None:
     """Build the shard of the first message, then carry out all later messages.
 
     Every failure raises: rank 0 fails for the same reason, or notices that this process ended.
@@ -89,7 +89,7 @@ def main() -> int:
         level=logging.INFO,
         format=f"%(asctime)s %(levelname)s [rank {sys.argv[2]}] %(name)s: %(message)s",
     )
-    messages: SimpleQueue[bytes] = SimpleQueue()
+    messages: SimpleQueue[bytearray] = SimpleQueue()
     # Beside the steps: the end of the input must end this process inside a step, too.
     threading.Thread(target=_read, args=[messages], name="input", daemon=True).start()
     try:
@@ -99,7 +99,7 @@ def main() -> int:
     return 1
 
 
-def _read(messages: SimpleQueue[bytes]) -> None:
+def _read(messages: SimpleQueue[bytearray]) -> None:
     try:
         read_messages(sys.stdin.buffer, messages.put)
     finally:  # rank 0 closed the input, or ended

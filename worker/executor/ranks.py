@@ -184,10 +184,11 @@ def _write(process: subprocess.Popen[bytes], encoded: bytes) -> None:
     stdin.flush()
 
 
-def read_messages(stream: IO[bytes], take: Callable[[bytes], None]) -> None:
+def read_messages(stream: IO[bytes], take: Callable[[bytearray], None]) -> None:
     """Pass every message of a rank's input to `take`, still encoded, until the input ends."""
     while head := stream.read(_LENGTH_BYTES):
-        take(stream.read(int.from_bytes(head, "little")))
+        # Torch warns of tensors in memory that cannot be written, though it only reads loads.
+        take(bytearray(stream.read(int.from_bytes(head, "little"))))
 
 
 def _store(port: int, size: int, **options: Any) -> Any:

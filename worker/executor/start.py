@@ -359,7 +359,10 @@ def choose_kernels(
         return kernels
     flag, speculative = f"--quantization {config.quantization}", config.speculative
     if device.type != "cpu":
-        raise ConfigError(f"{flag} is for a CPU, and the worker has a GPU: leave the flag out")
+        raise ConfigError(
+            f"{flag} is for a CPU, and the worker has a GPU: leave the flag out, or choose --device"
+            " cpu instead of cuda"
+        )
     if config.dtype not in ("auto", "float32"):
         raise ConfigError(f"{flag} goes with --dtype auto or float32, not {config.dtype}")
     if speculative is not None and speculative.method in ("eagle", "eagle3"):

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from worker.models.config import GEMMA, from_hf
-from worker.models.loader import expected_shapes
+from worker.models.draft_head import HeadShape, head_metadata
+from worker.models.loader import expected_shapes, load_model
 
 # Phi-3 stores products of one input as one.
 FUSED = {
@@ -36,6 +37,22 @@ def save_checkpoint(path: Path, config: dict[str, Any], scale: float = 0.3, seed
                 own = [tensors.pop(f"{prefix}{part}.weight") for part in parts]
                 tensors[f"{prefix}{fused}.weight"] = torch.cat(own)
     save_file(tensors, path / "model.safetensors")
+
+
+@torch.inference_mode()
+def save_random_head(checkpoint: Path, path: Path) -> str:
+    """Write a draft head of random weights for a checkpoint, and return its path."""
+    target = load_model(checkpoint, torch.float32, torch.device("cpu"))
+    size = target.config.vocab_size
+    shape = HeadShape(intermediate_size=48, draft_vocab_size=size)
+    noise = torch.Generator().manual_seed(4)
+    tensors = {
+        name: torch.ones(size) if len(size) == 1 else torch.randn(size, generator=noise) * 0.3
+        for name, size in shape.tensor_shapes(target.config).items()
+    }
+    tensors["draft_vocab"] = torch.arange(size)
+    save_file(tensors, path, head_metadata(shape, target))
+    return str(path)
 
 
 def configure(path: Path, **changes: object) -> None:

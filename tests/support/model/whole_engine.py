@@ -28,7 +28,7 @@ def torch_config(path: Path, **changes: Any) -> EngineConfig:
 
 @dataclass(frozen=True)
 class Way:
-    """The set-up of an engine; `drafts` are those of a lookup."""
+    """The set-up of an engine; `drafts` are those of a lookup, or of a `drafter` on the device."""
 
     num_blocks: int = 200
     budget: int = 512
@@ -37,6 +37,7 @@ class Way:
     drafts: int = 0
     block_size: int = 8
     preempts: bool = False
+    drafter: SpeculativeConfig | None = None
 
 
 class Lent(Executor):
@@ -84,10 +85,10 @@ def tokens_of(outputs: Outputs) -> dict[str, list[int]]:
 def run_way(executor: Executor, way: Way, asked: Sequence[AddRequest]) -> Outputs:
     speculation = None
     if way.drafts:
-        config = SpeculativeConfig(
+        config = way.drafter or SpeculativeConfig(
             "ngram", way.drafts, prompt_lookup_min=1, enable_adaptive_verification=False
         )
-        speculation = Speculation(config, build_drafter(config), False)
+        speculation = Speculation(config, build_drafter(config), way.drafter is not None)
     limits = SchedulerConfig(way.budget, way.batch, 1000)
     cache = CacheConfig(way.num_blocks, way.block_size)
     adapters = Adapters(AdapterSlots(NUM_SLOTS, 2 * NUM_SLOTS, executor.read_adapter))
@@ -97,5 +98,7 @@ def run_way(executor: Executor, way: Way, asked: Sequence[AddRequest]) -> Output
     core.shutdown()
     stats = scheduler.stats()
     assert bool(stats.scheduler.num_preemptions) == way.preempts
-    assert bool(stats.speculation.num_accepted_tokens) == bool(way.drafts)
+    counts = stats.speculation
+    used = counts.num_draft_tokens if way.drafter else counts.num_accepted_tokens
+    assert bool(used) == bool(way.drafts)
     return found

@@ -386,24 +386,23 @@ def test_the_model_is_found_by_flag_environment_or_cache(
 
 
 @pytest.mark.parametrize(
-    ("given", "flags", "message"),
+    ("given", "message"),
     [
-        ("[1]", (), "--kv-transfer-config: not a JSON object"),
-        ('{"kv_rank": 1}', (), "unknown 'kv_rank'; known are kv_connector"),
-        ('{"kv_connector": "x"}', (), "kv_connector is TcpConnector or NixlConnector, not 'x'"),
-        ('{"kv_connector_extra_config": {"backends": []}}', (), "backends must name one"),
-        ('{"kv_role": "both"}', (), "kv_role is one of kv_producer, kv_consumer, kv_both"),
-        ('{"kv_ip": "0.0.0.0"}', (), "the IP address that others reach, got '0.0.0.0'"),
-        ('{"kv_ip": "localhost"}', (), "the IP address that others reach"),
-        ('{"kv_port": 65536}', (), "kv_port must be in [0, 65535], got 65536"),
-        ('{"kv_buffer_size": 0}', (), "kv_buffer_size must be above 0, got 0"),
-        ('{"kv_connector_extra_config": {"kv_lease_duration": -1}}', (), "kv_lease_duration must"),
-        ("{}", ("--kv-cache-dtype", "fp8"), "--kv-cache-dtype fp8"),
+        ("[1]", "--kv-transfer-config: not a JSON object"),
+        ('{"kv_rank": 1}', "unknown 'kv_rank'; known are kv_connector"),
+        ('{"kv_connector": "x"}', "kv_connector is TcpConnector or NixlConnector, not 'x'"),
+        ('{"kv_connector_extra_config": {"backends": []}}', "backends must name one"),
+        ('{"kv_role": "both"}', "kv_role is one of kv_producer, kv_consumer, kv_both"),
+        ('{"kv_ip": "0.0.0.0"}', "the IP address that others reach, got '0.0.0.0'"),
+        ('{"kv_ip": "localhost"}', "the IP address that others reach"),
+        ('{"kv_port": 65536}', "kv_port must be in [0, 65535], got 65536"),
+        ('{"kv_buffer_size": 0}', "kv_buffer_size must be above 0, got 0"),
+        ('{"kv_connector_extra_config": {"kv_lease_duration": -1}}', "kv_lease_duration must"),
     ],
 )
-def test_an_invalid_transfer_is_refused(given: str, flags: tuple[str, ...], message: str) -> None:
+def test_an_invalid_transfer_is_refused(given: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        resolved("--kv-transfer-config", given, *flags)
+        resolved("--kv-transfer-config", given)
 
 
 def test_a_proxy_needs_a_connector_that_takes_kv() -> None:
@@ -421,8 +420,6 @@ def test_a_proxy_needs_a_connector_that_takes_kv() -> None:
     ("flags", "message"),
     [
         (("--engine", "sim"), "--kv-offloading-size: --engine sim has no KV"),
-        (("--kv-cache-dtype", "fp8"), "--kv-cache-dtype fp8"),
-        (("--tensor-parallel-size", "2"), "leave --tensor-parallel-size out"),
         (("--no-enable-prefix-caching",), "needs the prefix cache"),
         (("--kv-offloading-policy", "tenant", "--no-enable-fair-eviction"), "policy tenant"),
         (

@@ -146,7 +146,7 @@ def test_copies_read_every_source_before_they_write() -> None:
 @pytest.mark.parametrize("across", [(False, False), (True, True), (False, True), (True, False)])
 @pytest.mark.parametrize("sizes", [(4, 4), (4, 16), (16, 2)])
 @pytest.mark.parametrize("num_tokens", [1, 16, 21])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 def test_kv_of_tokens_moves_between_caches(
     across: tuple[bool, bool], sizes: tuple[int, int], num_tokens: int, dtype: torch.dtype
 ) -> None:
@@ -154,31 +154,31 @@ def test_kv_of_tokens_moves_between_caches(
         torch.randn(2, 24, 2, 3, size, 8, generator=torch.Generator().manual_seed(size)).to(dtype)
         for size in sizes
     ]
+    # Eight-bit floats are compared as bytes.
+    seen = [cache.view(torch.uint8) if dtype.itemsize == 1 else cache for cache in caches]
     source = [5, 3, 11, 2, 7, 1][: -(-num_tokens // sizes[0])]
     target = torch.randperm(24)[: -(-num_tokens // sizes[1])].tolist()
-    before = caches[1].clone()
+    before = seen[1].clone()
     data = read_tokens(caches[0], source, num_tokens, across[0])
     assert data.nbytes == num_tokens * 2 * 2 * 3 * 8 * dtype.itemsize
     write_tokens(caches[1], KvLoad(tuple(target), (memoryview(bytearray(data)),)), across[1])
     assert read_tokens(caches[1], target, num_tokens, across[1]) == data
     for position in range(num_tokens):
         block, slot = source[position // sizes[0]], position % sizes[0]
-        keys, values = caches[0][:, block].unbind(1)
+        keys, values = seen[0][:, block].unbind(1)
         if across[0]:
             keys = keys.reshape(2, 3, 8, sizes[0]).transpose(2, 3)
         expected = torch.stack((keys[:, :, slot], values[:, :, slot]), 1)
         size = data.nbytes // num_tokens
         found = torch.frombuffer(
-            bytearray(data[size * position : size * (position + 1)]), dtype=dtype
+            bytearray(data[size * position : size * (position + 1)]), dtype=seen[0].dtype
         )
         assert torch.equal(found.view(2, 2, 3, 8), expected)
     others = [block for block in range(24) if block not in target]
-    assert torch.equal(caches[1][:, others], before[:, others])
+    assert torch.equal(seen[1][:, others], before[:, others])
     rest = num_tokens % sizes[1]
     if rest:  # what follows in the last block
-        assert torch.equal(
-            caches[1][:, target[-1], 1, :, rest:], before[:, target[-1], 1, :, rest:]
-        )
+        assert torch.equal(seen[1][:, target[-1], 1, :, rest:], before[:, target[-1], 1, :, rest:])
 
 
 def test_blocks_are_gathered_as_they_are_read() -> None:

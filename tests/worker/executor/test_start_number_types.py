@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.support.model.tiny_checkpoint import edit, rewritten
+from tests.support.model.tiny_checkpoint import edit, rewritten, save_random_head
 from tests.support.model.tiny_llama import BLOCK_SIZE, step_of
 from tests.support.model.whole_engine import outputs_of, tokens_of
 from worker.config import EngineConfig, SchedulerConfig, SpeculativeConfig
@@ -24,7 +24,6 @@ from worker.engine.process.build import build_core
 from worker.errors import ConfigError, ModelError
 from worker.executor.kv_cache import allocate
 from worker.executor.start import EIGHT_BITS, build_executor, choose_kernels, choose_kv_dtype
-from worker.models.draft_head import HeadShape, head_metadata
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
 from worker.ops.backends import TORCH
@@ -277,19 +276,6 @@ def answers(asked: EngineConfig, prompts: dict[str, list[int]]) -> tuple[dict[st
     return found, core._scheduler.stats().scheduler.num_preemptions
 
 
-@torch.inference_mode()
-def random_head(checkpoint: Path, path: Path) -> str:
-    target = load_model(checkpoint, torch.float32, CPU)
-    shape = HeadShape(intermediate_size=48, draft_vocab_size=96)
-    noise = torch.Generator().manual_seed(4)
-    tensors = {
-        name: torch.ones(size) if len(size) == 1 else torch.randn(size, generator=noise) * 0.3
-        for name, size in shape.tensor_shapes(target.config).items()
-    }
-    save_file(tensors | {"draft_vocab": torch.arange(96)}, path, head_metadata(shape, target))
-    return str(path)
-
-
 @pytest.mark.parametrize("isa", ["", "portable", "mmx"])
 def test_a_rounded_cache_answers_alike_alone_and_together(
     isa: str,
@@ -311,7 +297,7 @@ def test_a_rounded_cache_answers_alike_alone_and_together(
     assert num_preemptions > 0
     for name, prompt in prompts.items():
         assert answers(rounded, {name: prompt}) == ({name: together[name]}, 0)
-    head = random_head(tiny_checkpoint, tmp_path / "head.safetensors")
+    head = save_random_head(tiny_checkpoint, tmp_path / "head.safetensors")
     for method, model in (("draft_model", str(tiny_checkpoint)), ("eagle", head)):
         drafts = SpeculativeConfig(method, 3, model=model, enable_adaptive_verification=False)
         drafting = replace(rounded, speculative=drafts)

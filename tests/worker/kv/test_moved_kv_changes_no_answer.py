@@ -14,6 +14,8 @@ import torch
 
 from tests.depth import by_depth, some
 from tests.support.model.tiny_checkpoint import save_checkpoint
+from tests.support.model.tiny_llama import tiny_llama
+from tests.support.worker.draft_bench import tiny_head
 from tests.support.worker.kv_engines import (
     NATIVE,
     NGRAM,
@@ -30,11 +32,16 @@ from worker.config import (
     KvTransferConfig,
     SchedulerConfig,
     SimConfig,
+    SpeculativeConfig,
 )
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.engine.process.build import GIB, build_core
 from worker.errors import ConfigError
+from worker.executor.drafting.cached_drafter import CachedDrafter
+from worker.executor.drafting.loading import HeadNetwork, ModelNetwork
+from worker.executor.kv_cache import allocate
+from worker.executor.model_runner import ModelRunner
 from worker.executor.start import build_executor
 from worker.models.llama import LlamaModel
 from worker.sim.runner import SimExecutor, SimLimits
@@ -73,6 +80,7 @@ def both_legs(first: Engine, second: Engine, asked: list[AddRequest], batch: int
         ({"speculative": NGRAM, "block_size": 8}, {"block_size": 16}),
         ({"block_size": 16}, {"block_size": 2}),
         ({"dtype": torch.bfloat16}, {"dtype": torch.bfloat16}),
+        ({"dtype": torch.float8_e4m3fn}, {"dtype": torch.float8_e4m3fn}),
     ],
 )
 def test_two_engines_answer_as_one(
@@ -347,6 +355,7 @@ HOWS: list[dict[str, Any]] = [
     {"speculative": NGRAM},
     {"speculative": NGRAM, "overlap": True, "chunk": 16, "block_size": 8, "num_blocks": 12},
     {"dtype": torch.bfloat16},
+    {"dtype": torch.float8_e4m3fn},
 ]
 
 
@@ -367,6 +376,88 @@ def test_tiers_answer_as_one_large_cache(
     )
     from_tiers = stats.scheduler.prompt_tokens_host + stats.scheduler.prompt_tokens_disk
     assert from_tiers == stats.scheduler.prompt_tokens_external > 0
+
+
+def drafting(method: str, num_blocks: int) -> tuple[ModelRunner, SpeculativeConfig]:
+    """Return a runner whose drafter is a random head, or the target itself as a draft model."""
+    target = tiny_llama()
+    network = ModelNetwork(target) if method == "draft_model" else HeadNetwork(tiny_head(target))
+    drafter = CachedDrafter(lambda _: network, network, target, (num_blocks, 4), "gumbel")
+    sizes = (num_blocks, 4, target.config, torch.float32, target.device)
+    runner = ModelRunner(target, lambda: target, lambda: allocate(*sizes), drafter)
+    return runner, SpeculativeConfig(method, 3, "m", enable_adaptive_verification=False)
+
+
+def assert_drafts_fit(engine: Engine, method: str) -> None:
+    """The target's own drafts stand if it has read the right tokens at every position, but for
+    rounding.
+    """
+    counts = engine.stats.speculation
+    assert counts.num_draft_tokens > 50
+    if method == "draft_model":
+        assert counts.num_accepted_tokens > 0.95 * counts.num_draft_tokens
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle"])
+def test_drafters_on_the_device_continue_what_tiers_have(
+    engines: Callable[..., Engine], tmp_path: Path, method: str
+) -> None:
+    asked = asked_of_few()
+    expected = tokens(engines(num_blocks=2000).run(*asked))
+    runner, speculative = drafting(method, 24)
+    how = {"runner": runner, "speculative": speculative}
+    engine = engines(**FEW, **how, num_slots=12, path=tmp_path)
+    assert tokens(engine.run(*asked, settles=True)) == expected
+    assert engine.stats.scheduler.prompt_tokens_external > 0
+    assert_drafts_fit(engine, method)
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle"])
+def test_drafters_on_the_device_continue_prompts_that_ran_elsewhere(
+    engines: Callable[..., Engine], method: str
+) -> None:
+    asked = requests(24, seed=6)
+    expected = tokens(engines().run(*asked))
+    runner, speculative = drafting(method, NUM_BLOCKS)
+    second = engines(runner=runner, speculative=speculative)
+    assert both_legs(engines(), second, asked) == expected
+    assert second.stats.transfers.num_failed == 0
+    assert_drafts_fit(second, method)
+
+
+@pytest.mark.timeout(900)
+def test_tiers_of_ranks_answer_as_one_large_cache(
+    engines: Callable[..., Engine], tmp_path: Path
+) -> None:
+    (tmp_path / "model").mkdir()
+    save_checkpoint(tmp_path / "model", NATIVE)
+    asked = asked_of_few()
+    how = {"draft_sample_method": "gumbel", "enable_adaptive_verification": False}
+    drafts = SpeculativeConfig("draft_model", 3, str(tmp_path / "model"), **how)
+
+    def executor(size: int, num_blocks: int, **changes: Any) -> Any:
+        config = EngineConfig(
+            "torch",
+            str(tmp_path / "model"),
+            "float32",
+            block_size=4,
+            num_blocks_override=num_blocks,
+            scheduler=SchedulerConfig(max_model_len=96),
+            attention_backend="torch",
+            device="cpu",
+            tensor_parallel_size=size,
+            **changes,
+        )
+        return build_executor(config)[0]
+
+    expected = tokens(engines(runner=executor(1, 2000), num_blocks=2000).run(*asked))
+    runner = executor(2, 24, speculative=drafts)
+    engine = engines(**FEW, runner=runner, num_slots=12, path=tmp_path / "kv", speculative=drafts)
+    assert tokens(engine.run(*asked, settles=True)) == expected
+    stats = engine.stats
+    assert stats.tiers.disk_bytes_written > 0
+    assert stats.scheduler.prompt_tokens_external > 0
+    assert_drafts_fit(engine, "draft_model")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,6 +1,7 @@
 """The shards of tensor parallelism together are the model that one process loads."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from tests.support.model.quantized_checkpoints import FORMATS, quantize
 from worker.errors import ConfigError
 from worker.models.checkpoints import GgufCheckpoint, SafetensorsCheckpoint, WeightFile, read
 from worker.models.llama import LlamaModel
-from worker.models.loader import load_model
+from worker.models.loader import load_model, shard_config
+from worker.ops.cpu.native import BlockLinear, CpuKernels, open_kernels
 from worker.ops.linear import Linear
 from worker.ops.parallel import Shard
 
@@ -32,7 +34,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def weight(linear: Linear, rows: int) -> Tensor:
-    return linear.rows(torch.arange(rows))
+    """Return a shard's own part: of what a rank has whole, rows take the other ranks."""
+    return getattr(linear, "inner", linear).rows(torch.arange(rows))
 
 
 def halves(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
@@ -94,11 +97,75 @@ def test_shards_of_quantised_weights_are_the_whole_model(
     assert_shards_make(whole, shards)
 
 
-def test_a_mixture_of_experts_is_not_split(save_tiny: Callable[..., Any]) -> None:
-    kind, changes = model_variants.VARIANTS["mixtral"]
+@pytest.mark.parametrize("name", ["mixtral", "qwen3 moe"])
+def test_each_shard_has_a_part_of_every_expert(
+    name: str, save_tiny: Callable[..., Any], kernels: CpuKernels | None
+) -> None:
+    kind, changes = model_variants.VARIANTS[name]
     path = save_tiny(kind, **changes).path
-    with pytest.raises(ConfigError, match="--tensor-parallel-size 2: mixtures of experts"):
-        load_model(path, torch.float32, CPU, shard=Shard(1, SIZE))
+    how = (torch.float32, CPU, None, None, kernels)
+    whole = load_model(path, *how)
+    shards = [load_model(path, *how, shard=Shard(r, SIZE)) for r in range(SIZE)]
+    hidden, inner = whole.config.hidden_size, whole.config.expert_size
+    for index, layer in enumerate(whole.layers):
+        own = [shard.layers[index].experts for shard in shards]
+        experts = layer.experts
+        assert experts is not None
+        for shard in own:
+            assert shard is not None
+            assert shard.is_split
+            count = whole.config.num_experts
+            assert torch.equal(weight(shard.router, count), weight(experts.router, count))
+        for n, (gate_up, down) in enumerate(zip(experts.gate_up, experts.down, strict=True)):
+            parts = [weight(shard.gate_up[n], inner) for shard in own]
+            assert torch.equal(halves(parts, (inner, inner)), weight(gate_up, 2 * inner))
+            columns = [weight(shard.down[n], hidden) for shard in own]
+            assert torch.equal(torch.cat(columns, dim=1), weight(down, hidden))
+
+
+def test_an_expert_that_does_not_divide_evenly_is_refused(save_tiny: Callable[..., Any]) -> None:
+    kind, changes = model_variants.VARIANTS["qwen3 moe"]
+    shape = SafetensorsCheckpoint(save_tiny(kind, **changes).path).config
+    with pytest.raises(ConfigError, match=r"2 does not divide .* and expert size 33: choose 1$"):
+        shard_config(replace(shape, expert_size=33), Shard(1, SIZE))
+
+
+@pytest.fixture(params=["torch", "native"])
+def kernels(request: pytest.FixtureRequest) -> CpuKernels | None:
+    if request.param == "torch":
+        return None
+    found = open_kernels(1)
+    if found is None:
+        pytest.skip("the native kernels are not built")
+    return found
+
+
+K_TYPE = gguf.GGMLQuantizationType.Q8_0
+
+
+@pytest.mark.parametrize("form", ["none", "q8_0", "q4_1", "gguf", *FORMATS])
+def test_native_shards_are_the_whole_model_as_it_is_stored(
+    form: str, save_tiny: Callable[..., Any], write_gguf: Callable[..., Path]
+) -> None:
+    """The halves of down projections, of 48 inputs, cut blocks of 32; those of outputs do not."""
+    native = open_kernels(1)
+    if native is None:
+        pytest.skip("the native kernels are not built")
+    saved = save_tiny("Llama", num_hidden_layers=1, tie_word_embeddings=form == "gguf")
+    path, quantization = saved.path, form if form in ("q8_0", "q4_1") else "none"
+    if form in FORMATS:
+        quantize(path, form)
+    if form == "gguf":
+        names = ("ffn_down", "attn_output", "attn_q", "attn_k")
+        path = write_gguf(saved.model, {f"blk.0.{name}.weight": K_TYPE for name in names})
+    how = (torch.float32, CPU, None, None, native, quantization)
+    whole = load_model(path, *how)
+    shards = [load_model(path, *how, shard=Shard(r, SIZE)) for r in range(SIZE)]
+    assert whole.native is not None
+    assert all(shard.native is None for shard in shards)
+    for shard in shards:
+        assert isinstance(shard.layers[0].output.inner, BlockLinear)
+    assert_shards_make(whole, shards)
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "gguf"])
