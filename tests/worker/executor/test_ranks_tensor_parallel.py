@@ -196,7 +196,7 @@ def device_drafter(name: str | None, checkpoint: Path) -> SpeculativeConfig | No
 
 
 @pytest.mark.parametrize("name", by_depth([*MIXES][:2], [*MIXES]))
-def test_what_goes_together_answers_as_one_process(name: str, tmp_path: Path) -> None:
+def test_combined_features_answer_as_one_process(name: str, tmp_path: Path) -> None:
     model, settings, method = MIXES[name]
     save_checkpoint(tmp_path, {**BLOCKS, **model})
     drafter = device_drafter(method, tmp_path)
