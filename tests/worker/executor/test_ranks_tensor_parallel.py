@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.depth import by_depth, some
+from tests.support.model import eagle_heads
 from tests.support.model.lora_files import weight_shapes, write_adapter
 from tests.support.model.model_variants import GEMMA2, PARTLY, PHI3, TINY
 from tests.support.model.tiny_checkpoint import save_checkpoint, save_random_head
@@ -28,6 +29,7 @@ from worker.executor import ranks
 from worker.executor.interface import Executor, execute
 from worker.executor.ranks import agree_on_blocks
 from worker.executor.start import build_executor, choose_device
+from worker.models.checkpoints import open_checkpoint
 from worker.ops.parallel import Shard
 from worker.types import (
     Adapter,
@@ -89,6 +91,7 @@ MIXES: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
     "experts in four bits": (EXPERTS, {**NATIVE, "quantization": "q4_1"}, None),
     "one KV head, with a draft head": ({"num_key_value_heads": 1}, NATIVE, "eagle"),
     "drawn drafts of a draft model": ({}, {}, "probabilistic"),
+    "an EAGLE-3 head": ({"num_hidden_layers": 6}, {}, "eagle3"),
 }
 BOTH = frozenset({"weights", "kv_cache"})
 
@@ -182,7 +185,7 @@ def test_other_layouts_answer_as_one_process(name: str, tmp_path: Path) -> None:
 
 
 def device_drafter(name: str | None, checkpoint: Path) -> SpeculativeConfig | None:
-    """Return a head of random weights, or the target itself as a draft model."""
+    """Return the drafter of a head of random weights, or of the target itself as a draft model."""
     same = {"enable_adaptive_verification": False}
     if name is None:
         return None
@@ -190,6 +193,12 @@ def device_drafter(name: str | None, checkpoint: Path) -> SpeculativeConfig | No
         return SpeculativeConfig(
             "eagle", 3, save_random_head(checkpoint, checkpoint / "head"), **same
         )
+    if name == "eagle3":  # it draws from the rows of the target's own head
+        config = open_checkpoint(checkpoint).config
+        head = eagle_heads.write_head(
+            checkpoint / "eagle3", eagle_heads.LAYOUTS["eagle3, all tokens"], config
+        )
+        return SpeculativeConfig("eagle3", 3, str(head), **same)
     if name == "probabilistic":
         same |= {"draft_sample_method": name}
     return SpeculativeConfig("draft_model", 3, str(checkpoint), **same)

@@ -54,7 +54,6 @@ def offloading(*flags: str) -> Callable[[], object]:
     return lambda: resolve(given, tiny, {})
 
 
-EAGLE = SpeculativeConfig("eagle", 3)
 REFUSED: dict[tuple[str, str], Callable[[], object]] = {
     ("`--tensor-parallel-size`", "`--enable-lora`"): build(
         tensor_parallel_size=2, lora=LoraConfig()
@@ -62,7 +61,9 @@ REFUSED: dict[tuple[str, str], Callable[[], object]] = {
     ("`--quantization`", "`--device cuda`"): kernels(CUDA),
     ("`--quantization`", "`--dtype bfloat16` or `float16`"): kernels(CPU, dtype="bfloat16"),
     ("`--quantization`", "`--attention-backend`"): kernels(CPU, attention_backend="torch"),
-    ("`--quantization`", "`--speculative-config`, method `eagle`"): kernels(CPU, speculative=EAGLE),
+    ("`--quantization`", "`--speculative-config`, method `eagle` or `eagle3`"): kernels(
+        CPU, speculative=SpeculativeConfig("eagle3", 3, "m")
+    ),
     ("`--kv-cache-dtype fp8`", "`--attention-backend torch` or `flash-attn`"): kv_dtype(
         "fp8", torch.bfloat16
     ),
