@@ -340,19 +340,12 @@ def test_a_size_that_divides_no_heads_is_refused(checkpoint: Path) -> None:
         build_executor(config_of(checkpoint, 3))
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"lora": LoraConfig(1, 8)}, "without --enable-lora"),
-        ({"num_blocks_override": 1}, "--num-gpu-blocks-override to 32"),
-    ],
-)
-def test_settings_that_ranks_do_not_support_are_refused(
-    checkpoint: Path, changes: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+def test_a_cache_that_is_too_small_is_refused_before_ranks_start(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ranks.Ranks, "start", lambda *_: pytest.fail("ranks were started"))
-    with pytest.raises(ConfigError, match=reason):
-        build_executor(config_of(checkpoint, 2, **changes))
+    with pytest.raises(ConfigError, match="--num-gpu-blocks-override to 32"):
+        build_executor(config_of(checkpoint, 2, num_blocks_override=1))
 
 
 def test_each_rank_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,15 +8,9 @@ import pytest
 import torch
 
 from worker.cli.flags import build_parser, resolve
-from worker.config import EngineConfig, LoraConfig, SpeculativeConfig
+from worker.config import EngineConfig, SpeculativeConfig
 from worker.errors import ConfigError
-from worker.executor.start import (
-    build_executor,
-    choose_backend,
-    choose_dtype,
-    choose_kernels,
-    choose_kv_dtype,
-)
+from worker.executor.start import choose_backend, choose_dtype, choose_kernels, choose_kv_dtype
 from worker.ops.backends import TORCH
 from worker.tokenizer.checkpoint import Checkpoint
 
@@ -29,10 +23,6 @@ def rows() -> set[tuple[str, ...]]:
     table = PAGE.read_text().split("## What does not go together")[1].split("\n## ")[0]
     lines = [re.split(r"\s*\|\s*", line)[1:3] for line in table.splitlines() if "`--" in line]
     return {tuple(cell for cell in row if FLAG.search(cell)) for row in lines if len(row) == 2}
-
-
-def build(**changes: object) -> Callable[[], object]:
-    return lambda: build_executor(EngineConfig("torch", "nowhere", device="cpu", **changes))
 
 
 def kernels(device: torch.device, **changes: object) -> Callable[[], object]:
@@ -55,9 +45,6 @@ def offloading(*flags: str) -> Callable[[], object]:
 
 
 REFUSED: dict[tuple[str, str], Callable[[], object]] = {
-    ("`--tensor-parallel-size`", "`--enable-lora`"): build(
-        tensor_parallel_size=2, lora=LoraConfig()
-    ),
     ("`--quantization`", "`--device cuda`"): kernels(CUDA),
     ("`--quantization`", "`--dtype bfloat16` or `float16`"): kernels(CPU, dtype="bfloat16"),
     ("`--quantization`", "`--attention-backend`"): kernels(CPU, attention_backend="torch"),
