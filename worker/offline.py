@@ -118,7 +118,7 @@ class LLM:
         self._core: EngineCore | None = core
         # Runs at `close`, when no reference is left, or when the interpreter ends.
         self._closing = weakref.finalize(self, _close, core, text.grammars)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._tokenizer: Tokenizer = text.tokenizer
         try:
             # No reference to itself, or only the garbage collector would give back the memory.
@@ -147,8 +147,9 @@ class LLM:
 
     def close(self) -> None:
         """Give back weights, KV cache and threads. Idempotent."""
-        self._core = None
-        self._closing()
+        with self._lock:
+            self._core = None
+            self._closing()
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, **fields: Any
@@ -380,7 +381,7 @@ def _ctrl_c() -> Iterator[threading.Event]:
     try:
         yield asked
     finally:
-        signal.signal(signal.SIGINT, previous)
+        signal.signal(signal.SIGINT, signal.SIG_DFL if previous is None else previous)
     if asked.is_set():
         raise KeyboardInterrupt
 

@@ -24,7 +24,6 @@ from fleet.envoy.settings import (
 from fleet.errors import FleetError
 from fleet.run.devices import Gpu, GpuPlacement, place
 from fleet.run.process import Program
-from worker.cli import speculation
 from worker.kv.access import KEY_VARIABLE
 
 _NONE: Mapping[str, str] = MappingProxyType({})
@@ -290,7 +289,7 @@ class FleetPlan:
             argv += ["--kv-transfer-config", _transfers(decodes)]
             environment[KEY_VARIABLE] = site.kv_key  # other users can read flags
         if options.engine == "torch":
-            argv += ["--num-threads", str(threads), speculation.FLAG, speculation.LOOKUP]
+            argv += ["--num-threads", str(threads)]
             placements = self.placements
             if placements:
                 placement = placements[index % len(placements)]

@@ -22,8 +22,8 @@ from worker.errors import ConfigError
 
 FLAG = "--speculative-config"
 SHORT_FLAG = "-sc"
-# The value that `pointsman up` gives its workers: it suits any model, and switches itself off where
-# it does not pay.
+# A worker's default, and so that of fleets and manifests: it suits any model, and switches itself
+# off where it does not pay.
 LOOKUP = (
     '{"method": "ngram", "num_speculative_tokens": 16, "prompt_lookup_min": 1,'
     ' "prompt_lookup_max": 16}'
@@ -70,8 +70,12 @@ _OTHER_FIELDS: Mapping[str, str] = {
 
 
 def speculative_config(options: argparse.Namespace) -> SpeculativeConfig | None:
-    """Decode `--speculative-config`, whose model must exist. Raises `ConfigError` with the fix."""
+    """Decode `--speculative-config`, whose model must exist; without one it is `LOOKUP`, and null
+    for the simulator. Raises `ConfigError` with the fix.
+    """
     text: str | None = options.speculative_config
+    if text is None and options.engine == "torch":
+        text = LOOKUP
     if text is None or text.strip() == "null":
         return None
     given = decoded(FLAG, text)

@@ -194,9 +194,10 @@ scheduler
 
 speculative decoding
 --speculative-config, -sc JSON
-                              draft tokens and verify them, such as {"method": "eagle"}, or
-                              {"method": "ngram", "num_speculative_tokens": 16, "prompt_lookup_min":
-                              1, "prompt_lookup_max": 16}; null: off; see docs/speculation.md
+                              draft tokens and verify them, such as {"method": "eagle"}; null: off;
+                              see docs/speculation.md (default: {"method": "ngram",
+                              "num_speculative_tokens": 16, "prompt_lookup_min": 1,
+                              "prompt_lookup_max": 16}, and with --engine sim null)
 
 LoRA adapters
 --[no-]enable-lora            serve LoRA adapters, each under its own name

@@ -57,9 +57,8 @@ def test_a_share_of_memory_can_be_given() -> None:
     assert flags(worker.program.argv)["--gpu-memory-utilization"] == "0.1"
 
 
-def test_workers_speculate_by_default() -> None:
-    first = lay_out().workers[0].program.argv
-    assert json.loads(flags(first)["--speculative-config"])["method"] == "ngram"
+def test_workers_speculate_as_a_single_one_does() -> None:
+    assert "--speculative-config" not in lay_out().workers[0].program.argv
     other = lay_out(worker_args=("--speculative-config", "null")).workers[0].program.argv
     assert flags(other)["--speculative-config"] == "null"
 

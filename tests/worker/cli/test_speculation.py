@@ -27,8 +27,11 @@ def resolved(config: object, *flags: str, name: str = "--speculative-config") ->
     return resolve(build_parser().parse_args([name, text, *flags]), TINY, {})
 
 
-def test_there_is_no_speculation_without_the_flag() -> None:
-    for config in (resolve(build_parser().parse_args([]), TINY, {}), resolved("null")):
+def test_a_model_looks_drafts_up_by_default_and_the_simulator_makes_none() -> None:
+    by_default = resolve(build_parser().parse_args([]), TINY, {})
+    assert by_default.engine.speculative == parse(json.loads(LOOKUP))
+    simulated = resolve(build_parser().parse_args(["--engine", "sim"]), None, {})
+    for config in (resolved("null"), simulated):
         assert (config.engine.speculative, config.api.num_speculative_tokens) == (None, None)
 
 
@@ -237,5 +240,5 @@ def test_any_object_is_a_configuration_or_an_error(config: dict[str, Any]) -> No
         assert 1 <= parsed.prompt_lookup_min <= parsed.prompt_lookup_max
 
 
-def test_help_shows_the_value_that_a_fleet_gives_its_workers() -> None:
+def test_help_shows_the_default() -> None:
     assert LOOKUP in " ".join(FLAGS.split())
