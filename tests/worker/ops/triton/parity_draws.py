@@ -144,7 +144,7 @@ def test_truncated_draws_are_the_definitions(vocab_size: int, cuts: dict[str, An
     assert tokens == [choose(row, spec) for row, spec in zip(logits, specs, strict=True)]
 
 
-# More tokens than can be collected of a row, and more than parts of a row for the last top-k.
+# More tokens than can be collected of a row; the largest top-k is of more tokens than parts.
 LARGE = 4200
 KINDS: list[dict[str, Any]] = [
     {"top_p": 0.8},
@@ -154,8 +154,8 @@ KINDS: list[dict[str, Any]] = [
     {"min_p": 0.05},
     {"min_p": 1e-3, "top_p": 0.6},
     {"top_k": 5, "min_p": 0.3},
+    {"top_k": 70, "top_p": 0.5},
     {"top_p": 0.02},
-    {"top_k": 300, "top_p": 0.5},
     {"top_p": 0.0},
 ]
 
@@ -167,7 +167,7 @@ def test_rows_of_all_kinds_are_drawn_together(scale: float) -> None:
     # As many ties as bfloat16 makes; tokens that are forbidden; large ones that are neighbours.
     logits[::2] = (logits[::2] * 8).round() / 8
     logits[:3, 100:2000] = -torch.inf
-    logits[3:5] = logits[3:5].sort().values
+    logits[[3, 4, 7]] = logits[[3, 4, 7]].sort().values
     specs = [make_spec(scale > 1, row, 0.9, **KINDS[row % len(KINDS)]) for row in range(count)]
     specs[-1] = make_spec(1, 2, 0.0, top_p=0.5)
     tokens, states = draw(logits, [*range(count)], specs, Stream(Purpose.SAMPLE, 7))
@@ -176,6 +176,21 @@ def test_rows_of_all_kinds_are_drawn_together(scale: float) -> None:
         choose(row, spec, Stream(Purpose.SAMPLE, 7))
         for row, spec in zip(logits, specs, strict=True)
     ]
+
+
+def test_flat_rows_are_cut_off_right_after_any_number_of_draws() -> None:
+    """By some of the limits, nearly all tokens that are drawn are rejected."""
+    wishes: list[dict[str, Any]] = [
+        *[{"top_p": 0.02}] * 4,
+        *[{"top_p": 0.4}] * 2,
+        *[{"min_p": 0.6, "top_p": 0.5}] * 4,
+        *[{"top_k": 2}] * 10,
+    ]
+    logits = torch.randn(len(wishes), 300, generator=torch.Generator().manual_seed(4)) * 0.4
+    specs = [make_spec(5, place, 1.0, **wish) for place, wish in enumerate(wishes)]
+    tokens, states = draw(logits, [*range(len(wishes))], specs, Stream())
+    assert states == [DrawState.DRAWN] * len(wishes)
+    assert tokens == [choose(row, spec) for row, spec in zip(logits, specs, strict=True)]
 
 
 @pytest.mark.full
