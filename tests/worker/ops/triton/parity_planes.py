@@ -3,6 +3,7 @@
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -188,12 +189,13 @@ def test_shards_stay_packed_unless_a_block_is_cut(
     layer = load_model(path, torch.float32, CPU).layers[0]
     every = torch.arange(256)
     for name in ("output", "down"):
-        columns = torch.cat([getattr(part, name).rows(every) for part in own], dim=1)
+        columns = torch.cat([getattr(part, name).inner.rows(every) for part in own], dim=1)
         assert torch.equal(columns, getattr(layer, name).rows(every))
-    for part in own:
-        assert isinstance(part.qkv, PlanesLinear)
+    products: list[Any] = [part.qkv for part in own]
+    for part, qkv in zip(own, products, strict=True):
+        assert isinstance(qkv.inner, PlanesLinear)
         assert isinstance(part.gate_up, PlanesLinear)
     for first, size in ((0, 128), (256, 64), (384, 64)):  # queries, keys, values
         start = {0: 0, 256: 128, 384: 192}[first]
-        rows = torch.cat([part.qkv.rows(torch.arange(size) + start) for part in own])
+        rows = torch.cat([qkv.inner.rows(torch.arange(size) + start) for qkv in products])
         assert torch.equal(rows, layer.qkv.rows(torch.arange(2 * size) + first))

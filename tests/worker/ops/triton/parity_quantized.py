@@ -185,7 +185,7 @@ def test_shards_stay_quantised(
     assert all(isinstance(part.gate_up, QuantizedLinear) for part in own)
     every = torch.arange(64)
     for name in ("output", "down"):
-        columns = torch.cat([getattr(part, name).rows(every) for part in own], dim=1)
+        columns = torch.cat([getattr(part, name).inner.rows(every) for part in own], dim=1)
         assert torch.equal(columns, getattr(layer, name).rows(every))
     for first in (0, 64):  # gates, and what they gate
         rows = torch.cat([part.gate_up.rows(every + first) for part in own])
