@@ -9,8 +9,9 @@ step, the median of some rounds: of the executor (submit and collect) and of the
 
 `graphs` are the same steps as a GPU replays them from graphs, without the calls of CUDA, with a
 line through the sizes: microseconds a step, and for each sequence. In `graphs+LoRA`, three of four
-sequences have an adapter. `simulated` is the executor of `--engine sim`, which draws tokens and
-works out the time of a step.
+sequences have an adapter. `drafts` are replayed steps beside a drafter on the device, which verify
+three drafts a sequence and draft three more; each waits for the one before it. `simulated` is the
+executor of `--engine sim`, which draws tokens and works out the time of a step.
 
 Prints a table and writes benchmarks/results/step_host.json.
 """
@@ -18,7 +19,7 @@ Prints a table and writes benchmarks/results/step_host.json.
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -29,11 +30,13 @@ import torch
 from measuring import Table, command_line, numbers, write_results
 from torch import Tensor
 
-from worker.config import CacheConfig, SchedulerConfig, SimConfig
+from worker.config import CacheConfig, SchedulerConfig, SimConfig, SpeculativeConfig
 from worker.engine.features.adapters import Adapters, AdapterSlots
+from worker.engine.features.speculation import Speculation
 from worker.engine.messages import AddRequest
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.executor.adapters import DeviceAdapters, ReadAdapter
+from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.graphs import DecodeGraphs, GraphDevice, graph_sizes
 from worker.executor.interface import Executor, Ticket
 from worker.executor.model_runner import ModelRunner
@@ -44,7 +47,7 @@ from worker.ops.step import StepAdapters, StepTensors
 from worker.sim.runner import SimExecutor, SimLimits
 from worker.types import Adapter, SamplingParams, SchedulerOutput
 
-BLOCK_SIZE, VOCAB, ROUNDS, ADAPTERS = 16, 49_152, 5, 3
+BLOCK_SIZE, VOCAB, ROUNDS, ADAPTERS, DRAFTS = 16, 49_152, 5, 3, 3
 WISHES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "T+top-p": {"temperature": 0.7, "top_p": 0.9},
@@ -57,6 +60,7 @@ class NullModel:
 
     kernels = native = None
     device = torch.device("cpu")
+    dtype = torch.float32
     config = SimpleNamespace(vocab_size=VOCAB)
 
     def __init__(self, most: int) -> None:
@@ -67,12 +71,33 @@ class NullModel:
         """A row for each row to sample."""
         return self._hidden[: len(step.sample_rows)]
 
+    def states_and_inputs(
+        self, step: StepTensors, cache: Tensor, layers: Sequence[int]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """A row for each row."""
+        return torch.zeros(len(step.token_ids), 1), []
+
     def normed(self, hidden: Tensor) -> Tensor:
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of zero for each row."""
         return self._logits[: len(hidden)]
+
+
+class NullNetwork:
+    """Implements `DraftNetwork`: every draft is token 0."""
+
+    config: Any = SimpleNamespace(num_layers=1, num_kv_heads=1, head_dim=1)
+    reads_states, layers, max_positions, draft_vocab = False, (), 1 << 20, None
+
+    def run(self, features: Tensor | None, step: StepTensors, cache: Tensor) -> Tensor:
+        """A row for each row."""
+        return torch.zeros(len(step.token_ids), 1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits of eight tokens for each row."""
+        return torch.zeros(len(hidden), 8)
 
 
 class NullDraws:
@@ -113,6 +138,28 @@ class NullGraphs(GraphDevice):
     def spare_fetched(self) -> None:
         """Nothing is under way."""
 
+    def timed(self, replay: Callable[[], None]) -> Callable[[], float]:
+        """Take no time."""
+        return float
+
+
+class DraftedGraphs(NullGraphs):
+    """Every draw and every draft is token 0, so that all drafts of a step are accepted."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def fetch(self, source: Tensor, target: Tensor) -> Callable[[], None]:
+        """Write the answers of a step with 1 + `DRAFTS` rows a sequence, or with one."""
+        values = np.zeros(len(target), np.int32)
+        each, verified = len(target) // self._size, 3 + DRAFTS
+        if each in {verified, verified + 2 * DRAFTS}:  # the last answer is where the run ends
+            values[verified - 1 : verified * self._size : verified] = DRAFTS
+        if each > verified:
+            values[-DRAFTS * self._size :] = np.ones(1, np.float32).view(np.int32)
+        target.copy_(torch.from_numpy(values))
+        return _nothing
+
 
 def _nothing() -> None:
     return
@@ -136,15 +183,22 @@ def read(adapter: Adapter) -> Future[Any]:
     return done
 
 
-def runner(size: int, num_blocks: int, is_graphed: bool) -> Executor:
+def runner(size: int, num_blocks: int, kind: str) -> Executor:
     """The model runner of a worker on the null device."""
-    model: Any = NullModel(size)
+    model: Any = NullModel(size * (1 + DRAFTS))
     cache = torch.zeros(1, 1, 2, 1, BLOCK_SIZE, 1)
     room = (2 * size + 1, num_blocks)
     adapters = DeviceAdapters(model.config, 1, NullAdapters())
-    sizes = graph_sizes(size)
-    graphs = DecodeGraphs(NullGraphs(), sizes, room, 0, adapters.plan_rows) if is_graphed else None
-    made = ModelRunner(model, lambda: model, lambda: cache, graphs=graphs, adapters=adapters)
+    graphs = drafter = None
+    if kind.startswith("graphs"):
+        graphs = DecodeGraphs(NullGraphs(), graph_sizes(size), room, 0, adapters.plan_rows)
+    elif kind == "drafts":
+        graphs = DecodeGraphs(DraftedGraphs(size), (size,), room, DRAFTS)
+        network: Any = NullNetwork()
+        blocks = (size * num_blocks + 1, BLOCK_SIZE)
+        drafter = CachedDrafter(lambda _: network, network, model, blocks, "greedy")
+    how = {"drafter": drafter, "graphs": graphs, "adapters": adapters}
+    made = ModelRunner(model, lambda: model, lambda: cache, **how)
     made._sampler = Sampler(NullDraws())
     return made
 
@@ -153,17 +207,23 @@ class Loop:
     """A scheduler and an executor with `size` sequences of `context` tokens that decode."""
 
     def __init__(self, kind: str, size: int, context: int, wishes: dict[str, Any], steps: int):
-        num_blocks = -(-(context + (ROUNDS + 1) * steps + 8) // BLOCK_SIZE) + 1
+        each = 1 + DRAFTS if kind == "drafts" else 1
+        num_blocks = -(-(context + (ROUNDS + 1) * steps * each + 64) // BLOCK_SIZE) + 1
         limits = SchedulerConfig(size * context, size, 1 << 20)
         cache = CacheConfig(size * num_blocks, BLOCK_SIZE, False)
         adapters = Adapters(AdapterSlots(ADAPTERS, ADAPTERS, read))
-        self._scheduler = Scheduler(cache, limits, features=[adapters])
+        speculation = None
+        if kind == "drafts":
+            config = SpeculativeConfig("draft_model", DRAFTS, enable_adaptive_verification=False)
+            speculation = Speculation(config, None, True)
+        self._scheduler = Scheduler(cache, limits, features=[adapters, speculation])
+        self._depth = 1 if kind == "drafts" else 2
         if kind == "simulated":
-            config = SimConfig(inter_token_latency_seconds=0.01, end_token_id=2)
+            sim = SimConfig(inter_token_latency_seconds=0.01, end_token_id=2)
             room = SimLimits(size * num_blocks, BLOCK_SIZE, size)
-            self._executor: Executor = SimExecutor(config, lambda seconds, follows: None, room)
+            self._executor: Executor = SimExecutor(sim, lambda seconds, follows: None, room)
         else:
-            self._executor = runner(size, num_blocks, kind.startswith("graphs"))
+            self._executor = runner(size, num_blocks, kind)
         self._tickets: deque[tuple[SchedulerOutput, Ticket]] = deque()
         self._now = self.seconds = 0.0
         params = SamplingParams(max_tokens=1 << 19, ignore_eos=True, **wishes)
@@ -181,7 +241,7 @@ class Loop:
         began = time.thread_time()
         self._tickets.append((step, self._executor.submit(step)))
         self.seconds += time.thread_time() - began
-        if len(self._tickets) < 2:
+        if len(self._tickets) < self._depth:
             return
         oldest, ticket = self._tickets.popleft()
         began = time.thread_time()
@@ -214,7 +274,7 @@ def main() -> None:
     figures = ("executor_us .1f", "whole_step_us .1f")
     table = Table("step <11", "sequences", "context", "draw <10", *figures)
     lines = []
-    for kind in ("launched", "graphs", "graphs+LoRA", "simulated"):
+    for kind in ("launched", "graphs", "graphs+LoRA", "drafts", "simulated"):
         draws = WISHES if kind == "launched" else {"T+top-p": WISHES["T+top-p"]}
         for context in options.contexts:
             for draw, wishes in draws.items():

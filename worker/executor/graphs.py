@@ -19,9 +19,11 @@ those of the longest possible sequence. Two steps can be in flight, so host buff
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
+from math import isfinite
 from typing import Protocol
 
 import numpy as np
@@ -30,7 +32,9 @@ import torch
 from torch import Tensor
 
 from worker.executor.adapters import owners_of
-from worker.executor.answers import TILE_ROWS, PendingAnswers, run_answers, run_of
+from worker.executor.answers import TILE_ROWS, PendingAnswers, Verification, run_answers, run_of
+from worker.executor.drafting.cached_drafter import CachedDrafter
+from worker.executor.drafting.captured import CapturedRounds, DrawnStep
 from worker.executor.interface import Ticket
 from worker.executor.state import DeviceState, Ints
 from worker.executor.step_batch import AnsweredRows
@@ -47,13 +51,13 @@ from worker.ops.sample import (
     draw_table,
 )
 from worker.ops.step import StepTensors, sent
-from worker.types import Draw, ModelOutput, SampleSpec, SamplingParams, ScheduledSequence
+from worker.types import Drafts, Draw, ModelOutput, SampleSpec, SamplingParams, ScheduledSequence
 
 # Fields of each row, behind its draw parameters: token (-1: the sequence's last draw), position,
 # slot of the cache. Fields of each sequence: slot of the state, context, drafts; one change of a
-# block table: slot, index, block; the slot for the last draw; and the slot of its adapter (-1:
-# none).
-_ROW_FIELDS, _FIELDS = 3, 8
+# block table: slot, index, block; the slot for the last draw; the slot of its adapter (-1: none);
+# and the end of the room for new drafts.
+_ROW_FIELDS, _FIELDS = 3, 9
 _LARGE_STEP = 8
 # Attention treats a sequence with more rows as a chunk.
 _MAX_DRAFTS = 15
@@ -83,6 +87,11 @@ class GraphDevice(Protocol):
 
     def spare_fetched(self) -> None:
         """Make later launches wait for all fetches, whose tensors they may overwrite."""
+
+    def timed(self, replay: Callable[[], None]) -> Callable[[], float]:
+        """Replay; return a function that gives the seconds that the device took, after a fetch that
+        began later has been waited for.
+        """
 
 
 class CudaGraphs:
@@ -128,9 +137,16 @@ class CudaGraphs:
     def spare_fetched(self) -> None:
         torch.cuda.current_stream().wait_event(self._fetched)
 
+    def timed(self, replay: Callable[[], None]) -> Callable[[], float]:
+        before, after = _event(enable_timing=True), _event(enable_timing=True)
+        before.record()
+        replay()
+        after.record()
+        return lambda: before.elapsed_time(after) / 1000
 
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+def _event(enable_timing: bool = False) -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing)  # type: ignore[no-untyped-call]
 
 
 def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
@@ -192,23 +208,33 @@ class DecodeGraphs:
         self.room = room
         self._plan_rows = plan_rows
         self._device = device
-        self._keys = _keys(sizes, min(most_drafts, _MAX_DRAFTS))
+        most_drafts = min(most_drafts, _MAX_DRAFTS)
+        self._keys = _keys(sizes, most_drafts)
+        self._rounds = _rounds(most_drafts)
         self._decoding = sorted(key for key in self._keys if key.width == 1)
         self._verifying = sorted(key for key in self._keys if key.width > 1)
         step = max(key.num_words for key in self._keys)
-        answers = max(key.size * key.num_answers for key in self._keys)
+        answers = max(key.size * (key.num_answers + 2 * most_drafts) for key in self._keys)
         buffers = [(device.host_buffer(step), device.host_buffer(answers)) for _ in range(2)]
         self._buffers = {key: [_Buffers.of(key, *pair) for pair in buffers] for key in self._keys}
         self._turn = 0
         self._captured: _Captured | None = None
         self._draws = _SlotDraws()
 
-    def capture(self, model: LlamaModel, cache: Tensor, state: DeviceState) -> None:
+    def capture(
+        self,
+        model: LlamaModel,
+        cache: Tensor,
+        state: DeviceState,
+        drafter: CachedDrafter | None = None,
+    ) -> None:
         """Capture all steps, the largest first, so that the others fit into its memory. The last
-        block of the cache must belong to no sequence. Waits for the device.
+        block of each cache must belong to no sequence. Waits for the device.
         """
         self._captured = None
-        self._captured = self._capture(model, cache, state)
+        captured = _Captured(self._device, model, cache, state, drafter)
+        captured.capture(self._keys, self._rounds, self._plan_rows)
+        self._captured = captured
 
     def drop(self) -> None:
         """Release all captures: the model, cache or state is about to be replaced."""
@@ -219,8 +245,11 @@ class DecodeGraphs:
         sequences: Sequence[ScheduledSequence],
         sampler: Sampler,
         with_history: Callable[[ScheduledSequence], ScheduledSequence],
-    ) -> Ticket | None:
-        """Launch a step; None if no graph fits. `with_history` completes adjusted draws."""
+        verification: Verification | None = None,
+    ) -> tuple[Ticket, bool] | None:
+        """Launch a step; None if no graph fits. True if its drafts are made, too. `with_history`
+        completes adjusted draws.
+        """
         captured, key, owners = self._captured, self._key(sequences), owners_of(sequences)
         if captured is None or key is None or (key, owners is not None) not in captured.graphs:
             return None
@@ -228,14 +257,16 @@ class DecodeGraphs:
         slots, changes = state.enter_quietly(sequences)
         # The tables grew and moved; graphs hold their address.
         if captured.tables is not state.device_tables:
-            captured = self._capture(captured.model, captured.cache, state)
-            self._captured = captured
+            self.capture(captured.model, captured.cache, state, captured.drafter)
+            captured = self._captured or captured
+        drafts = captured.drafts_of(key, sequences, _moved(sequences, slots, changes, state))
         # A packed step has room for one change of a table per sequence.
         if len(changes) > key.size:
             state.send(changes)
             changes = []
         places = np.array(slots, np.int32)
         is_plain = self._draws.describe(sequences, slots)
+        is_plain = is_plain and not (verification and verification.proposals)
         self._turn = 1 - self._turn
         buffers = self._buffers[key][self._turn]
         buffers.pack(sequences, places, state, captured.scratch)
@@ -250,6 +281,7 @@ class DecodeGraphs:
         if owners is not None:
             buffers.fields[7] = -1
             buffers.fields[7, :count] = owners
+        buffers.fields[8, :count] = drafts.limits
         self._device.send(buffers.step, captured.steps[key])
         # Its answers are still being fetched while the step is sent.
         self._device.spare_fetched()
@@ -257,14 +289,19 @@ class DecodeGraphs:
         if not is_plain:
             known = AnsweredRows([with_history(sequence) for sequence in sequences], places)
             logits = captured.logits_of(key, sequences)
-            answers = PendingAnswers(known, logits, lambda rows: rows, sampler=sampler)
+            answers = PendingAnswers(known, logits, lambda rows: rows, verification, sampler)
             answers.store(state)
-            return answers
-        wait = self._device.fetch(captured.answers[key], buffers.answers)
-        return _DecodeTicket(sequences, key.width, wait, buffers.received)
-
-    def _capture(self, model: LlamaModel, cache: Tensor, state: DeviceState) -> _Captured:
-        return _Captured(self._device, model, cache, state, self._keys, self._plan_rows)
+            return answers, False
+        seconds = None
+        if drafts.replay is not None:
+            seconds = self._device.timed(drafts.replay)
+        size = key.size * (key.num_answers + 2 * drafts.rounds)
+        wait = self._device.fetch(captured.fetched[:size], buffers.answers[:size])
+        ticket = _DecodeTicket(sequences, key.width, wait, buffers.received)
+        if seconds is None or captured.drafter is None:
+            return ticket, False
+        made = buffers.drafts(key, drafts.rounds)
+        return _DraftedTicket(ticket, captured.drafter, drafts.limits, made, seconds), True
 
     def _key(self, sequences: Sequence[ScheduledSequence]) -> _Key | None:
         if not all(map(_decodes, sequences)):
@@ -273,6 +310,26 @@ class DecodeGraphs:
         keys = self._verifying if drafts else self._decoding
         place = bisect_left(keys, len(sequences), key=lambda key: key.size)
         return keys[place] if place < len(keys) and keys[place].width > drafts else None
+
+
+def _rounds(most_drafts: int) -> tuple[int, ...]:
+    """Return the numbers of drafts that are captured: powers of two, and the largest."""
+    powers = (1 << bit for bit in range(most_drafts.bit_length()))
+    return (*(each for each in powers if each < most_drafts), most_drafts) if most_drafts else ()
+
+
+def _moved(
+    sequences: Sequence[ScheduledSequence],
+    slots: Sequence[int],
+    changes: Sequence[tuple[int, int, int]],
+    state: DeviceState,
+) -> set[int]:
+    """Return the indices of sequences that have another block at a position before this step."""
+    if not changes:
+        return set()
+    index_of = {slot: index for index, slot in enumerate(slots)}
+    owners = ((index_of[slot], column) for slot, column, _ in changes)
+    return {index for index, column in owners if column * state.block_size < sequences[index].start}
 
 
 def _decodes(sequence: ScheduledSequence) -> bool:
@@ -287,8 +344,9 @@ def _decodes(sequence: ScheduledSequence) -> bool:
 @dataclass(frozen=True, slots=True)
 class _Buffers:
     """The host buffers of steps of one shape. `step` is the packed step: `draws` [size, width] of
-    `DRAWS`, `tokens`, `positions` and `slots` of the cache [size, width], and `fields` [8, size].
-    `answers` is the fetched result, and `received` [size, n] its view.
+    `DRAWS`, `tokens`, `positions` and `slots` of the cache [size, width], and `fields` [9, size].
+    `answers` is the fetched result with room for drafts, `fetched` its view, and `received` [size,
+    n] that of its first part.
     """
 
     step: Tensor
@@ -298,17 +356,26 @@ class _Buffers:
     slots: Ints
     fields: Ints
     answers: Tensor
+    fetched: Ints
     received: Ints
 
     @staticmethod
     def of(key: _Key, step: Tensor, answers: Tensor) -> _Buffers:
-        step, answers = step[: key.num_words], answers[: key.size * key.num_answers]
+        step, num_answers = step[: key.num_words], key.size * key.num_answers
         draws, rows, fields = _parts(key, step)
         shape = (key.size, key.width)
         tokens, positions, slots = (row.numpy().reshape(shape) for row in rows)
         table = draws.numpy().view(DRAWS).reshape(shape)
-        received = answers.numpy().reshape(key.size, key.num_answers)
-        return _Buffers(step, table, tokens, positions, slots, fields.numpy(), answers, received)
+        fetched = answers.numpy()
+        received = fetched[:num_answers].reshape(key.size, key.num_answers)
+        arrays = (table, tokens, positions, slots, fields.numpy())
+        return _Buffers(step, *arrays, answers, fetched, received)
+
+    def drafts(self, key: _Key, rounds: int) -> tuple[Ints, npt.NDArray[np.float32]]:
+        """Return views of the fetched drafts and confidences [size, rounds]."""
+        first, count = key.size * key.num_answers, key.size * rounds
+        drafts, shares = self.fetched[first : first + 2 * count].reshape(2, key.size, rounds)
+        return drafts, shares.view(np.float32)
 
     def pack(
         self, sequences: Sequence[ScheduledSequence], slots: Ints, state: DeviceState, scratch: int
@@ -341,7 +408,7 @@ class _Buffers:
 
 
 def _parts(key: _Key, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split into draws [rows, DRAW_WORDS], row fields [3, rows] and sequence fields [8, size]."""
+    """Split into draws [rows, DRAW_WORDS], row fields [3, rows] and sequence fields [9, size]."""
     rows = key.num_rows
     sizes = [rows * DRAW_WORDS, rows * _ROW_FIELDS, key.size * _FIELDS]
     draws, fields, own = torch.split(step, sizes)
@@ -382,8 +449,21 @@ class _SlotDraws:
         self._is_plain = np.concatenate((self._is_plain, np.zeros(count, np.bool_)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Drafts:
+    """The drafts to make after a step: `limits` are those of `CachedDrafter.follow`, and `replay`
+    is the graph that makes `rounds` for each sequence; None: it makes none.
+    """
+
+    limits: Sequence[int]
+    rounds: int = 0
+    replay: Callable[[], None] | None = None
+
+
 class _Captured:
-    """The graphs of a model with its cache and state, and the tensors that they read and write."""
+    """The graphs of a model with its cache, state and drafter, and the tensors that they read and
+    write.
+    """
 
     def __init__(
         self,
@@ -391,35 +471,71 @@ class _Captured:
         model: LlamaModel,
         cache: Tensor,
         state: DeviceState,
-        keys: Sequence[_Key],
-        plan_rows: PlanRows | None,
+        drafter: CachedDrafter | None,
     ) -> None:
-        self.model, self.cache, self.state = model, cache, state
+        self.model, self.cache, self.state, self.drafter = model, cache, state, drafter
         self.tables = state.device_tables
         self.scratch = (cache.shape[1] - 1) * state.block_size
-        device.renew()
-
-        def ints(counts: Iterable[int]) -> Tensor:
-            return torch.zeros(max(counts), dtype=torch.int32, device=state.device)
-
-        packed = ints(key.num_words for key in keys)
-        answers = ints(key.size * key.num_answers for key in keys)
-        most = max(key.num_rows for key in keys)
-        self.steps = {key: packed[: key.num_words] for key in keys}
-        self.answers = {key: answers[: key.size * key.num_answers] for key in keys}
-        counts = torch.arange(most + 1, dtype=torch.int32, device=state.device)
-        # The first rows of sequences, by the width of a step.
-        self._starts = {key.width: counts[:: key.width].contiguous() for key in keys}
-        self.logits = torch.zeros(most, model.config.vocab_size, device=state.device)
         # With the adapters of its rows, and without.
         self.graphs: dict[tuple[_Key, bool], Callable[[], None]] = {}
+        self._drafts: dict[_Key, dict[int, Callable[[], None]]] = {}
+        self._device = device
+        device.renew()
+
+    def capture(
+        self, keys: Sequence[_Key], all_rounds: Sequence[int], plan_rows: PlanRows | None
+    ) -> None:
+        def ints(counts: Iterable[int]) -> Tensor:
+            return torch.zeros(max(counts), dtype=torch.int32, device=self.state.device)
+
+        packed = ints(key.num_words for key in keys)
+        most_drafts = max(all_rounds, default=0)
+        self.fetched = ints(key.size * (key.num_answers + 2 * most_drafts) for key in keys)
+        most = max(key.num_rows for key in keys)
+        self.steps = {key: packed[: key.num_words] for key in keys}
+        self._answers = {key: self.fetched[: key.size * key.num_answers] for key in keys}
+        counts = torch.arange(most + 1, dtype=torch.int32, device=self.state.device)
+        # The first rows of sequences, by the width of a step.
+        self._starts = {key.width: counts[:: key.width].contiguous() for key in keys}
+        self.logits = torch.zeros(most, self.model.config.vocab_size, device=self.state.device)
+        # More sequences than can verify drafts get none.
+        verifying = max((key.size for key in keys if key.width > 1), default=0)
         for key in keys:
             # A capture runs a step of padded rows.
             packed.zero_()
             _parts(key, self.steps[key])[1][2] = self.scratch
             for plan in dict.fromkeys((plan_rows, None)):
-                launched = device.capture(partial(self._run, key, plan), self.answers[key])
-                self.graphs[key, plan is not None] = launched
+                run = partial(self._run, key, plan)
+                captured = self._device.capture(run, self._answers[key])
+                self.graphs[key, plan is not None] = captured
+            self._capture_drafts(key, all_rounds if key.size <= verifying else ())
+
+    def _capture_drafts(self, key: _Key, all_rounds: Sequence[int]) -> None:
+        drafting = None if self.drafter is None else self.drafter.captured()
+        self._drafts[key] = {}
+        if drafting is None:
+            return
+        for rounds in all_rounds:
+            first = key.size * key.num_answers
+            writes = self.fetched[first : first + 2 * key.size * rounds]
+            draft = partial(self._draft, key, drafting, writes.view(2, key.size, rounds))
+            self._drafts[key][rounds] = self._device.capture(draft, writes)
+
+    def drafts_of(
+        self, key: _Key, sequences: Sequence[ScheduledSequence], moved: Collection[int]
+    ) -> _Drafts:
+        """Return the drafts to make after a step; sequences in `moved` have other blocks than
+        before.
+        """
+        no_drafts = _Drafts([0] * len(sequences))
+        if self.drafter is None:
+            return no_drafts
+        limits = self.drafter.follow(sequences, moved)
+        wanted = max(sequence.num_to_draft for sequence in sequences)
+        fitting = min((n for n in self._drafts[key] if n >= wanted), default=0)
+        if limits is None or not wanted or not fitting:
+            return no_drafts
+        return _Drafts(limits, fitting, self._drafts[key][fitting])
 
     def logits_of(self, key: _Key, sequences: Sequence[ScheduledSequence]) -> Tensor:
         if key.width == 1:
@@ -436,7 +552,7 @@ class _Captured:
 
     def _run(self, key: _Key, plan_rows: PlanRows | None) -> None:
         table, (given, positions, places), fields = _parts(key, self.steps[key])
-        slots, contexts, num_drafts, rows, columns, blocks, targets, owners = fields.unbind(0)
+        slots, contexts, num_drafts, rows, columns, blocks, targets, owners = fields[:8].unbind(0)
         self.tables[rows, columns] = blocks
         tokens = given.view(key.size, key.width)
         tokens = torch.where(tokens < 0, self.state.last_tokens(slots)[:, None], tokens).flatten()
@@ -448,15 +564,38 @@ class _Captured:
             adapters=plan_rows and plan_rows(owners.repeat_interleave(key.width)),
         )
         logits = self.logits[: key.num_rows]
-        logits.copy_(self.model.logits(self.model.hidden(step, self.cache)))
+        if self.drafter is None:
+            hidden = self.model.hidden(step, self.cache)
+        else:
+            hidden, inputs = self.model.states_and_inputs(step, self.cache, self.drafter.layers)
+            self.drafter.record_rows(step, hidden, inputs)
+        logits.copy_(self.model.logits(hidden))
         drawn = self.model.backend.draw(logits, DrawColumns.of(table))
         answers, lasts = drawn.T, drawn[0]
         if key.width > 1:
             tokens, states = drawn.view(2, key.size, key.width)
             drafts = given.view(key.size, key.width)[:, 1:]
             answers, lasts = run_answers(tokens, states, drafts, num_drafts)
-        self.answers[key].view(answers.shape).copy_(answers)
+        self._answers[key].view(answers.shape).copy_(answers)
         self.state.keep(targets, lasts)
+
+    def _draft(self, key: _Key, drafting: CapturedRounds, drafts: Tensor) -> None:
+        """Write the drafts and the bits of their confidences to `drafts` [2, size, rounds]."""
+        _, _, fields = _parts(key, self.steps[key])
+        slots, contexts, num_drafts, limits = fields[0], fields[1], fields[2], fields[8]
+        answers = self._answers[key].view(key.size, key.num_answers)
+        states, accepted = answers[:, key.width], torch.zeros_like(contexts)
+        if key.width > 1:
+            accepted = answers[:, -1] - (key.width - 1 - num_drafts)
+        step = DrawnStep(
+            key.width,
+            contexts - 1 - num_drafts,
+            accepted,
+            self.state.last_tokens(slots),
+            torch.where(states == DrawState.DRAWN, limits, 0),
+            self.tables.index_select(0, slots),
+        )
+        drafting.launch(step, drafts[0], drafts[1].view(torch.float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -481,3 +620,35 @@ class _DecodeTicket:
             else:
                 failed[sequence.seq_id] = UNDRAWABLE[DrawState(state)].reason
         return ModelOutput(sampled, {}, failed)
+
+
+@dataclass(frozen=True, slots=True)
+class _DraftedTicket:
+    """A step after which a graph drafted; `limits` are those of `CachedDrafter.follow`."""
+
+    step: _DecodeTicket
+    drafter: CachedDrafter
+    limits: Sequence[int]
+    drafts: tuple[Ints, npt.NDArray[np.float32]]
+    seconds: Callable[[], float]
+
+    def collect(self) -> ModelOutput:
+        output = self.step.collect()
+        tokens, confidences = (values.tolist() for values in self.drafts)
+        found: dict[int, Drafts] = {}
+        starts: list[tuple[int, int]] = []
+        for index, (sequence, limit) in enumerate(
+            zip(self.step.sequences, self.limits, strict=True)
+        ):
+            draws = output.sampled.get(sequence.seq_id)
+            if not limit or draws is None:
+                continue
+            last = sequence.start + len(draws)
+            shares = [*takewhile(isfinite, confidences[index])]
+            count = min(sequence.num_to_draft, limit - last, len(shares))
+            if count > 0:
+                drafts = tuple(tokens[index][:count])
+                found[sequence.seq_id] = Drafts(last + 1, drafts, tuple(shares[:count]))
+                starts.append((sequence.seq_id, last))
+        self.drafter.drafted(starts)
+        return replace(output, drafts=found, drafting_seconds=self.seconds())

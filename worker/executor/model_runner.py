@@ -47,7 +47,7 @@ class ModelRunner:
 
     `load` loads the model again after it was dropped; `allocate_cache` returns a cache of zeros.
     Drawn drafts are verified by `rejection_method` with `sums` (None: those of the device).
-    `graphs` need one more block in the cache, and exclude a `drafter`.
+    `graphs` need one more block in the cache, and in that of the drafter.
     """
 
     def __init__(
@@ -108,19 +108,22 @@ class ModelRunner:
 
     def _launch(self, step: SchedulerOutput, model: LlamaModel, cache: Tensor) -> Ticket:
         drafter = self._drafter
+        verification = None
+        if drafter is not None:
+            proposals = drafter.proposals(step.sequences)
+            verification = Verification(proposals, self._rejection_method, self._sums)
         if self._graphs is not None:
-            ticket = self._graphs.submit(step.sequences, self._sampler, self._with_history)
-            if ticket is not None:
-                return _ModelTicket(step, ticket, None, model.device)
+            shared = (self._sampler, self._with_history, verification)
+            replayed = self._graphs.submit(step.sequences, *shared)
+            if replayed is not None:
+                ticket, has_drafted = replayed
+                return _ModelTicket(step, ticket, None if has_drafted else drafter, model.device)
         sequences = [self._with_history(sequence) for sequence in step.sequences]
         adapted = None if self._adapters is None else self._adapters.plan(sequences)
         batch = StepBatch(sequences, self._state, adapters=adapted)
-        verification = None
         if drafter is None:
             hidden = model.hidden(batch.tensors, cache)
         else:
-            proposals = drafter.proposals(sequences)
-            verification = Verification(proposals, self._rejection_method, self._sums)
             states, inputs = model.states_and_inputs(batch.tensors, cache, drafter.layers)
             drafter.record(batch, states, inputs)
             hidden = states.index_select(0, batch.tensors.sample_rows)
@@ -173,7 +176,7 @@ class ModelRunner:
     @torch.inference_mode()
     def _capture(self) -> None:
         if self._graphs is not None:
-            self._graphs.capture(*self._awake(), self._state)
+            self._graphs.capture(*self._awake(), self._state, self._drafter)
 
     def _awake(self) -> tuple[LlamaModel, Tensor]:
         if self._is_shut_down:

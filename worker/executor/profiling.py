@@ -16,6 +16,7 @@ _MAX_SIZE = 512
 _LONGEST_SECONDS = 0.2  # of a step, beyond which no larger one is tried
 _MAX_SECONDS = 2.0  # of all turns, but for the least number
 _DRAFTING_SIZES = (1, 8)
+_TURNS = 1 + _MIN_TURNS  # of steps with drafts
 
 Points = Sequence[tuple[int, float]]
 
@@ -79,7 +80,7 @@ def profile(
     if not drafts_on_device:
         return StepProfile(steps)
     first, further = [], []
-    fitting = min(num_sequences, cache.most(1 + num_drafts))
+    fitting = min(num_sequences, cache.most(num_drafts + _TURNS))
     for size in (n for n in _DRAFTING_SIZES if n <= fitting):
         one, several = (_time_drafts(executor, cache, size, k) for k in (1, 1 + num_drafts))
         if one is None or several is None:
@@ -104,8 +105,11 @@ def _sizes(
     return sizes
 
 
-def _step(cache: ProfiledCache, size: int, num_to_draft: int = 0) -> SchedulerOutput:
-    start, each = cache.start(num_to_draft), cache.blocks_of(num_to_draft)
+def _step(
+    cache: ProfiledCache, size: int, num_to_draft: int = 0, turn: int = 0, num_turns: int = 1
+) -> SchedulerOutput:
+    room = num_to_draft + num_turns - 1
+    start, each = cache.start(room) + turn, cache.blocks_of(room)
     sample = SampleSpec(SamplingParams(max_tokens=1, temperature=0.0), start + 1, num_prompt=start)
     tables = (tuple(range(i * each, (i + 1) * each)) for i in range(size))
     sequences = (
@@ -124,8 +128,10 @@ def _time(executor: Executor, cache: ProfiledCache, size: int, clock: Callable[[
 def _time_drafts(
     executor: Executor, cache: ProfiledCache, size: int, num_drafts: int
 ) -> float | None:
-    """Return the median time, or None without drafts; each reading precedes the drafter's clock."""
-    outputs: list[ModelOutput] = [
-        execute(executor, _step(cache, size, num_drafts)) for _ in range(1 + _MIN_TURNS)
-    ]
-    return median([o.drafting_seconds for o in outputs if o.drafts] or [0.0]) or None
+    """Return the median time, or None without drafts; each reading precedes the drafter's clock.
+    Each step is behind the one before, which is the first: a graph drafts only after such steps.
+    """
+    steps = [_step(cache, size, num_drafts, turn, _TURNS) for turn in range(_TURNS)]
+    outputs: list[ModelOutput] = [execute(executor, step) for step in steps]
+    drafted = [o.drafting_seconds for o in outputs if o.drafts]
+    return median(drafted[1:] or drafted or [0.0]) or None

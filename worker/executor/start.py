@@ -108,29 +108,30 @@ def build_shard(
         adapters = choose_adapters(config, model, shard)
         network = load_network(model) if load_network is not None else None
         extra = drafter_bytes_per_token(network, model, kv_dtype) if network is not None else 0
-    graphs = choose_graphs(config, backend, device, adapters) if network is None else None
-    taken = step_bytes(config, model, kv_dtype, memory, graphs, adapters)
+    graphs = choose_graphs(config, backend, device, adapters)
+    must_agree = shard.size > 1
+    source = (load_network, network)
+    make_drafter = partial(_make_drafter, config, model, source, kv_dtype, must_agree)
+    parts = (graphs, adapters, make_drafter)
+    taken = step_bytes(config, model, kv_dtype, memory, *parts)
     room = room_bytes(config, memory, taken)
     places = config, model.config, kv_dtype, device
     choose = partial(choose_num_blocks, *places, drafter_token_bytes=extra)
     num_blocks = choose(room) if shard.size == 1 else agree_on_blocks(room, choose, shard, device)
-    chosen, shape = config.speculative, model.config
+    # The padded rows of graphs write to one extra block, which is never read.
+    num_held = num_blocks + (graphs is not None)
 
     def allocate_cache() -> Tensor:
-        # The padded rows of graphs write to one extra block, which is never read.
-        num_held = num_blocks + (graphs is not None)
-        return allocate(num_held, config.block_size, shape, kv_dtype, device)
+        return allocate(num_held, config.block_size, model.config, kv_dtype, device)
 
     with fitting("the KV cache and graphs", _FOR_CACHE):
-        make = partial(ModelRunner, model, load, allocate_cache, adapters=adapters)
-        if chosen is None or load_network is None or network is None:
-            return make(graphs=graphs), num_blocks
-        sizes, method = (num_blocks, config.block_size), chosen.draft_sample_method
-        how_drafts = (sizes, method, kv_dtype, shard.size > 1)
-        drafter = CachedDrafter(load_network, network, model, *how_drafts)
-        sums = choose_sums(device) if method == PROBABILISTIC else None
-        how = (drafter, chosen.rejection_sample_method, sums)
-        return make(*how), num_blocks
+        make = partial(ModelRunner, model, load, allocate_cache, adapters=adapters, graphs=graphs)
+        chosen, drafter = config.speculative, make_drafter(num_held)
+        if chosen is None or drafter is None:
+            return make(), num_blocks
+        is_drawn = chosen.draft_sample_method == PROBABILISTIC
+        sums = choose_sums(device) if is_drawn else None
+        return make(drafter, chosen.rejection_sample_method, sums), num_blocks
 
 
 def _network_loader(config: EngineConfig, path: str, shard: Shard) -> LoadNetwork | None:
@@ -140,6 +141,22 @@ def _network_loader(config: EngineConfig, path: str, shard: Shard) -> LoadNetwor
     # Each rank drafts by itself, with a whole network, from the states that all of them have.
     shape = open_checkpoint(Path(path)).config
     return lambda target: load(dataclasses.replace(target, config=shape))
+
+
+def _make_drafter(
+    config: EngineConfig,
+    model: LlamaModel,
+    source: tuple[LoadNetwork | None, DraftNetwork | None],
+    kv_dtype: torch.dtype,
+    must_agree: bool,
+    num_blocks: int,
+) -> CachedDrafter | None:
+    """Make a drafter with a cache of `num_blocks`; None: the device makes no drafts."""
+    load, network = source
+    if config.speculative is None or load is None or network is None:
+        return None
+    sizes, method = (num_blocks, config.block_size), config.speculative.draft_sample_method
+    return CachedDrafter(load, network, model, sizes, method, kv_dtype, must_agree)
 
 
 @contextmanager
@@ -158,8 +175,11 @@ def step_bytes(
     memory: DeviceMemory | None,
     graphs: DecodeGraphs | None,
     adapters: DeviceAdapters | None = None,
+    make_drafter: Callable[[int], CachedDrafter | None] = lambda _: None,
 ) -> int:
-    """Return the device memory that trials of the largest step and of `graphs` take."""
+    """Return the device memory that trials of the largest step and of `graphs` take, the latter
+    beside a drafter with a cache of as few blocks.
+    """
     is_sized = (config.kv_cache_memory_bytes, config.num_blocks_override) != (None, None)
     if memory is None or is_sized:
         return 0
@@ -172,12 +192,12 @@ def step_bytes(
         return execute(ModelRunner(model, lambda: model, tried, adapters=adapters), step)
 
     with fitting("the largest step beside the weights", _FOR_STEPS):
-        captured = 0
+        num_bytes = 0
         if graphs is not None:
-            capture = partial(ModelRunner, model, lambda: model, tried, graphs=graphs)
-            captured = memory.peak_of(capture)
+            make = partial(ModelRunner, model, lambda: model, tried, graphs=graphs)
+            num_bytes = memory.peak_of(lambda: make(make_drafter(2)))
             graphs.drop()
-        return captured + memory.peak_of(run)
+        return num_bytes + memory.peak_of(run)
 
 
 _FOR_WEIGHTS = "choose a smaller or quantised model, or raise --tensor-parallel-size"

@@ -61,7 +61,7 @@ class DeviceState:
             held, table = self._held[slot], tuple(sequence.block_table)
             if held is table:  # most are, and a comparison takes time
                 continue
-            num_equal = len(held) if table[: len(held)] == held else 0
+            num_equal = _num_equal(held, table)
             changes += [(slot, place, table[place]) for place in range(num_equal, len(table))]
             self._held[slot] = table
         if changes:
@@ -152,3 +152,11 @@ class DeviceState:
         """Return `tables` on the device; a CPU shares their memory, except with graphs."""
         there = torch.from_numpy(tables)
         return there if self._is_shared else there.to(self.device, copy=True)
+
+
+def _num_equal(held: tuple[int, ...], table: tuple[int, ...]) -> int:
+    """Return the length of the common beginning; most often one contains the other."""
+    shorter = min(len(held), len(table))
+    if held[:shorter] == table[:shorter]:
+        return shorter
+    return next(i for i, (one, other) in enumerate(zip(held, table, strict=False)) if one != other)

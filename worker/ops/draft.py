@@ -66,7 +66,7 @@ def choose_drafts(
         for row, outcome in zip(drawn, outcomes, strict=True):
             if not isinstance(outcome, Undrawable):
                 choices[row] = outcome
-    confidences = _probabilities(logits, choices)
+    confidences = shares_of(logits, torch.tensor(choices, device=logits.device)).tolist()
     proposals = None
     if method == PROBABILISTIC:
         proposals = logits.new_zeros(len(params), vocab_size or logits.shape[1])
@@ -100,8 +100,9 @@ def _plain(params: SamplingParams) -> SamplingParams:
     )
 
 
-def _probabilities(logits: Tensor, choices: Sequence[int]) -> list[float]:
-    """Return the probability of each choice, in (0, 1] even for logits that are not numbers."""
-    picked = torch.tensor(choices, device=logits.device)[:, None]
-    shares = logits.log_softmax(dim=-1).gather(1, picked).exp().nan_to_num(nan=0.0)
-    return shares.flatten().clamp(_MIN_CONFIDENCE, 1.0).tolist()
+def shares_of(logits: Tensor, choices: Tensor) -> Tensor:
+    """Return the probability [B] of each choice [B] int64 at temperature 1, in (0, 1] even for
+    logits [B, V] that are not numbers.
+    """
+    shares = logits.log_softmax(dim=-1).gather(1, choices[:, None]).exp().nan_to_num(nan=0.0)
+    return shares.flatten().clamp(_MIN_CONFIDENCE, 1.0)

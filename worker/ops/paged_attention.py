@@ -78,13 +78,20 @@ def paged_attention(
     cache [num_blocks, 2, kv_heads, block_size, head_dim] already holds the step's own keys, and is
     multiplied by `scales` [2, kv_heads] if given. Scores are multiplied by `scale`, or 1 /
     sqrt(head_dim); a `softcap` c > 0 then turns them into c · tanh(score / c). A row sees at most
-    `window` positions, its own included.
+    `window` positions, its own included; a row that sees nothing is zero.
     """
     planes = _planes(cache, step.block_tables)
     starts: list[int] = step.query_starts.tolist()
     outputs = []
     for index, context in enumerate(step.context_lens.tolist()):
         rows = queries[starts[index] : starts[index + 1]]
+        # Rows that pad a sequence of a graph may stand before its first position.
+        num_blind = max(0, len(rows) - context)
+        if num_blind:
+            outputs.append(queries.new_zeros(num_blind, queries.shape[1] * queries.shape[2]))
+            rows = rows[num_blind:]
+        if not len(rows):
+            continue
         keys, values = (part.to(queries.dtype) for part in _gather(cache, planes[index], context))
         if scales is not None:
             keys, values = keys * scales[0, :, None, None], values * scales[1, :, None, None]

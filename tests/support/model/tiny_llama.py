@@ -69,8 +69,8 @@ def tiny_llama(seed: int = 0, config: ModelConfig = TINY, device: torch.device =
     )
 
 
-def empty_cache(config: ModelConfig) -> Tensor:
-    shape = (config.num_layers, NUM_BLOCKS, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
+def empty_cache(config: ModelConfig, num_blocks: int = NUM_BLOCKS) -> Tensor:
+    shape = (config.num_layers, num_blocks, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
     return torch.zeros(shape)
 
 

@@ -17,6 +17,7 @@ from tests.support.model.tiny_llama import (
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.interface import DraftNetwork
 from worker.executor.drafting.rounds import most_rows
+from worker.executor.graphs import DecodeGraphs, GraphDevice
 from worker.executor.interface import execute
 from worker.executor.model_runner import ModelRunner
 from worker.models.draft_head import DraftHead, HeadShape, assemble
@@ -191,11 +192,24 @@ def share_of(
     )
 
 
-def make_bench(target: LlamaModel, network: DraftNetwork, method: str = "greedy") -> Bench:
-    blocks = (NUM_BLOCKS, BLOCK_SIZE)
+def make_bench(
+    target: LlamaModel,
+    network: DraftNetwork,
+    method: str = "greedy",
+    device: GraphDevice | None = None,
+) -> Bench:
+    """With `device`, decode steps are replayed from its graphs, drafts included."""
+    num_blocks = NUM_BLOCKS + (device is not None)
+    graphs = None if device is None else DecodeGraphs(device, (1, 2, 4), (16, NUM_BLOCKS), 4)
+    blocks = (num_blocks, BLOCK_SIZE)
     drafter = CachedDrafter(lambda _: network, network, target, blocks, method)
-    runner = ModelRunner(target, lambda: target, lambda: empty_cache(target.config), drafter)
-    return Bench(target, runner, drafter)
+
+    def cache() -> torch.Tensor:
+        return empty_cache(target.config, num_blocks)
+
+    return Bench(
+        target, ModelRunner(target, lambda: target, cache, drafter, graphs=graphs), drafter
+    )
 
 
 Oracle = Callable[[Sequence[int], Sequence[int]], list[int]]
@@ -220,7 +234,7 @@ class Walk:
     def run(self, num_steps: int) -> None:
         rng = self.rng
         stems = [[rng.randrange(VOCABULARY) for _ in range(24)] for _ in range(2)]
-        for number in range(num_steps):
+        for number in range(self.bench.num_steps, self.bench.num_steps + num_steps):
             if len(self.walkers) < 5 and rng.random() < 0.5:
                 prompt = rng.choice(stems)[: rng.randint(1, 24)]
                 prompt += [rng.randrange(VOCABULARY) for _ in range(rng.randint(0, 6))]
@@ -229,9 +243,19 @@ class Walk:
                 self.bench.drop(rng.choice(self.walkers))  # preempted: its tokens stay
             self.step()
 
-    def step(self) -> None:
-        chosen = self.rng.sample(self.walkers, self.rng.randint(0, len(self.walkers)))
-        plans = [plan for walker in chosen if (plan := self.plan(walker))]
+    def go_on(self, num_steps: int) -> None:
+        """Make steps in which some sequences decode, the same ones in each, with drafts."""
+        chosen = self.rng.sample(self.walkers, min(len(self.walkers), self.rng.randint(1, 3)))
+        for _ in range(num_steps):
+            chosen = [walker for walker in chosen if walker in self.walkers]
+            self.step(chosen, (1, 2, 4))
+
+    def step(
+        self, chosen: Sequence[Walker] | None = None, wanted: Sequence[int] = (0, 0, 1, 2, 4)
+    ) -> None:
+        if chosen is None:
+            chosen = self.rng.sample(self.walkers, self.rng.randint(0, len(self.walkers)))
+        plans = [plan for walker in chosen if (plan := self.plan(walker, wanted))]
         self.copied += len(self.bench.copies)
         output = self.bench.step([share for _, share, _ in plans])
         for walker, share, is_own in plans:
@@ -249,14 +273,16 @@ class Walk:
             self.bench.drop(walker)
             self.walkers.remove(walker)
 
-    def plan(self, walker: Walker) -> tuple[Walker, ScheduledSequence, bool] | None:
+    def plan(
+        self, walker: Walker, choices: Sequence[int]
+    ) -> tuple[Walker, ScheduledSequence, bool] | None:
         rng, bench = self.rng, self.bench
         if not walker.table and not bench.admit(walker):
             return None
         left = len(walker.tokens) - walker.computed
         count = left if rng.random() < 0.6 else rng.randint(1, left)
         drafts, is_own = _some_drafts(walker, bench.target, rng) if left == 1 else ([], False)
-        wanted = rng.choice([0, 0, 1, 2, 4])
+        wanted = rng.choice(choices)
         if not bench.take(walker, len(walker.tokens) + len(drafts) + 1 + wanted):
             drafts, wanted = [], 0
             if not bench.take(walker, len(walker.tokens)):

@@ -52,6 +52,10 @@ class PoisonedGraphs(GraphDevice):
     def spare_fetched(self) -> None:
         self._finish()
 
+    def timed(self, replay: Callable[[], None]) -> Callable[[], float]:
+        replay()
+        return lambda: 0.001
+
     def _finish(self) -> None:
         with self._at_work():
             for source, target in self._fetches:

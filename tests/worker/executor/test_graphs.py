@@ -84,6 +84,11 @@ class ToyModel:
     backend = TORCH
 
     def hidden(self, step: StepTensors, cache: Tensor) -> Tensor:
+        return self.states_and_inputs(step, cache, ())[0].index_select(0, step.sample_rows)
+
+    def states_and_inputs(
+        self, step: StepTensors, cache: Tensor, _: Sequence[int]
+    ) -> tuple[Tensor, list[Tensor]]:
         keys = cache[0, :, 0, 0, :, 0]
         keys[step.slots // BLOCK, step.slots % BLOCK] = step.token_ids.float()
         rows = torch.arange(len(step.token_ids))
@@ -95,7 +100,7 @@ class ToyModel:
         sums = (torch.where(seen, held, 0.0) * (places * 7 % 13 + 1)).sum(1, keepdim=True)
         if step.adapters is not None:
             step.adapters.add(0, "down", sums, sums)
-        return sums.index_select(0, step.sample_rows)
+        return sums, []
 
     def normed(self, hidden: Tensor) -> Tensor:
         return hidden

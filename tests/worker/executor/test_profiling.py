@@ -76,13 +76,13 @@ def test_long_runs_of_drafts_have_room(num_drafts: int) -> None:
     assert found.next_draft == [(n, pytest.approx(0.003)) for n in (1, 8)]
 
 
-@pytest.mark.parametrize("max_model_len", [1, 2, 3, 8, 9, 20, 25])
+@pytest.mark.parametrize("max_model_len", [1, 2, 3, 11, 12, 20, 25])
 def test_no_position_exceeds_the_maximal_length(max_model_len: int) -> None:
     executor = KnownTimes(max_model_len=max_model_len)
     cache = ProfiledCache(1000, 16, max_model_len)
     found = profile(executor, cache, (16, 5), lambda: executor.now, True)
     assert (found is None) == (max_model_len < 3)
-    assert found is None or bool(found.first_draft) == (max_model_len >= 9)
+    assert found is None or bool(found.first_draft) == (max_model_len >= 12)
 
 
 def test_a_worker_of_one_sequence_has_a_profile_of_its_drafter() -> None:

@@ -12,13 +12,14 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from worker.executor.drafting.captured import CapturedRounds
 from worker.executor.drafting.draft_cache import DraftCache
 from worker.executor.drafting.interface import Drafted, DraftNetwork, DraftRequest
 from worker.executor.drafting.rounds import (
@@ -31,8 +32,8 @@ from worker.executor.drafting.rounds import (
 )
 from worker.executor.state import DeviceState, Ints
 from worker.executor.step_batch import StepBatch
-from worker.models.llama import LlamaModel
-from worker.ops.draft import PROBABILISTIC
+from worker.models.llama import LlamaModel, StepTensors
+from worker.ops.draft import GREEDY, PROBABILISTIC
 from worker.types import Drafts, KvLoad, ScheduledSequence
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,8 @@ class CachedDrafter:
     """Drafts the next tokens; sole owner of the network and of a cache in the target's blocks.
 
     The calls of a step come in the order `copy_blocks`, `load`, `proposals`, `record`, `propose`;
-    none of them changes the target's answers. `load_network` returns the network for a target;
+    none of them changes the target's answers. Where graphs run the step, `follow` replaces `record`,
+    and `drafted` replaces `propose` if they draft, too. `load_network` returns the network for a target;
     `blocks` are the number of cache blocks and the size of one; `kv_dtype` None: the dtype of
     activations. With `must_agree`, other ranks draft the same, so a failure, which they may not
     have, is raised. `record` takes the inputs of the target's `layers`.
@@ -94,6 +96,8 @@ class CachedDrafter:
         self._first_position = 1 if network.reads_states else 0
         self._ahead: dict[int, _Ahead] = {}
         self._proposals: dict[int, _Proposal] = {}
+        # Where the next step of a sequence starts if the last one has left no row unsynced.
+        self._synced: dict[int, int] = {}
         self._cache: DraftCache | None = self._new_cache()
         self._is_failing = False
 
@@ -143,8 +147,9 @@ class CachedDrafter:
         norm, and `inputs` those that enter `layers`, all [T, hidden_size]. Rows that were run ahead
         stay synced.
         """
-        network, cache = self._awake()
-        cache.record(batch.tensors, network.reduce(states, inputs) if self._reads_states else None)
+        self.record_rows(batch.tensors, states, inputs)
+        _, cache = self._awake()
+        self._synced = {}
         ahead, self._ahead = self._ahead, {}
         if ahead:
             ahead_slots = [*self._still_ahead(batch, ahead)]
@@ -164,11 +169,50 @@ class CachedDrafter:
                 )
                 yield mine.slots[: _num_equal(pairs)]
 
+    def captured(self) -> CapturedRounds | None:
+        """Return the launches of graphs that draft; None if a drafter of this method waits for the
+        host. Valid until `sleep`.
+        """
+        if self._method != GREEDY:
+            return None
+        network, cache = self._awake()
+        return CapturedRounds(network, cache, self._first_position)
+
+    def record_rows(self, step: StepTensors, states: Tensor, inputs: Sequence[Tensor]) -> None:
+        """Launch the part of `record` that a graph repeats."""
+        network, cache = self._awake()
+        cache.record(step, network.reduce(states, inputs) if self._reads_states else None)
+
+    def follow(
+        self, sequences: Sequence[ScheduledSequence], moved: Collection[int]
+    ) -> list[int] | None:
+        """Note a step whose rows a graph records. Return for each sequence the position where its
+        room for drafts ends, 0 if it gets none; None: `propose` has to draft. Sequences in `moved`,
+        by their index, have other blocks than before.
+        """
+        network, _ = self._awake()
+        synced, self._synced, self._ahead = self._synced, {}, {}
+        limits = [0] * len(sequences)
+        for index, sequence in enumerate(sequences):
+            if not sequence.num_to_draft:
+                continue
+            if index in moved or synced.get(sequence.seq_id) != sequence.start:
+                return None
+            room = len(sequence.block_table) * self._block_size
+            limits[index] = min(room, network.max_positions)
+        return limits
+
+    def drafted(self, starts: Iterable[tuple[int, int]]) -> None:
+        """Note (sequence id, start of its next step) of the sequences that a graph has drafted for,
+        and whose logits were numbers.
+        """
+        self._synced = dict(starts)
+
     def propose(self, requests: Sequence[DraftRequest], num_step_tokens: int) -> Drafted:
         """Catch up and draft; repeated failures are logged once, unless ranks must agree. Drafts
         made before a failure count, since they may depend on the drawn tokens.
         """
-        self._ahead = {}
+        self._ahead, self._synced = {}, {}
         lines: list[DraftedRun] = []
         seconds = 0.0
         try:
@@ -235,6 +279,7 @@ class CachedDrafter:
             self._proposals[request.seq_id] = _Proposal(_drafts(line), torch.stack(line.proposals))
         if not line.is_sound:
             return
+        self._synced[request.seq_id] = start
         # A head's later rows come from its own states, which differ from the target's.
         count = min(1, line.num_rows) if self._reads_states else line.num_rows
         token_ids = [request.last_token, *line.token_ids][:count]
@@ -246,7 +291,7 @@ class CachedDrafter:
         if level < 1:
             return
         self._cache = None
-        self._ahead, self._proposals = {}, {}
+        self._ahead, self._proposals, self._synced = {}, {}, {}
         if level > 1:
             self._network = None
 

@@ -46,10 +46,10 @@ class DraftCache:
         kv_dtype: torch.dtype | None = None,
     ) -> None:
         """`dtype` is that of the states, and of `kv` unless `kv_dtype` is given."""
-        num_blocks, self._block_size = blocks
+        num_blocks, self.block_size = blocks
         self._device = device
-        self.kv = allocate(num_blocks, self._block_size, model, kv_dtype or dtype, device)
-        num_slots = num_blocks * self._block_size
+        self.kv = allocate(num_blocks, self.block_size, model, kv_dtype or dtype, device)
+        num_slots = num_blocks * self.block_size
         self._token_ids = zeros((num_slots,), torch.int32, device)
         self._is_synced = zeros((num_slots,), torch.bool, device)
         self._states = zeros((num_slots, state_size), dtype, device) if state_size else None
@@ -60,7 +60,7 @@ class DraftCache:
         pairs = torch.tensor(copies, dtype=torch.int64, device=self._device)
         for stored in (self._token_ids, self._is_synced, self._states):
             if stored is not None:
-                blocks = stored.view(-1, self._block_size, *stored.shape[1:])
+                blocks = stored.view(-1, self.block_size, *stored.shape[1:])
                 blocks[pairs[:, 1]] = blocks[pairs[:, 0]]
 
     def record(self, step: StepTensors, states: Tensor | None) -> None:
@@ -90,7 +90,7 @@ class DraftCache:
         self, tables: Sequence[Sequence[int]], lengths: Sequence[int], first_position: int
     ) -> list[int]:
         """Return each sequence's first unsynced position from `first_position`, or its length."""
-        size = self._block_size
+        size = self.block_size
         counts = [-(-length // size) for length in lengths]
         blocks = np.zeros((len(tables), max(counts, default=0)), np.int32)
         for row, (table, count) in zip(blocks, zip(tables, counts, strict=True), strict=True):
@@ -108,13 +108,23 @@ class DraftCache:
 
     def states(self, slots: Ints) -> Tensor | None:
         """Return the target's states [n, state_size] at slots [n]; None without states."""
-        if self._states is None:
-            return None
-        return self._states.index_select(0, self._ints(slots))
+        return self.states_at(self._ints(slots))
+
+    def tokens_at(self, slots: Tensor) -> Tensor:
+        """Return the ids [n] int32 at slots [n], on the device."""
+        return self._token_ids.index_select(0, slots)
+
+    def states_at(self, slots: Tensor) -> Tensor | None:
+        """Return the target's states as `states` does, for slots [n] on the device."""
+        return None if self._states is None else self._states.index_select(0, slots)
+
+    def mark_at(self, slots: Tensor, are_synced: Tensor) -> None:
+        """Mark slots [n] on the device by the values [n]; slots that repeat get any of theirs."""
+        self._is_synced.index_copy_(0, slots.long(), are_synced)
 
     def slots(self, table: Sequence[int], first: int, last: int) -> Ints:
         """Return the slots of positions `first` to `last` - 1 of a sequence."""
-        size = self._block_size
+        size = self.block_size
         positions = np.arange(first, last, dtype=np.int32)
         home = first // size
         blocks = np.asarray(table[home : -(-last // size)], np.int32)

@@ -7,7 +7,7 @@ can influence.
 import dataclasses
 import functools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -37,6 +37,7 @@ from tests.support.worker.draft_bench import (
 )
 from tests.support.worker.drawn_bench import DRAFT, PARAMS, BreaksLate, DrawnBench, exact
 from tests.support.worker.drawn_bench import TARGET as DRAWN
+from tests.support.worker.poisoned_graphs import PoisonedGraphs
 from worker.executor.drafting.cached_drafter import MAX_PROPOSAL_BYTES, CachedDrafter, bound_drawn
 from worker.executor.drafting.interface import DraftNetwork, DraftRequest
 from worker.executor.drafting.loading import HeadNetwork, ModelNetwork
@@ -116,6 +117,35 @@ def test_every_draft_of_the_target_itself_is_accepted(seed: int) -> None:
     walk.run(num_steps=40)
     assert walk.accepted == walk.verified > 0
     assert bench.num_steps == 40
+
+
+class Counted(PoisonedGraphs):
+    """Counts the replays that draft."""
+
+    num_drafted = 0
+
+    def timed(self, replay: Callable[[], None]) -> Callable[[], float]:
+        self.num_drafted += 1
+        return super().timed(replay)
+
+
+@pytest.mark.parametrize("kind", ["model", "head", "target"])
+@walks
+@examples(by_depth(1, 12))
+def test_graphs_draft_as_if_everything_was_read_anew(kind: str, seed: int) -> None:
+    network, oracle = {
+        "model": (ModelNetwork(SMALL), functools.partial(drafts_of_model, SMALL)),
+        "head": (HeadNetwork(HEAD), functools.partial(drafts_of_head, HEAD, TARGET)),
+        "target": (ModelNetwork(TARGET), functools.partial(drafts_of_model, TARGET)),
+    }[kind]
+    device = Counted()
+    walk = Walk(make_bench(TARGET, network, device=device), oracle, random.Random(seed))
+    for _ in range(by_depth(4, 10)):
+        walk.run(num_steps=4)
+        walk.go_on(num_steps=5)
+    assert device.num_drafted > 3
+    assert walk.verified > 0
+    assert kind != "target" or walk.accepted == walk.verified
 
 
 REQUESTS = by_depth(240, 1440)
