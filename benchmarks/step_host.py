@@ -139,7 +139,7 @@ class NullGraphs(GraphDevice):
         """Nothing is under way."""
 
     def timed(self, replay: Callable[[], None]) -> Callable[[], float]:
-        """Take no time."""
+        """Replay nothing, in zero seconds."""
         return float
 
 
