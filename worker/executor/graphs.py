@@ -592,7 +592,7 @@ class _Captured:
             contexts - 1 - num_drafts,
             accepted,
             self.state.last_tokens(slots),
-            torch.where(states == DrawState.DRAWN, limits, 0),
+            limits.masked_fill(states != DrawState.DRAWN, 0),
             self.tables.index_select(0, slots),
         )
         drafting.launch(step, drafts[0], drafts[1].view(torch.float32))

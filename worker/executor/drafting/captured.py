@@ -8,6 +8,8 @@ draft, and then one row for each further draft.
 Only sequences whose earlier rows are all synced take part. Rows of others, padded rows, and rows
 beyond a sequence's blocks write to a scratch slot; rows that pad a sequence stand in front of it,
 as in the step. The number of rows and rounds are constants of a graph.
+
+No `torch.where` has a number here: torch would copy it from the host, which a capture refuses.
 """
 
 from dataclasses import dataclass
@@ -69,7 +71,7 @@ class CapturedRounds:
             if index == 0:
                 self._mark(slots, is_sound)
             shares = shares_of(logits, choices)
-            confidences[:, index] = torch.where(is_sound, shares, torch.nan)
+            confidences[:, index] = shares.masked_fill(~is_sound, torch.nan)
             vocab = self._network.draft_vocab
             tokens = (choices if vocab is None else vocab.index_select(0, choices)).int()
             drafts[:, index] = tokens
@@ -107,7 +109,7 @@ class CapturedRounds:
     ) -> StepTensors:
         count, device = len(last), last.device
         starts = torch.arange(0, (count + 1) * width, width, dtype=torch.int32, device=device)
-        contexts = torch.where(last < step.limits, last + 1, 0)
+        contexts = (last + 1).masked_fill(last >= step.limits, 0)
         longest = step.tables.shape[1] * self._cache.block_size
         tensors = (*rows, starts, contexts, step.tables, starts[1:] - 1)
         return StepTensors(*tensors, width, longest, self._first_position)
@@ -117,14 +119,14 @@ class CapturedRounds:
         the scratch slot.
         """
         size = self._cache.block_size
-        positions = torch.where(is_own, positions, 0)
+        positions = positions.masked_fill(~is_own, 0)
         columns = (positions // size).clamp(max=step.tables.shape[1] - 1)
         slots = step.tables.gather(1, columns.long()) * size + positions % size
-        return torch.where(is_own, slots, self._scratch)
+        return slots.masked_fill(~is_own, self._scratch)
 
     def _clean(self, positions: Tensor, is_own: Tensor) -> Tensor:
         """Replace positions of padded rows, which may be out of range, by the first position."""
-        return torch.where(is_own, positions, self._first_position).flatten()
+        return positions.masked_fill(~is_own, self._first_position).flatten()
 
     def _mark(self, slots: Tensor, is_sound: Tensor) -> None:
         """Mark all rows as synced but the last of each sequence, which the target has not run."""
