@@ -21,6 +21,7 @@ from worker.config import EngineConfig
 from worker.errors import ConfigError, DeviceMemoryError
 from worker.executor.adapters import DeviceAdapters
 from worker.executor.drafting.cached_drafter import CachedDrafter
+from worker.executor.drafting.interface import DraftNetwork
 from worker.executor.drafting.loading import LoadNetwork, drafter_bytes_per_token, network_loader
 from worker.executor.graphs import CudaGraphs, DecodeGraphs, graph_sizes
 from worker.executor.interface import Executor, execute
