@@ -110,9 +110,8 @@ def build_shard(
         network = load_network(model) if load_network is not None else None
         extra = drafter_bytes_per_token(network, model, kv_dtype) if network is not None else 0
     graphs = choose_graphs(config, backend, device, adapters)
-    must_agree = shard.size > 1
     source = (load_network, network)
-    make_drafter = partial(_make_drafter, config, model, source, kv_dtype, must_agree)
+    make_drafter = partial(_make_drafter, config, model, source, kv_dtype, shard.size > 1)
     parts = (graphs, adapters, make_drafter)
     taken = step_bytes(config, model, kv_dtype, memory, *parts)
     room = room_bytes(config, memory, taken)

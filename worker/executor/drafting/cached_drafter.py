@@ -58,11 +58,11 @@ class CachedDrafter:
     """Drafts the next tokens; sole owner of the network and of a cache in the target's blocks.
 
     The calls of a step come in the order `copy_blocks`, `load`, `proposals`, `record`, `propose`;
-    none of them changes the target's answers. Where graphs run the step, `follow` replaces `record`,
-    and `drafted` replaces `propose` if they draft, too. `load_network` returns the network for a target;
-    `blocks` are the number of cache blocks and the size of one; `kv_dtype` None: the dtype of
-    activations. With `must_agree`, other ranks draft the same, so a failure, which they may not
-    have, is raised. `record` takes the inputs of the target's `layers`.
+    none of them changes the target's answers. Where graphs run the step, `follow` replaces
+    `record`, and `drafted` replaces `propose` if they draft, too. `load_network` returns the
+    network for a target; `blocks` are the number of cache blocks and the size of one; `kv_dtype`
+    None: the dtype of activations. With `must_agree`, other ranks draft the same, so a failure,
+    which they may not have, is raised. `record` takes the inputs of the target's `layers`.
     """
 
     def __init__(
