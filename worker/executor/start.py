@@ -177,8 +177,8 @@ def step_bytes(
     adapters: DeviceAdapters | None = None,
     make_drafter: Callable[[int], CachedDrafter | None] = lambda _: None,
 ) -> int:
-    """Return the device memory that trials of the largest step and of `graphs` take, the latter
-    beside a drafter with a cache of as few blocks.
+    """Return the device memory that trials of the largest step and of `graphs` take, both beside
+    a drafter with a cache of as few blocks.
     """
     is_sized = (config.kv_cache_memory_bytes, config.num_blocks_override) != (None, None)
     if memory is None or is_sized:
@@ -189,7 +189,8 @@ def step_bytes(
     def run() -> ModelOutput:
         slot = None if adapters is None else 0
         step = largest_step(config.scheduler, config.block_size, slot)
-        return execute(ModelRunner(model, lambda: model, tried, adapters=adapters), step)
+        how = (model, lambda: model, tried, make_drafter(2))
+        return execute(ModelRunner(*how, adapters=adapters), step)
 
     with fitting("the largest step beside the weights", _FOR_STEPS):
         num_bytes = 0

@@ -2,20 +2,26 @@
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from tests.support.model.eagle_heads import LAYOUTS, write_head
 from tests.support.model.tiny_llama import TINY, tiny_llama
 from tests.support.worker.poisoned_graphs import PoisonedGraphs
 from worker.config import EngineConfig, SchedulerConfig
 from worker.errors import ConfigError
 from worker.executor.adapters import DeviceAdapters
+from worker.executor.drafting.cached_drafter import CachedDrafter
+from worker.executor.drafting.loading import HeadNetwork
 from worker.executor.graphs import DecodeGraphs
 from worker.executor.kv_cache import choose_num_blocks, room_bytes
 from worker.executor.memory import largest_step
 from worker.executor.start import fitting, step_bytes
+from worker.models.eagle_head import load_eagle_head
 from worker.ops.lora import AdapterStore, Owners
 from worker.ops.step import StepAdapters
 from worker.types import ModelOutput
@@ -118,6 +124,26 @@ def test_steps_with_adapters_are_tried_too() -> None:
     assert step_bytes(CONFIG, model, torch.float32, Fake(30, 70), graphs, adapters) == 100
     assert model.adapted == {2, 4, 40}
     assert [rows for rows, _ in model.rows].count(4) == 2
+
+
+def test_the_largest_step_is_tried_with_what_a_drafter_reads_of_it(tmp_path: Path) -> None:
+    """A head takes the states of several layers and of every row."""
+    model = tiny_llama(config=dataclasses.replace(TINY, num_layers=6))
+    path = write_head(tmp_path, LAYOUTS["eagle3"], model.config)
+    network = HeadNetwork(load_eagle_head(path, model, "eagle3"))
+    made: list[CachedDrafter] = []
+
+    def make(num_blocks: int) -> CachedDrafter:
+        blocks = (num_blocks, CONFIG.block_size)
+        made.append(CachedDrafter(lambda _: network, network, model, blocks, "greedy"))
+        return made[-1]
+
+    trial = step_bytes(CONFIG, model, torch.float32, Fake(70), None, make_drafter=make)
+    assert trial == 70
+    assert made[0]._cache is not None
+    stored = made[0]._cache.states(np.arange(4, dtype=np.int32))
+    assert stored is not None
+    assert bool(stored.any())
 
 
 def test_memory_of_steps_is_no_part_of_the_cache() -> None:

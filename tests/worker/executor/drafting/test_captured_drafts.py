@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.depth import by_depth
+from tests.support.model.eagle_heads import Layout, write_head
 from tests.support.model.tiny_llama import BLOCK_SIZE, TINY, tiny_llama
 from tests.support.model.whole_engine import outputs_of, tokens_of
 from tests.support.worker.draft_bench import make_bench, tiny_head
@@ -26,12 +29,24 @@ from worker.executor.drafting.loading import HeadNetwork, ModelNetwork
 from worker.executor.graphs import DecodeGraphs, GraphDevice
 from worker.executor.interface import execute
 from worker.executor.model_runner import ModelRunner
+from worker.models.eagle_head import load_eagle_head
 from worker.ops.step import StepTensors
 from worker.types import SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
 TARGET = tiny_llama(seed=1, config=TINY)
 MOST = 4
+LAYOUT = Layout("eagle3", {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]})
+
+
+@torch.inference_mode()
+def published_head() -> DraftNetwork:
+    with TemporaryDirectory() as folder:
+        path = write_head(Path(folder), LAYOUT, TINY)
+        return HeadNetwork(load_eagle_head(path, TARGET, LAYOUT.method))
+
+
 NETWORKS: dict[str, DraftNetwork] = {
+    "published": published_head(),
     "model": ModelNetwork(tiny_llama(seed=2, config=TINY)),
     "head": HeadNetwork(tiny_head(TARGET)),
     "target": ModelNetwork(TARGET),
@@ -85,7 +100,7 @@ def answers(
     return found, stats.speculation if network is not None else None
 
 
-@pytest.mark.parametrize("kind", by_depth(["head", "target"], [*NETWORKS]))
+@pytest.mark.parametrize("kind", by_depth(["head", "published", "target"], [*NETWORKS]))
 def test_an_engine_that_drafts_in_graphs_answers_the_same(kind: str) -> None:
     asked = requests(by_depth(14, 200))
     expected, _ = answers(asked, None, None)
