@@ -12,6 +12,9 @@ copies, and of products of matrices. Then, for each shape:
   weights and the contexts of all sequences) over its time, as a part of the speed of copies;
 - decoding by graphs with LoRA adapters (rank 16, all products): the time of a step as a multiple of
   that without adapters;
+- a step that verifies four drafts a sequence, and one that makes as many with a head besides, as
+  multiples of a plain step from graphs; what drafting gains where each draft is right with a given
+  probability; and the same step launched anew;
 - a prompt: operations a second as a part of the speed of products;
 - blocks moved to host memory and back, as tiers move them, as a part of the speed of one copy.
 
@@ -27,12 +30,14 @@ TRITON_INTERPRET=1), and measures nothing.
 import argparse
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,6 +46,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 from tests.support.model.block_weights import random_blocks
 from tests.support.worker.poisoned_graphs import PoisonedGraphs
 from worker.executor.adapters import DeviceAdapters
+from worker.executor.drafting.cached_drafter import CachedDrafter
+from worker.executor.drafting.loading import HeadNetwork
 from worker.executor.graphs import CudaGraphs, DecodeGraphs
 from worker.executor.interface import Ticket
 from worker.executor.kv_cache import BlockSaver, host_memory, write_tokens, zeros
@@ -48,6 +55,7 @@ from worker.executor.model_runner import ModelRunner
 from worker.executor.start import choose_backend
 from worker.models.adapters import layer_products
 from worker.models.config import ModelConfig
+from worker.models.draft_head import HeadShape, assemble
 from worker.models.llama import LayerWeights, LlamaModel
 from worker.ops.backends import TORCH, AttentionShape, Backend
 from worker.ops.linear import DenseLinear
@@ -79,6 +87,7 @@ BLOCK, CONTEXT, LONG, PROMPT, STEPS, ROUNDS = 16, 1024, 8192, 4096, 20, 5
 DRAWN_FROM, DRAWN_ROWS = 128256, (16, 256)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ADAPTED, ADAPTERS, RANK = (1, 8, 64), (1, 8, 32), 16
+DRAFTED, DRAFTS = (1, 8, 64), 4
 ENCODINGS = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 PACKED_ROWS = (1, 4, 16, 64, 256, 257, 2048)
 
@@ -154,6 +163,23 @@ def random_adapters(model: LlamaModel, count: int) -> DeviceAdapters:
     for slot in range(count):
         store.put(slot, [{name: factors(p) for name, p in layer.items()} for layer in layers])
     return DeviceAdapters(model.config, RANK, store)
+
+
+def random_head(model: LlamaModel) -> HeadNetwork:
+    """A head with the inner size of a layer, which can draft a quarter of the vocabulary."""
+    config = model.config
+    sizes = HeadShape(config.intermediate_size, config.vocab_size // 4)
+    noise = torch.Generator(model.device).manual_seed(5)
+
+    def made(size: tuple[int, ...]) -> Tensor:
+        if len(size) == 1:
+            return torch.ones(size, dtype=model.dtype, device=model.device)
+        weight = torch.empty(size, dtype=model.dtype, device=model.device)
+        return weight.normal_(0, size[1] ** -0.5, generator=noise)
+
+    tensors = {name: made(size) for name, size in sizes.tensor_shapes(config).items()}
+    vocab = torch.arange(0, config.vocab_size // 4 * 4, 4, device=model.device)
+    return HeadNetwork(assemble(sizes, tensors, vocab, model))
 
 
 def num_weights(model: LlamaModel) -> int:
@@ -390,6 +416,71 @@ def decoding(
     return seconds(run) / steps, drawn
 
 
+def drafting(
+    model: LlamaModel, size: Size, is_graphed: bool, has_head: bool, steps: int
+) -> tuple[float, list[object]]:
+    """Seconds of a step that verifies `DRAFTS` drafts a sequence, and with a head makes as many;
+    and the first sequence's tokens and drafts. No context is read before, and the first step, whose
+    drafts no graph makes, does not count.
+    """
+    config, device = model.config, model.device
+    each = -(-(size.context + (steps + 1) * (1 + DRAFTS) + DRAFTS) // BLOCK)
+    blocks = size.sequences * each + 1
+    graphs = drafter = None
+    if is_graphed:
+        kind = CudaGraphs(device) if device.type == "cuda" else PoisonedGraphs()
+        graphs = DecodeGraphs(kind, (size.sequences,), (2 * size.sequences + 1, each), DRAFTS)
+    if has_head:
+        head = random_head(model)
+        drafter = CachedDrafter(lambda _: head, head, model, (blocks, BLOCK), "greedy")
+        drafter._awake()[1].mark(np.arange(blocks * BLOCK, dtype=np.int32), True)
+
+    def cache() -> Tensor:
+        sizes = (config.num_layers, blocks, 2, config.num_kv_heads, BLOCK, config.head_dim)
+        return zeros(sizes, model.dtype, device)
+
+    runner = ModelRunner(model, lambda: model, cache, drafter, graphs=graphs)
+    params = SamplingParams(steps * (1 + DRAFTS), 0.0)
+    found: list[object] = []
+
+    def run() -> float:
+        found.clear()
+        began = 0.0
+        starts, lasts = [size.context] * size.sequences, [*range(size.sequences)]
+        drafts = [(1,) * DRAFTS] * size.sequences
+        for number in range(steps):
+            shares = tuple(
+                ScheduledSequence(
+                    *(index, [lasts[index], *drafts[index]], starts[index]),
+                    tuple(range(each * index, each * (index + 1))),
+                    (SampleSpec(params, starts[index] + 1),),
+                    num_drafts=DRAFTS,
+                    num_to_draft=DRAFTS if has_head else 0,
+                )
+                for index in range(size.sequences)
+            )
+            output = runner.submit(SchedulerOutput(number, shares)).collect()
+            made = output.drafts.get(0)
+            found.append((output.sampled[0], made and made.token_ids))
+            for index in range(size.sequences):
+                draws = output.sampled[index]
+                starts[index], lasts[index] = starts[index] + len(draws), draws[-1].token_id
+                if index in output.drafts:
+                    drafts[index] = output.drafts[index].token_ids
+            began = began or time.perf_counter()
+        return (time.perf_counter() - began) / (steps - 1)
+
+    rounds = ROUNDS if device.type == "cuda" else 1
+    return statistics.median(run() for _ in range(rounds)), found
+
+
+def check_drafting(model: LlamaModel, size: Size, steps: int) -> None:
+    """Raise unless graphs draw and draft what steps do that are launched anew."""
+    tokens = [drafting(model, size, is_graphed, True, steps)[1] for is_graphed in (False, True)]
+    if tokens[0] != tokens[1]:
+        raise SystemExit(f"drafting by graphs: other tokens than launched anew: {tokens}")
+
+
 def check_decoding(model: LlamaModel, size: Size, steps: int) -> None:
     """Raise unless graphs draw what steps draw that are launched anew."""
     tokens = [decoding(model, size, is_graphed, steps)[1] for is_graphed in (False, True)]
@@ -405,7 +496,8 @@ def check_toy(backend: Backend, device: torch.device) -> None:
         print(f"{kernel.name}: as torch", flush=True)
     for adapters in (0, 2):
         check_decoding(model, Size(3, 20, adapters), 4)
-    print("decoding by graphs: as launched anew")
+    check_drafting(model, Size(3, 20), 4)
+    print("decoding and drafting by graphs: as launched anew")
 
 
 def report(config: ModelConfig, backend: Backend, bandwidth: float, peak: float) -> None:
@@ -434,6 +526,7 @@ def report(config: ModelConfig, backend: Backend, bandwidth: float, peak: float)
         rates = f"{count / graphed:14.0f} {part:9.0%} {count / anew:15.0f}"
         print(f"{count:4} x {CONTEXT} {rates}", flush=True)
     report_adapters(model)
+    report_drafts(model)
     step = step_of(Size(1, PROMPT), PROMPT, device)
     sizes = (config.num_layers, PROMPT // BLOCK, 2, config.num_kv_heads, BLOCK, config.head_dim)
     cache = zeros(sizes, dtype, device)
@@ -457,6 +550,23 @@ def report_adapters(model: LlamaModel) -> None:
             if count <= sequences
         ]
         print(f"{sequences:9}" + "".join(f"{ratio:9.2f}" for ratio in found), flush=True)
+
+
+def report_drafts(model: LlamaModel) -> None:
+    """Print the times of steps with drafts, and what drafting with a head gains over plain steps
+    where each of its drafts is right with probability p: (1 - p^(k+1)) / (1 - p) tokens a step.
+    """
+    shares = (0.5, 0.7, 0.9)
+    gains = "".join(f"{f'gain at {p}':>13}" for p in shares)
+    print(f"sequences  verify   draft{gains}   draft, anew")
+    for sequences in DRAFTED:
+        size = Size(sequences, CONTEXT)
+        plain, _ = decoding(model, size, True, STEPS)
+        ways = ((True, False), (True, True), (False, True))
+        verify, draft, anew = (drafting(model, size, *way, STEPS)[0] / plain for way in ways)
+        tokens = ((1 - p ** (1 + DRAFTS)) / (1 - p) for p in shares)
+        line = "".join(f"{count / draft:13.2f}" for count in tokens)
+        print(f"{sequences:9} {verify:7.2f} {draft:7.2f}{line} {anew:13.2f}", flush=True)
 
 
 def report_moves(cache: Tensor, num_blocks: int) -> None:
