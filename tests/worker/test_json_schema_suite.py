@@ -35,7 +35,7 @@ from worker.errors import RequestError
 from worker.types import FinishReason
 
 SUITE = Path(__file__).parents[1] / "data" / "json_schema_test_suite.jsonl"
-NUM_ANSWERS = by_depth(2, 5)
+NUM_ANSWERS = 2
 LIKELY = 1.5
 REFUSED_FILES = {
     *("contains", "dependentRequired", "dependentSchemas", "dynamicRef", "if-then-else"),
