@@ -56,7 +56,7 @@ SMALLEST: dict[str, tuple[str, ...]] = {
     "worker_soak": ("--engine sim --minutes 0.1 --clients 8",),
 }
 # Of a script that writes no results: what it prints.
-PRINTED = {"gpu": (": as torch", "decoding by graphs: as launched anew")}
+PRINTED = {"gpu": (": as torch", "decoding and drafting by graphs: as launched anew")}
 
 
 @pytest.fixture(scope="module")

@@ -173,7 +173,7 @@ def test_sampled_answers_validate(taken: list[Group], plain: list[Answer]) -> No
     assert num_ended > 0.9 * len(plain)
 
 
-@pytest.mark.parametrize("num_blocks", by_depth([90], [30_000, 200]))
+@pytest.mark.parametrize("num_blocks", by_depth([90], [30_000, 90]))
 @pytest.mark.parametrize(
     "speculative", some([pytest.param(NGRAM, id="speculative"), pytest.param(None, id="plain")])
 )
