@@ -73,7 +73,7 @@ test-agents: $(VENV)/ready $(AGENTS)/ready
 test-slow: $(VENV)/ready
 	@$(BIN)/python -m tests.durations slowest $(wildcard $(RECORDS)/*.jsonl)
 
-# Fails on a test of `make test` that is too slow for it.
+# Prints the tests of `make test` that are too slow for it; fails on one that is far too slow.
 test-budget: $(VENV)/ready
 	@$(BIN)/python -m tests.durations check $(RECORDS)/test.jsonl
 

@@ -6,7 +6,14 @@ depend on other load far less than elapsed time does. The speed is measured by a
 after the tests, in every test process, and the slowest measurement counts.
 
     python -m tests.durations slowest FILE…  prints the 50 slowest items of the newest record
-    python -m tests.durations check FILE     fails on an item above the bound; see `tests/slow.toml`
+    python -m tests.durations check FILE     prints the items above the bound that `tests/slow.toml`
+                                             does not name; fails on one far above it
+
+Far above is 2.5 times the bound. The loop knows the machine before and after the tests, not during
+them: on a machine that others use, too, items took up to 2.3 times their usual CPU seconds at a
+speed at which the loop took 1.95 times its own, so an item just below the bound can be measured at
+1.2 times the bound, and one measured there says nothing of the change under test. An item that
+became twice as slow is printed; one that belongs to another depth is many times above.
 """
 
 import json
@@ -21,6 +28,7 @@ from typing import NamedTuple
 import pytest
 
 MAX_CPU_SECONDS = 2.0
+FAR_ABOVE = 2.5
 REFERENCE_LOOP_SECONDS = 0.06  # on an idle core of a server CPU of 2024
 EXEMPT = Path(__file__).with_name("slow.toml")
 _LOOP = "loop_seconds"
@@ -129,6 +137,7 @@ def main(arguments: list[str]) -> int:
         return 0
     exempt = tomllib.loads(EXEMPT.read_text())
     found, gone = too_slow(record, exempt), stale(record, exempt)
+    failing = [each for each in found if each.cpu_seconds > FAR_ABOVE * record.bound_seconds]
     for each in found:
         print(
             f"{each.item}: {each.cpu_seconds:.1f} CPU seconds, above {record.bound_seconds:.1f};"
@@ -136,8 +145,11 @@ def main(arguments: list[str]) -> int:
         )
     for name in gone:
         print(f"{EXEMPT.name} names {name}, which did not run: remove the line")
-    print(f"{len(found)} of {len(record.durations)} items are too slow for `make test`")
-    return 1 if found or gone else 0
+    print(
+        f"{len(found)} of {len(record.durations)} items are above the bound for `make test`,"
+        f" {len(failing)} of them by more than {FAR_ABOVE} times: these fail"
+    )
+    return 1 if failing or gone else 0
 
 
 def _covers(name: str, item: str) -> bool:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -92,13 +93,17 @@ def test_an_exemption_that_covers_no_item_is_stale() -> None:
     assert durations.stale(record, {"tests/a.py": "", "tests/b.py": ""}) == ["tests/b.py"]
 
 
-def test_the_check_fails_on_an_item_above_the_bound(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("cpu_seconds", "status"), [(4.9, 0), (5.1, 1)])
+def test_the_check_lists_items_above_the_bound_and_fails_on_those_far_above(
+    cpu_seconds: float, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "test.jsonl"
-    path.write_text(encoded(Record(0.01, (Duration("tests/a.py::test_a", 4.0, 2.5),))))
-    assert durations.main(["check", str(path)]) == 1
+    item = Duration("tests/b.py::test_b", 6.0, cpu_seconds)
+    exempt = tomllib.loads(durations.EXEMPT.read_text())
+    ran = (Duration(name, 1.0, 1.0) for name in exempt)
+    path.write_text(encoded(Record(0.01, (item, *ran))))
+    assert durations.main(["check", str(path)]) == status
     printed = capsys.readouterr().out
-    assert "tests/a.py::test_a: 2.5 CPU seconds, above 2.0" in printed
+    assert f"tests/b.py::test_b: {cpu_seconds} CPU seconds, above 2.0" in printed
     assert "slow.toml" in printed
     assert durations.main(["check", str(tmp_path / "absent.jsonl")]) == 2

@@ -11,6 +11,7 @@ import pytest
 from fleet.sim.living_worker import WorkerSettings
 from fleet.sim.virtual_fleet import ServedPrompt, Simulation
 from fleet.sim.virtual_time import run_in_virtual_time
+from tests.depth import by_depth
 from tests.support.fleet.peer_fleet import PeerFleet, Peers
 from worker.config import CacheConfig, SchedulerConfig
 
@@ -77,7 +78,7 @@ def _tokens(rng: Random, count: int) -> list[int]:
     return rng.choices(VOCABULARY, k=count)
 
 
-LOAD = SharedPrefixes()
+LOAD = by_depth(SharedPrefixes(rate=12.0, seconds=16.0), SharedPrefixes())
 ONE, TWO = Peers(1), Peers(2)
 POINTS = 0.05
 
@@ -111,8 +112,9 @@ def test_two_replicas_find_as_much_cached_as_one(one: Seen) -> None:
 
 def test_a_restarted_replica_soon_knows_what_the_other_one_does(one: Seen) -> None:
     """It receives recent placements; requests of the killed replica are not counted for ever."""
-    seen = run(TWO, LOAD, {15.0: restart_one})
-    assert seen.hit_rate(15.0) == pytest.approx(one.hit_rate(15.0), abs=POINTS)
+    after = LOAD.seconds / 2
+    seen = run(TWO, LOAD, {after: restart_one})
+    assert seen.hit_rate(after) == pytest.approx(one.hit_rate(after), abs=POINTS)
     assert seen.left == [{}, {}]
 
 

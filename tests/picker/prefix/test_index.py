@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from picker.prefix.block_hash import BYTES_PER_HASH, BlockHashes, block_hashes, packed, unpacked
 from picker.prefix.index import Addition, PrefixIndex
-from tests.depth import examples
+from tests.depth import by_depth, examples
 from tests.support.picker.reference_prefix_index import ReferenceIndex
 
 KEYS = [f"default/w{i}" for i in range(5)]
@@ -128,17 +128,18 @@ def test_runs_of_many_lengths_are_found() -> None:
 
 
 def test_thousands_of_endpoints_may_arrive_and_leave_at_once(index: PrefixIndex) -> None:
+    count = by_depth(2000, 5000)
     for generation in range(3):
-        for endpoint in range(5000):
+        for endpoint in range(count):
             index.record(f"w{endpoint}", array(7, 1000 * generation + endpoint), 2)
         found = index.match(array(7, 1000 * generation + 3))
-        assert len(found) == 5000
+        assert len(found) == count
         assert [key for key, run in found.items() if run == 2] == ["w3"]
-        for endpoint in range(0, 5000, 2 - generation % 2):
+        for endpoint in range(0, count, 2 - generation % 2):
             index.remove(f"w{endpoint}")
         index.check_integrity()
-        assert len(index.match(array(7))) == (0 if generation == 1 else 2500)
-    for endpoint in range(5000):
+        assert len(index.match(array(7))) == (0 if generation == 1 else count // 2)
+    for endpoint in range(count):
         index.remove(f"w{endpoint}")
     assert len(index) == 0
     index.check_integrity()

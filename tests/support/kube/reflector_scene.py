@@ -82,7 +82,7 @@ class Scene:
         began = loop.time()
         while not condition():
             assert loop.time() - began <= seconds, f"not within {seconds} s: {self.shown}"
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(max(0.05, seconds / 500))
         return loop.time() - began
 
     async def equal(self, seconds: float = 1.0) -> float:

@@ -66,10 +66,11 @@ class PoisonedGraphs(GraphDevice):
     def _at_work(self, *calls: str) -> Iterator[None]:
         with self._one_at_a_time:
             self.calls += calls
-            torch.use_deterministic_algorithms(True)  # new memory is filled
+            # New memory is filled. `use_deterministic_algorithms` would import the compiler.
+            torch.set_deterministic_debug_mode("error")
             self.is_busy = True
             try:
                 yield
             finally:
                 self.is_busy = False
-                torch.use_deterministic_algorithms(False)
+                torch.set_deterministic_debug_mode("default")

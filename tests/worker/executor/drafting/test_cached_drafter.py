@@ -140,7 +140,7 @@ def test_graphs_draft_as_if_everything_was_read_anew(kind: str, seed: int) -> No
     }[kind]
     device = Counted()
     walk = Walk(make_bench(TARGET, network, device=device), oracle, random.Random(seed))
-    for _ in range(by_depth(4, 10)):
+    for _ in range(by_depth(2, 10)):
         walk.run(num_steps=4)
         walk.go_on(num_steps=5)
     assert device.num_drafted > 3
