@@ -2,7 +2,8 @@
 `--check` only name those that differ, and fail when one does.
 
 kustomize reads nothing outside its folder and Helm nothing outside its chart, so what both need is
-in both: Envoy's bootstrap and the script that drains it, alerts, admission policy, definitions.
+in both: Envoy's bootstrap and the script that drains it, alerts, admission policy, definitions. The
+project's addresses and version come from pyproject.toml (scripts/project.py).
 """
 
 import argparse
@@ -19,6 +20,7 @@ sys.path.insert(0, str(ROOT))
 from base.response_bodies import ResponseBodies  # noqa: E402 (wherever we start)
 from fleet.envoy.bootstrap import build, to_yaml  # noqa: E402 (wherever we start)
 from fleet.envoy.settings import BootstrapConfig, EndpointDiscovery, Mechanism, SocketAddress  # noqa: E402
+from scripts.project import addressed  # noqa: E402
 
 DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "helm" / "pointsman"
@@ -99,9 +101,9 @@ def examples() -> dict[Path, str]:
     }
 
 
-def alerts() -> str:
+def alerts(rules: str) -> str:
     """The alerts as an object of the Prometheus operator."""
-    groups: dict[str, Any] = yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text())
+    groups: dict[str, Any] = yaml.safe_load(rules)
     rule = {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
@@ -115,20 +117,22 @@ def wanted() -> dict[Path, str]:
     """Every file that is written, and what it says."""
     envoy, envoy_all = bootstrap(ResponseBodies.USAGE), bootstrap(ResponseBodies.ALL)
     drain = (STANDALONE / "drain.sh").read_text()
+    own = addressed(ROOT)
+    rules = own[DEPLOY / "prometheus" / "rules.yaml"]
     texts = {
         STANDALONE / "envoy.yaml": envoy,
         STANDALONE / "envoy-all.yaml": envoy_all,
         CHART / "envoy" / "envoy.yaml": envoy,
         CHART / "envoy" / "envoy-all.yaml": envoy_all,
         CHART / "envoy" / "drain.sh": drain,
-        ADDONS / "monitoring" / "prometheusrule.yaml": alerts(),
-        CHART / "alerts" / "rules.yaml": (DEPLOY / "prometheus" / "rules.yaml").read_text(),
+        ADDONS / "monitoring" / "prometheusrule.yaml": alerts(rules),
+        CHART / "alerts" / "rules.yaml": rules,
     }
     for name in ("policy.yaml", "binding.yaml"):
         texts[CHART / "admission" / name] = (ADDONS / "admission-policy" / name).read_text()
     for path in sorted((ROOT / "crds").glob("*.yaml")):
         texts[CHART / "crds" / path.name] = path.read_text()
-    return texts | examples()
+    return texts | own | examples()
 
 
 def different() -> list[Path]:

@@ -1,5 +1,5 @@
 # The picker: no torch, no shell needed, nothing written but to /tmp.
-#   docker build -f deploy/docker/picker.Dockerfile -t pointsman-picker:0.1.0 .
+#   docker build -f deploy/docker/picker.Dockerfile -t pointsman-picker .
 FROM python:3.12-slim AS build
 WORKDIR /src
 # All packages, by digest; scripts/lock_images.py renews them.
@@ -24,6 +24,7 @@ ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="pointsman-picker" \
       org.opencontainers.image.description="An Envoy endpoint picker for LLM fleets" \
       org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.source="https://github.com/pointsman/pointsman" \
       org.opencontainers.image.version="${VERSION}"
 COPY --from=build /opt/pointsman /opt/pointsman
 ENV PATH=/opt/pointsman/bin:$PATH \

@@ -1,5 +1,5 @@
 # The worker with torch for CPUs; with --engine sim it needs no model either.
-#   docker build -f deploy/docker/worker-cpu.Dockerfile -t pointsman-worker-cpu:0.1.0 .
+#   docker build -f deploy/docker/worker-cpu.Dockerfile -t pointsman-worker-cpu .
 FROM python:3.12-slim AS build
 WORKDIR /src
 # The kernels are compiled with the wheel; without a compiler the worker would run in torch.
@@ -33,6 +33,7 @@ ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="pointsman-worker-cpu" \
       org.opencontainers.image.description="An OpenAI-compatible model server with a paged KV cache, on CPUs" \
       org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.source="https://github.com/pointsman/pointsman" \
       org.opencontainers.image.version="${VERSION}"
 COPY --from=build /opt/pointsman /opt/pointsman
 ENV PATH=/opt/pointsman/bin:$PATH \

@@ -1,5 +1,5 @@
 # The worker with torch and Triton for NVIDIA GPUs.
-#   docker build -f deploy/docker/worker-gpu.Dockerfile -t pointsman-worker-gpu:0.1.0 .
+#   docker build -f deploy/docker/worker-gpu.Dockerfile -t pointsman-worker-gpu .
 # CUDA's libraries come with torch; of the base image only what the driver expects is used.
 FROM nvidia/cuda:13.0.1-base-ubuntu24.04 AS base
 # Triton compiles the launchers of its kernels with a C compiler, while the worker runs.
@@ -33,6 +33,7 @@ ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="pointsman-worker-gpu" \
       org.opencontainers.image.description="An OpenAI-compatible model server with a paged KV cache, on NVIDIA GPUs" \
       org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.source="https://github.com/pointsman/pointsman" \
       org.opencontainers.image.version="${VERSION}"
 COPY --from=build /opt/pointsman /opt/pointsman
 ENV PATH=/opt/pointsman/bin:$PATH \

@@ -14,7 +14,6 @@ from tests.support.kube.crd_rules import CrdRules
 from tests.support.kube.deploy_wiring import loose_ends
 from tests.support.kube.manifests import (
     CHART,
-    REGISTRY,
     Object,
     charted,
     composed,
@@ -106,9 +105,6 @@ def plain(obj: Object) -> Object:
     template.get("metadata", {}).get("annotations", {}).pop("checksum/envoy", None)
     if not template.get("metadata", {}).get("annotations", True):
         del template["metadata"]["annotations"]
-    for kind in ("initContainers", "containers"):
-        for container in template.get("spec", {}).get(kind, ()):
-            container["image"] = container["image"].removeprefix("registry.example/team/")
     for container in template.get("spec", {}).get("containers", ()):
         container["ports"].sort(key=lambda port: port["containerPort"])
         if container["name"] == "worker":
@@ -369,7 +365,7 @@ def test_notes_say_where_to_look(helm: Path) -> None:
         ("workers.disaggregation.enabled=true", "create secret generic pointsman-kv-transfer"),
         ("picker.highAvailability=active-active", "with one replica"),
     ):
-        settings = ("--set", REGISTRY, "--set", setting)
+        settings = ("--set", setting)
         command = [helm, "install", "pointsman", CHART, "--dry-run=client", *settings]
         rendered = subprocess.run(command, capture_output=True, text=True, check=True)
         assert word in rendered.stdout.split("NOTES:")[1]
@@ -381,7 +377,7 @@ IMAGES = {
         {"ghcr.example/a/b/pointsman-picker:0.1.0", "ghcr.example/a/b/pointsman-worker-cpu:0.1.0"},
     ),
     "the registry of a parent chart": (
-        ("global.imageRegistry=localhost:5000",),
+        ("global.imageRegistry=localhost:5000", "images.registry=unused.example"),
         {"localhost:5000/pointsman-picker:0.1.0", "localhost:5000/pointsman-worker-cpu:0.1.0"},
     ),
     "one for each": (
@@ -412,19 +408,18 @@ def test_images_come_from_the_registries_that_are_named(
 @pytest.mark.parametrize(
     ("settings", "image"),
     [
-        ((), "images.picker.repository: no registry has pointsman-picker"),
-        (("images.picker.repository=team/epp",), "images.picker.repository: no registry has team/"),
+        ((), "images.picker.repository: pointsman-picker names"),
+        (("images.picker.repository=team/epp",), "images.picker.repository: team/epp names"),
         (
             ("images.picker.repository=quay.example/epp", "workers.gpu.enabled=true"),
-            "images.workerGpu.repository: no registry has pointsman-worker-gpu",
+            "images.workerGpu.repository: pointsman-worker-gpu names",
         ),
     ],
 )
 def test_an_image_without_a_registry_is_refused(settings: tuple[str, ...], image: str) -> None:
-    done = helm_says(*settings)
+    done = helm_says("images.registry=", *settings)
     assert done.returncode != 0
-    assert f"{image}: build and push it" in done.stderr.replace("team/epp", "team/", 1)
-    assert "set images.registry" in done.stderr
+    assert f"{image} no registry: set images.registry" in done.stderr
 
 
 def test_objects_and_pods_carry_what_others_need() -> None:
@@ -511,7 +506,7 @@ CONTRADICTED = r"execution error at .*: (pools|picker\.metrics\.auth|autoscaling
     ("settings", "why"),
     [
         *(pytest.param((one,), UNKNOWN, id=name) for name, one in REFUSED.items()),
-        *(pytest.param((REGISTRY, *c), CONTRADICTED, id=n) for n, c in CONTRADICTIONS.items()),
+        *(pytest.param(c, CONTRADICTED, id=n) for n, c in CONTRADICTIONS.items()),
     ],
 )
 def test_values_that_make_no_sense_are_refused(settings: tuple[str, ...], why: str) -> None:

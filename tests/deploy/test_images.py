@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 
 from scripts.lock_images import IMAGES as IMAGE_EXTRAS
 from scripts.lock_images import NOT_ON_CPUS
+from scripts.project import read_project
 from tests.support.kube.manifests import DEPLOY, ROOT, containers, kustomized, pod_of, workloads
 
 IMAGES = sorted((DEPLOY / "docker").glob("*.Dockerfile"))
@@ -120,7 +121,8 @@ def test_every_image_is_used_and_every_use_has_an_image() -> None:
     folders = [f"deploy/k8s/overlays/{name}" for name in ("gateway", "sim-workers", "gpu-workers")]
     pods = [pod_of(w) for folder in folders for w in workloads(kustomized(folder))]
     used = {one["image"].split(":")[0] for pod in pods for one in containers(pod)}
-    assert used == {f"pointsman-{path.stem}" for path in IMAGES}
+    registry = read_project(ROOT).images
+    assert used == {f"{registry}/pointsman-{path.stem}" for path in IMAGES}
 
 
 def _closure(requirement: str) -> set[str]:

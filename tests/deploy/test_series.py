@@ -16,6 +16,7 @@ import yaml
 
 from picker.cli.options import Options
 from picker.metrics.picker_metrics import PickerMetrics
+from scripts.project import read_project
 from tests.support.kube.manifests import DEPLOY, ROOT, kustomized, of_kind
 from tests.support.picker.metrics_pages import Pod
 from tests.support.picker.whole_picker import started_picker, write_endpoints
@@ -33,7 +34,7 @@ GRAFANA = {
     "$model": ".*",
 }
 OF_PROMETHEUS = {"up"}  # which it makes itself
-RUNBOOK = "https://github.com/pointsman/pointsman/blob/main/docs/troubleshooting.md#"
+RUNBOOK = f"{read_project(ROOT).repository}/blob/main/docs/troubleshooting.md#"
 BOARDS: dict[str, dict[str, Any]] = {
     path.stem: json.loads(path.read_text()) for path in sorted((DEPLOY / "grafana").glob("*.json"))
 }

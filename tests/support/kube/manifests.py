@@ -16,7 +16,6 @@ Object: TypeAlias = dict[str, Any]
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 K8S = DEPLOY / "k8s"
-REGISTRY = "images.registry=registry.example/team"  # the chart's images have none
 CHART = DEPLOY / "helm" / "pointsman"
 NAMESPACE = "pointsman"
 BUILDS = tuple(
@@ -47,7 +46,7 @@ def helm_says(*settings: str) -> subprocess.CompletedProcess[str]:
 
 
 def charted(*settings: str, release: str = "pointsman", namespace: str = NAMESPACE) -> list[Object]:
-    flags = [word for setting in (REGISTRY, *settings) for word in ("--set", setting)]
+    flags = [word for setting in settings for word in ("--set", setting)]
     command = ("template", release, str(CHART), "--namespace", namespace, *flags)
     return [one for one in yaml.safe_load_all(_output(tool("helm"), *command)) if one]
 

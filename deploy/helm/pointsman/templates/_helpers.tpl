@@ -57,8 +57,8 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 {{- $image := index $images .name -}}
 {{- $repository := $image.repository -}}
 {{- if not (regexMatch "^([^/]*[.:][^/]*|localhost)/" $repository) -}}
-{{- $why := printf "images.%s.repository: no registry has %s: build and push it (docs/deploying.md, Images), and set images.registry" .name $repository -}}
-{{- $registry := $images.registry | default (.root.Values.global | default dict).imageRegistry -}}
+{{- $why := printf "images.%s.repository: %s names no registry: set images.registry" .name $repository -}}
+{{- $registry := (.root.Values.global | default dict).imageRegistry | default $images.registry -}}
 {{- $repository = printf "%s/%s" (required $why $registry) $repository -}}
 {{- end -}}
 image: {{ $repository }}:{{ $image.tag }}{{ with $image.digest }}@{{ . }}{{ end }}
