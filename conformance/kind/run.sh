@@ -10,9 +10,10 @@
 set -euo pipefail
 
 CLUSTER=${CLUSTER:-pointsman-conformance}
-NODE_IMAGE=${NODE_IMAGE:-kindest/node:v1.34.0}
-GATEWAY_API_VERSION=${GATEWAY_API_VERSION:-v1.5.1}
-SUITE_VERSION=${SUITE_VERSION:-v1.5.0}
+# Of kind v0.30.0.
+NODE_IMAGE=${NODE_IMAGE:-kindest/node:v1.34.0@sha256:7416a61b42b1662ca6ca89f02028ac133a309a2a30ba309614e8ec94d976dc5a}
+# As the suite's go.mod has it.
+GATEWAY_API_VERSION=${GATEWAY_API_VERSION:-v1.6.1}
 SUITE_REPOSITORY=${SUITE_REPOSITORY:-https://github.com/kubernetes-sigs/gateway-api-inference-extension.git}
 ISTIO_VERSION=${ISTIO_VERSION:-1.30.1}
 METALLB_VERSION=${METALLB_VERSION:-v0.14.9}
@@ -27,6 +28,8 @@ WORK=${WORK:-${XDG_CACHE_HOME:-$HOME/.cache}/pointsman/conformance}
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 ROOT=$(cd "$HERE/../.." && pwd)
+# The suite of the release that our definitions are of.
+SUITE_VERSION=${SUITE_VERSION:-$(sed -n 's/.*bundle-version: //p' "$ROOT/crds/inference.networking.k8s.io_inferencepools.yaml")}
 REPORT=$ROOT/conformance/reports/upstream-$SUITE_VERSION-istio-$ISTIO_VERSION.yaml
 KUBECONFIG=$WORK/$CLUSTER.kubeconfig
 export KUBECONFIG
