@@ -1,10 +1,13 @@
-"""Build step: the kernels of `worker/ops/cpu`, their sources compiled side by side.
+"""Build steps: the kernels of `worker/ops/cpu`, compiled side by side, and the tag of their wheel.
 
 Each instruction set (ISA) has a source of its own, and these take most of the time. A wheel has all
 of them, since nothing is known of the CPU that it will run on; an editable install has the best one
 that this CPU runs, and the portable one. The variable POINTSMAN_KERNEL_ISAS asks for others: `all`,
 `cpu` (every one that this CPU runs), `none`, or names, as in `avx512,avx2`. At run time the library
 chooses among the ISAs that it was built with (`choose` in `native.cpp`).
+
+The library is opened by ctypes and uses nothing of Python, so a wheel with it is for any Python 3
+on one kind of CPU; a wheel without it is for any CPU.
 """
 
 import os
@@ -16,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
@@ -30,6 +34,10 @@ ISAS = {
     PORTABLE: frozenset[str](),
 }
 _ISA_SOURCE = re.compile(r"kernels_(\w+)\.cpp$")
+_SYMBOLS = re.compile(rb"\b(GLIBC_2|GLIBCXX_3\.4|CXXABI_1\.3)\.(\d+)\b")
+# A version of glibc (2.N), and the newest symbols of libstdc++ where it is the system's:
+# GLIBCXX_3.4.N and CXXABI_1.3.N, by the profiles of PEP 600. The oldest is that of torch's wheels.
+_SYSTEMS = ((28, 24, 11), (31, 28, 12), (34, 29, 13), (35, 30, 13), (39, 33, 15))
 
 
 class BuildKernels(build_ext):  # type: ignore[misc]
@@ -44,14 +52,26 @@ class BuildKernels(build_ext):  # type: ignore[misc]
         self.isas = chosen(wanted, runnable(platform.machine(), text), in_place)
         if in_place and self.isas:
             for ext in self.extensions:  # of older sources, should the compiler fail
-                Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)
+                library = Path(self.get_ext_fullpath(ext.name))
+                for old in (library, *library.parent.glob(f"{library.stem}.*.so")):
+                    old.unlink(missing_ok=True)
         super().run()
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """The library's path, without the name of the Python that builds it."""
+        return f"{fullname.replace('.', os.sep)}.so"
+
+    def get_libraries(self, ext: Any) -> list[str]:
+        """The libraries to link: those of the extension, and never Python's."""
+        return list(ext.libraries)
 
     def build_extension(self, ext: Any) -> None:
         """Compile and link, with a line of progress after each source; without ISAs, do nothing."""
         if not self.isas:
             return
-        compiler = self.compiler.compiler_so_cxx[0]
+        compiler = getattr(self.compiler, "compiler_so_cxx", [None])[0]
+        if compiler is None:
+            raise CompileError("the kernels take GCC or Clang")
         if shutil.which(compiler) is None:
             raise CompileError(f"there is no C++ compiler ({compiler})")
         ext.sources = [source for source in ext.sources if _is_part(source, self.isas)]
@@ -73,6 +93,38 @@ class BuildKernels(build_ext):  # type: ignore[misc]
         self.compiler.compile = compile_all
         super().build_extension(ext)
         _say(f"built for {', '.join(self.isas)}")
+
+
+class TagWheel(bdist_wheel):  # type: ignore[misc]
+    """setuptools' `bdist_wheel`, with the tag of what was built."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """The tag: any Python 3, and the systems that can load the library, if there is one."""
+        folder = Path(self.get_finalized_command("build").build_lib)
+        libraries = [
+            path
+            for ext in self.distribution.ext_modules or ()
+            for path in folder.rglob(f"{ext.name.rpartition('.')[2]}.so")
+        ]
+        return "py3", "none", platform_tag(libraries, super().get_tag()[2])
+
+
+def platform_tag(libraries: Sequence[Path], built_on: str) -> str:
+    """The platform of a wheel with `libraries`: the oldest systems with all symbols that they take,
+    or `built_on` where these are unknown; `any` without libraries.
+    """
+    if not libraries:
+        return "any"
+    newest = dict.fromkeys((b"GLIBC_2", b"GLIBCXX_3.4", b"CXXABI_1.3"), 0)
+    for library in libraries:
+        for name, number in _SYMBOLS.findall(library.read_bytes()):
+            newest[name] = max(newest[name], int(number))
+    glibc, *libstdcxx = newest.values()
+    for least, *known in _SYSTEMS:
+        fits = all(have <= there for have, there in zip(libstdcxx, known, strict=True))
+        if fits and glibc and built_on.startswith("linux_"):
+            return f"manylinux_2_{max(least, glibc)}_{built_on.removeprefix('linux_')}"
+    return built_on
 
 
 def chosen(wanted: str, runnable: Sequence[str], in_place: bool) -> list[str]:

@@ -81,7 +81,7 @@ def run(*argv: object, folder: Path | None = None) -> None:
     done = subprocess.run(
         [str(word) for word in argv],
         cwd=folder,
-        env={**os.environ, "CC": "false", "CXX": "false"},
+        env={**os.environ, "CC": "false", "CXX": "false", "PYTHONPATH": ""},
         capture_output=True,
         text=True,
         check=False,
@@ -89,7 +89,9 @@ def run(*argv: object, folder: Path | None = None) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
-def test_one_package_is_installed(installed: Installed) -> None:
+def test_one_package_is_installed_for_any_python(installed: Installed) -> None:
+    """Without a compiler the wheel has no kernels, and fits any system."""
+    assert installed.wheel.name == "pointsman-0.1.0-py3-none-any.whl"
     with zipfile.ZipFile(installed.wheel) as file:
         names = file.namelist()
         assert {name.partition("/")[0] for name in names} == {

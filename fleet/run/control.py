@@ -102,7 +102,8 @@ async def _listening(
         yield
     finally:
         server.close()
-        os.unlink(path)
+        with contextlib.suppress(FileNotFoundError):  # since Python 3.13 `close` removes it
+            os.unlink(path)
 
 
 def give(order: Order, path: str, say: Say) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.build_kernels import ISAS, VARIABLE, chosen, runnable
+from scripts.build_kernels import ISAS, VARIABLE, chosen, platform_tag, runnable
 from worker.ops.cpu import native
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +70,31 @@ def test_the_instruction_sets_of_a_cpu_are_those_it_lists(
     machine: str, cpuinfo: str, isas: list[str]
 ) -> None:
     assert runnable(machine, cpuinfo) == isas
+
+
+@pytest.mark.parametrize(
+    ("symbols", "built_on", "tag"),
+    [
+        ("GLIBC_2.2.5 GLIBC_2.16 GLIBCXX_3.4.22", "linux_x86_64", "manylinux_2_28_x86_64"),
+        ("GLIBC_2.17 GLIBC_2.29 CXXABI_1.3.11", "linux_aarch64", "manylinux_2_29_aarch64"),
+        ("GLIBC_2.17 GLIBCXX_3.4.9 CXXABI_1.3.12", "linux_x86_64", "manylinux_2_31_x86_64"),
+        ("GLIBC_2.38 GLIBCXX_3.4.30", "linux_x86_64", "manylinux_2_38_x86_64"),
+        ("GLIBC_2.17 GLIBCXX_3.4.22 CXXABI_1.3.15", "linux_x86_64", "manylinux_2_39_x86_64"),
+        ("GLIBC_2.17 GLIBCXX_3.4.99", "linux_x86_64", "linux_x86_64"),
+        ("of musl", "linux_x86_64", "linux_x86_64"),
+        ("GLIBC_2.17", "macosx_14_0_arm64", "macosx_14_0_arm64"),
+        (None, "linux_x86_64", "any"),
+    ],
+)
+def test_a_wheel_is_for_the_systems_that_have_its_symbols(
+    symbols: str | None, built_on: str, tag: str, tmp_path: Path
+) -> None:
+    libraries = [tmp_path / "a.so", tmp_path / "b.so"] if symbols is not None else []
+    for library, text in zip(libraries, ("GLIBC_2.3.4", symbols or ""), strict=False):
+        library.write_bytes(b"\x7fELF\0" + text.replace(" ", "\0").encode() + b"\0")
+    if symbols == "of musl":
+        libraries = libraries[1:]
+    assert platform_tag(libraries, built_on) == tag
 
 
 def test_build_and_library_agree_on_this_cpu() -> None:
@@ -142,7 +167,10 @@ def test_a_compiler_that_fails_leaves_no_old_library(
     project: Path, environment: dict[str, str], reason: str
 ) -> None:
     assert build(project)[1]
+    assert [library.name for library in project.glob("*.so")] == ["_kernels.so"]
+    project.joinpath("_kernels.cpython-311-x86_64-linux-gnu.so").touch()
     said, symbols = build(project, **environment)
+    assert not list(project.glob("*.so"))
     assert reason in said
     assert symbols == ""
 

@@ -14,7 +14,6 @@ import os
 from collections.abc import Mapping, Sequence
 from ctypes import c_char_p, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import numpy as np
@@ -159,8 +158,8 @@ def open_kernels(num_threads: int, int8_activations: bool = False) -> CpuKernels
 
 @functools.cache
 def _library(folder: Path) -> ctypes.CDLL | None:
-    path = next((p for s in EXTENSION_SUFFIXES if (p := folder / f"_kernels{s}").exists()), None)
-    if path is None:
+    path = folder / "_kernels.so"
+    if not path.exists():
         return None
     library = ctypes.CDLL(str(path))
     results = {"open": c_void_p, "isa": c_char_p, "packed_bytes": c_int64}

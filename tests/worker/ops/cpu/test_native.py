@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +158,7 @@ def portable_only(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler, folder = shutil.which("g++"), tmp_path_factory.mktemp("library")
     if compiler is None:
         pytest.skip("there is no g++")
-    library = folder / f"_kernels{EXTENSION_SUFFIXES[0]}"
+    library = folder / "_kernels.so"
     sources = [native.FOLDER / f"{name}.cpp" for name in ("native", "kernels_portable", "sample")]
     flags = ("-shared", "-fPIC", "-pthread", "-std=c++20", "-O0", "-o", library)
     subprocess.run([compiler, *flags, *sources], check=True)
