@@ -92,7 +92,7 @@ or --prefill N[1..]           in place of --workers: number of workers that run 
                               CPU)
 --devices LIST = all          GPUs for the workers, in turn: all, cpu, or numbers such as 0,2;
                               workers on one GPU share its memory equally
---worker-args FLAGS           more flags of `pointsman worker` for every worker, in quotes, e.g.
+--worker-args FLAGS           more flags for every `pointsman worker`, in quotes, e.g.
                               '--max-num-seqs 16' (default: none)
 
 Envoy
@@ -100,18 +100,18 @@ Envoy
 --port PORT = 8080            port of Envoy; the other parts use free ports above it
 --insecure                    allow a --host that other machines can reach
 --routing override-host|original-dst = override-host
-                              routing in Envoy: override-host tries a list of workers, and balances
-                              by itself without a picker; original-dst connects to the given address
+                              override-host: Envoy tries a list of workers, and balances by itself
+                              without a picker; original-dst: it connects to the given address
 --request-body buffered|full-duplex = buffered
                               holder of a body during the decision: Envoy, up to 4 MiB, so that
                               losing the picker costs no request (buffered); or the picker, as the
-                              protocol prescribes (full-duplex)
+                              protocol prescribes
 --response-bodies off|usage|all = off
                               what the picker sees of responses: headers and the end (off), also the
-                              first token's time and the usage (usage), or every piece (all)
+                              first token's time and the usage, or every piece (all)
 --front                       put `pointsman front` before Envoy: streams continue when their
                               workers die
---trust-control-headers       let clients set the headers for objective, tenant and latency targets
+--trust-control-headers       let clients set headers for objective, tenant and latency targets
 --envoy-concurrency N[1..] = 1
                               worker threads of Envoy
 

@@ -3,6 +3,8 @@ the text between the marks of each program.
 """
 
 import argparse
+import json
+import re
 import sys
 from pathlib import Path
 
@@ -12,6 +14,7 @@ sys.path.insert(0, str(ROOT))
 import fleet.command_lines  # noqa: E402 (the repository's own, wherever we are started)
 import picker.cli.flags  # noqa: E402
 import worker.cli.flags  # noqa: E402
+from scripts.wrap_prose import wrapped  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "configuration.md"
 PARSERS = {
@@ -19,6 +22,8 @@ PARSERS = {
     "picker": picker.cli.flags.build_parser,
     "worker": worker.cli.flags.build_parser,
 }
+# The end of the text of a flag whose parser does not know the default.
+DEFAULT = re.compile(r" \(default:? (?P<default>.*)\)$")
 
 
 def marks(program: str) -> tuple[str, str]:
@@ -27,39 +32,45 @@ def marks(program: str) -> tuple[str, str]:
     return begin, f"<!-- end of the {program}'s flags -->"
 
 
-def tables(parser: argparse.ArgumentParser) -> str:
-    """One table for each group of flags."""
+def lists(parser: argparse.ArgumentParser) -> str:
+    """One list for each group of flags."""
     parts = []
     for group in parser._action_groups:
         actions = [a for a in group._group_actions if "--help" not in a.option_strings]
         actions = [a for a in actions if a.help != argparse.SUPPRESS]
         if actions:
-            rows = "".join(_row(action) for action in actions)
-            head = "| flag | default | meaning |\n|---|---|---|\n"
-            parts.append(f"#### {_heading(group.title or '')}\n\n{head}{rows}")
-    return "\n".join(parts)
+            items = "".join(_item(action) for action in actions)
+            parts.append(f"#### {_heading(group.title or '')}\n\n{items}")
+    return wrapped("\n".join(parts))
 
 
 def _heading(title: str) -> str:
     return title[:1].upper() + title[1:]
 
 
-def _row(action: argparse.Action) -> str:
-    return f"| {_names(action)} | {_default(action)} | {_meaning(action)} |\n"
+def _item(action: argparse.Action) -> str:
+    text = (action.help or "").replace("%%", "%")
+    found = DEFAULT.search(text)
+    default = _default(action) or (found["default"] if found else "")
+    if "%(default)s" in default or default in ("off", "none"):
+        default = ""
+    text = DEFAULT.sub("", text)
+    choices = ", ".join(f"`{choice}`" for choice in action.choices or ())
+    if choices and choices.split(", ")[0] not in _names(action):
+        text = f"{text}: {choices}"
+    return f"- {_names(action)}{default and f' ({default})'}: {text}\n"
 
 
 def _names(action: argparse.Action) -> str:
     flag = action.option_strings[0]
-    if action.nargs == "?":
-        return f"`{flag}`"
     if isinstance(action, argparse.BooleanOptionalAction):
-        return f"`{flag}`, `--no-{flag.removeprefix('--')}`"
-    if action.nargs == 0:
+        return f"`--[no-]{flag.removeprefix('--')}`"
+    if action.nargs in ("?", 0):
         return f"`{flag}`"
     if action.choices is not None:
-        return f"`{flag}` " + r" \| ".join(f"`{choice}`" for choice in action.choices)
+        choices = "|".join(map(str, action.choices))
+        return f"`{flag} {choices}`" if len(choices) < 90 else f"`{flag}`"
     value = action.metavar if isinstance(action.metavar, str) else _kind(action)
-    value = value.replace("|", r"\|")
     return f"`{flag} {value}{' …' if action.nargs == '+' else ''}`"
 
 
@@ -84,14 +95,8 @@ def _default(action: argparse.Action) -> str:
         return "on" if action.default else "off"
     if action.default is None or action.default in ([], (), ""):
         return ""
-    return f"`{action.default}`"
-
-
-def _meaning(action: argparse.Action) -> str:
-    text = action.help or ""
-    for said_already in (" (default %(default)s)", " (default: %(default)s)"):
-        text = text.replace(said_already, "")
-    return text.replace("%%", "%").replace("|", r"\|")
+    value = action.default
+    return f"`{json.dumps(value) if isinstance(value, tuple) else value}`"
 
 
 def main() -> int:
@@ -101,7 +106,7 @@ def main() -> int:
         begin, end = marks(program)
         before, rest = wanted.split(begin)
         _, after = rest.split(end)
-        wanted = f"{before}{begin}\n\n{tables(build_parser())}\n{end}{after}"
+        wanted = f"{before}{begin}\n\n{lists(build_parser())}\n{end}{after}"
     if wanted == document:
         return 0
     if sys.argv[1:] == ["--write"]:

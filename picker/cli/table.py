@@ -16,26 +16,25 @@ configuration
 pool
 --endpoints-file FILE         endpoints, objectives and rewrites in YAML; changes apply at once
 --pool-name NAME              InferencePool to follow; without Kubernetes the pool's name in metric
-                              labels and in objectives (default: default)
---pool-namespace NAMESPACE    namespace of the pool (default: the variable NAMESPACE, the Pod's own,
-                              or default)
+                              labels and objectives (default: `default`)
+--pool-namespace NAMESPACE    the pool's namespace (default: the variable NAMESPACE, the Pod's own,
+                              or `default`)
 --pool-group GROUP = inference.networking.k8s.io
-                              API group of the pool: inference.networking.k8s.io or
-                              inference.networking.x-k8s.io
---endpoint-selector SELECTOR  follow the Pods with these labels instead of an InferencePool, e.g.
-                              'app in (a,b),!old'
+                              API group of the pool; the other one is inference.networking.x-k8s.io
+--endpoint-selector SELECTOR  follow the Pods with these labels, not an InferencePool, e.g. 'app in
+                              (a,b),!old'
 --endpoint-target-ports PORTS
                               ports of these Pods: 1 to 8, separated by commas
---kubeconfig FILE             access to the cluster (default: the variable KUBECONFIG, or the Pod's
+--kubeconfig FILE             access to the cluster (default: variable KUBECONFIG, or the Pod's
                               service account)
 --kube-context NAME           context of that file (default: its current one)
---pool POOL                   one of several pools to serve; repeat the flag for each:
-                              [NAMESPACE/]NAME[:PORT], or name=NAME and any of namespace, group,
-                              grpc-port, endpoints-file, config-file
---route-by-model              at --grpc-port, send requests whose proxy names no pool to the pool
+--pool POOL                   one of several pools, repeatable: [NAMESPACE/]NAME[:PORT], or
+                              name=NAME and any of namespace, group, grpc-port, endpoints-file,
+                              config-file
+--route-by-model              at --grpc-port, send requests whose proxy names no pool to the one
                               that serves their model
 --refresh-metrics-interval DURATION = 50ms
-                              interval of scrapes while requests arrive; at least 50ms
+                              interval of scrapes while requests arrive, at least 50ms
 --metrics-staleness-threshold DURATION = 2s
                               age above which metrics count as unknown
 
@@ -45,31 +44,28 @@ ext_proc
                               all)
 --grpc-port PORT = 9002       port of ext_proc; 0: a free one
 --grpc-max-recv-msg-size SIZE = 65Mi
-                              largest gRPC message accepted, e.g. 10MiB
+                              largest gRPC message accepted
 --grpc-max-send-msg-size SIZE
-                              largest gRPC message sent; at least 1MiB, which the picker never
-                              exceeds
+                              largest gRPC message sent, at least 1MiB; the picker sends none larger
 --max-unfinished-bodies SIZE = 512Mi
-                              most memory for all request bodies that are still arriving; further
-                              requests get a 429
+                              most memory for all bodies that are still arriving; beyond it requests
+                              get a 429
 --disable-endpoint-subset-filter
                               ignore the proxy's subset hint
 --response-bodies off|usage|all = off
-                              what Envoy shows of responses: usage: accept the reports of an Envoy
+                              what Envoy shows of responses; usage: accept the reports of an Envoy
                               with `--response-bodies usage`; off, all: what its bootstrap says
 --emit-endpoint-scores        send the proxy every candidate's score as metadata
---conformance                 use the texts of the reference picker, for its test suites: plain-text
-                              errors, and `x-went-into-resp-headers` on responses
+--conformance                 the reference picker's texts, for its test suites: plain-text errors,
+                              and `x-went-into-resp-headers` on responses
 
 TLS
---secure-serving = ?          use TLS on ext_proc, with a self-signed certificate unless --cert-path
-                              is given (default: yes, unless the address is loopback or a unix
-                              socket and there is no --cert-path)
+--secure-serving = ?          TLS on ext_proc, self-signed without --cert-path (default: yes, except
+                              on loopback or a unix socket without --cert-path)
 --cert-path DIR               folder with tls.crt and tls.key
---enable-cert-reload = ?      load new certificates as they appear in --cert-path (default: yes with
-                              that flag)
+--enable-cert-reload = ?      load new certificates from --cert-path (default: yes with that flag)
 --tls-min-version VERSION     VersionTLS12 or VersionTLS13 (default: VersionTLS12)
---tls-cipher-suites NAMES     names of TLS 1.2 suites, separated by commas (default: the library's)
+--tls-cipher-suites NAMES     TLS 1.2 suites, separated by commas (default: the library's)
 
 health and metrics
 --grpc-health-port PORT = 9003
@@ -81,81 +77,77 @@ health and metrics
                               address of the HTTP port (default: loopback only)
 --metrics-cert-dir DIR        folder with tls.crt and tls.key for the HTTP port
 --metrics-client-ca-file FILE
-                              CAs (PEM) that must have signed the certificates of its clients
---metrics-endpoint-auth       require a bearer token on the HTTP port whose account may read
-                              nonResourceURLs like /metrics
+                              CAs (PEM) that must have signed its clients' certificates
+--metrics-endpoint-auth       require, on the HTTP port, the bearer token of an account that may
+                              read nonResourceURLs like /metrics
 --refresh-prometheus-metrics-interval DURATION = 0
-                              time for which gauges of the pool are cached (default: compute them at
-                              each scrape)
+                              time for which the pool's gauges are cached; 0: compute them at each
+                              scrape
 --metrics-client-label-bytes SIZE = 900Ki
                               most bytes of the metrics page for label values that clients choose;
-                              further values become "other"
+                              more become "other"
 
 behaviour
 --drain-timeout DURATION = 30s
-                              time that running requests have to finish after SIGTERM
+                              time that requests have to finish after SIGTERM
 --endpoint-ejection-failures N[0..1000] = 3
-                              consecutive failures (500, 502, 503, 504, no connection) after which
-                              an endpoint is ejected, and only probed; 0: never
+                              consecutive failures (500, 502, 503, 504, no connection) that eject an
+                              endpoint; 0: never
 
 explanations
 --decision-records N[0..1000000] = 10000
-                              finished requests to retain for `pointsman explain`; 0: none
---[no-]decision-header        send clients the request's id (`x-request-id`) and its endpoint's name
-                              (`x-pointsman-endpoint`) in the headers of responses
+                              finished requests retained for `pointsman explain`; 0: none
+--[no-]decision-header        send clients the request's id (`x-request-id`) and endpoint
+                              (`x-pointsman-endpoint`) in response headers
 
 recording
---record FILE                 record every decision, for `pointsman replay`; appends to an existing
-                              recording
+--record FILE                 record every decision for `pointsman replay`, behind what the file has
 --record-max-bytes SIZE = 1Gi
-                              largest size of a recording; requests continue without it
---[no-]record-prompts = true  record the tokens of prompts, which can be read as text; without them
-                              a replay cannot change the settings of prompt caches
+                              largest recording; requests continue without it
+--[no-]record-prompts = true  record prompts' tokens, readable as text; without them a replay cannot
+                              change prompt caches
 
 endpoint discovery
---xds-port PORT               publish the pool's endpoints to Envoy (xDS, EDS) at this port; 0: a
-                              free one (default: off)
+--xds-port PORT               publish the endpoints to Envoy (xDS, EDS) at this port; 0: a free one
+                              (default: off)
 --xds-bind-address ADDRESS = 127.0.0.1
                               address of --xds-port; its clients can read the endpoints' addresses
---xds-cluster-name NAME       name of the pool's cluster in Envoy (default: that of --pool-name)
+--xds-cluster-name NAME       the pool's cluster in Envoy (default: that of --pool-name)
 
 replicas
---peers HOST:PORT,…           the other replicas, with which state is exchanged; this one may be in
-                              the list
---peer-service NAME[:PORT]    host name of all replicas, e.g. of a headless Service; resolved
-                              every 5 s
---peer-slices SERVICE[:PORT]  Service in the pool's namespace whose EndpointSlices name all
-                              replicas; the picker follows it
---peer-port PORT = 9005       port for the other replicas; 0: a free port
+--peers HOST:PORT,…           the replicas to exchange state with; this one may be among them
+--peer-service NAME[:PORT]    host name of all replicas, e.g. of a headless Service, resolved every
+                              5 s
+--peer-slices SERVICE[:PORT]  Service in the pool's namespace whose EndpointSlices, which the picker
+                              follows, name all replicas
+--peer-port PORT = 9005       port for the replicas; 0: a free one
 --peer-bind-address ADDRESS   address of --peer-port (default: all with --peer-cert-path or
-                              --peer-insecure, else loopback only)
---peer-cert-path DIR          folder with tls.crt, tls.key and ca.crt, whose CA must have signed
-                              replicas' certificates
---peer-server-name NAME       name in the certificates of replicas (default: the name used to find
+                              --peer-insecure, else loopback)
+--peer-cert-path DIR          folder with tls.crt, tls.key and ca.crt, the CA of all replicas'
+                              certificates
+--peer-server-name NAME       name in the replicas' certificates (default: the name used to find
                               them)
---[no-]peer-insecure          let replicas use plain text, in a network where every client is
+--[no-]peer-insecure          plain text between replicas, for a network where every client is
                               trusted
 --hash-seed-file FILE         secret seed of prompt hashes, the same for all replicas (default:
                               random, and replicas agree on one)
---ha-enable-leader-election   keep one of several replicas in Kubernetes ready at a time, the one
-                              that holds a Lease
+--ha-enable-leader-election   only the replica that holds a Lease in Kubernetes is ready
 --leader-election-lease-duration DURATION
-                              silence of the leader after which a standby takes over, in whole
-                              seconds up to 120 (default: 15s)
+                              silence of the leader until a standby takes over, whole seconds up to
+                              120 (default: 15s)
 --leader-election-renew-deadline DURATION
-                              time without a renewal after which a leader steps down; shorter than
-                              the lease (default: 10s)
+                              time without a renewal until a leader steps down, shorter than the
+                              lease (default: 10s)
 --leader-election-retry-period DURATION
                               interval of renewals; standbys read four times as often (default: 2s)
 
 autoscaling
---autoscale FILE              plan the replicas of the pool's workers, and scale the Deployments
-                              that the file names (docs/autoscaling.md)
+--autoscale FILE              scale the Deployments that the file names (docs/autoscaling.md)
 
 logging and tracing
 -v, --v LEVEL = 2                 2: normal, 4 and above: debug
---zap-log-level LEVEL         debug, info, error, or a number as for -v; overrides -v
+--zap-log-level LEVEL         debug, info, error, or a number as for -v, which it overrides
 --zap-encoder console|json = console
-                              console, or json: one object per line
---tracing                     send OpenTelemetry spans, configured by the OTEL_* variables
+                              json: one object per line
+--tracing                     send OpenTelemetry spans, configured by OTEL_* variables
 """

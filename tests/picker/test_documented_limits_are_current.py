@@ -65,9 +65,9 @@ def documented() -> dict[str, str]:
     page = (ROOT / "docs/protocol.md").read_text()
     section = page.partition("\n## Every limit\n")[2].partition("\n## ")[0]
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in section.splitlines() if "`" in line]
-    cells = [[cell.strip() for cell in row] for row in rows if len(row) == 5]
-    assert len({row[4] for row in cells}) == len(cells)
-    return {place: row[1] for row in cells if is_there(place := row[4].strip("`"))}
+    cells = [[cell.strip() for cell in row] for row in rows if len(row) == 3]
+    assert len({row[2] for row in cells}) == len(cells)
+    return {place: row[1] for row in cells if is_there(place := row[2].strip("`"))}
 
 
 def is_there(place: str) -> bool:

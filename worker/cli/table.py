@@ -24,63 +24,58 @@ FLAGS: Final = """
 model
 --model TEXT                  GGUF file, Hugging Face directory or id (default: variable
                               POINTSMAN_MODEL, else a small model)
---engine torch|sim = torch    torch runs the model; sim answers with words after the time that a
-                              model would take, and needs neither a model nor torch
---chat-template TEXT          a Jinja file, or the template itself in one line (default: the
-                              model's)
+--engine torch|sim = torch    torch runs the model; sim, without model or torch, answers with words
+                              after the time that a model would take
+--chat-template TEXT          a Jinja file, or the template in one line (default: the model's)
 --generation-config auto|vllm|PATH = auto
-                              default sampling parameters: auto takes them from the model's
-                              generation_config.json, or from the catalogue (`pointsman models`),
-                              vllm takes the API's own; else a folder with such a file, or the file
+                              default sampling parameters: the model's generation_config.json or the
+                              catalogue's (auto), the API's own (vllm), or those of a file or its
+                              folder
 --override-generation-config JSON = {}
-                              default sampling parameters that override those, such as
-                              {"temperature": 0.7}
---max-logprobs N[-1..]        most log probabilities that a request may ask for; -1: the whole
-                              vocabulary
+                              sampling parameters that override those, e.g. {"temperature": 0.7}
+--max-logprobs N[-1..]        most log probabilities in an answer; -1: the whole vocabulary
 --tool-call-parser FORMAT     format of the model's tool calls (default: recognised from its chat
                               template)
 --[no-]enable-auto-tool-choice
-                              accept tool_choice auto: the model decides whether to call a tool
---reasoning-parser FORMAT     format of the model's reasoning, which then has a field of its own in
+                              accept tool_choice auto: the model decides
+--reasoning-parser FORMAT     format of the model's reasoning, which gets a field of its own in
                               answers
---pooler-config JSON          pooling of embeddings, such as {"pooling_type": "MEAN",
-                              "use_activation": false} (default: the last token's hidden state,
-                              normalised to length 1)
+--pooler-config JSON          pooling of embeddings, e.g. {"pooling_type": "MEAN", "use_activation":
+                              false} (default: the last token's hidden state, normalised to length
+                              1)
 --seed N                      seed for the seeds of requests without one (default: random)
 
 server
---uds TEXT                    path of a unix socket to listen on instead of a port
+--uds TEXT                    unix socket to listen on instead of a port
 --host TEXT = 127.0.0.1       address to bind
 --port PORT[0..65535] = 8000  port to bind; 0 picks a free one
---served-model-name TEXT …    names under which to serve the model (default: the model's)
---api-key TEXT …              bearer keys that the /v1 routes require (default: none)
+--served-model-name TEXT …    names of the model (default: its own)
+--api-key TEXT …              bearer keys that /v1 routes require (default: none)
 --ssl-certfile TEXT           certificate chain (PEM); serves HTTPS
 --ssl-keyfile TEXT            the certificate's private key (PEM)
---allowed-origins JSON        origins whose web pages may send requests (CORS); [] for none
-                              (default ["*"])
+--allowed-origins JSON        origins whose web pages may send requests (CORS); [] for none (default
+                              ["*"])
 --[no-]allow-credentials      let these pages send cookies and other credentials
 --allowed-methods JSON        their requests' methods (default ["*"])
 --allowed-headers JSON        their requests' headers (default ["*"])
 --ssl-ca-certs TEXT           CAs (PEM) that must have signed clients' certificates
---max-num-queued-reqs N[0..]  answer 503 while this many sequences wait (default: no limit)
+--max-num-queued-reqs N[0..]  sequences that may wait; beyond them, a 503 (default: no limit)
 --max-num-queued-tokens N[0..]
-                              answer 503 while this many prompt tokens wait (default: no limit)
---max-body-bytes BYTES        longest request body, 64M at most
---max-rss-bytes BYTES         answer 503 while the HTTP process uses more memory than this (default:
-                              no limit)
---max-connections N[1..]      most connections; further ones get a 503 (default: by the limit on
-                              open files)
+                              the same for prompt tokens (default: no limit)
+--max-body-bytes BYTES        longest request body, up to 64M
+--max-rss-bytes BYTES         memory of the HTTP process; beyond it, a 503 (default: no limit)
+--max-connections N[1..]      most connections; beyond them, a 503 (default: by the limit on open
+                              files)
 --header-timeout NUMBER(0..]  seconds from a request's first byte to the end of its headers
 --body-timeout NUMBER(0..]    seconds from the end of the headers to the end of the body
 --write-stall-timeout NUMBER(0..]
-                              seconds after which a client that does not read its answer is
-                              disconnected
+                              seconds until a client that does not read its answer is disconnected
 --sse-keep-alive-interval NUMBER[0..] = 0.0
-                              interval in seconds of comments on a silent stream; 0: none
+                              seconds between comments on a silent stream; 0: none
 --stream-interval N[1..]      tokens in one frame of a stream
 --shutdown-timeout NUMBER[0..]
-                              seconds that running requests have to finish after SIGTERM
---[no-]strict-fields          refuse requests with unknown fields instead of ignoring these
+                              seconds that requests have to finish after SIGTERM
+--[no-]strict-fields          reject requests with unknown fields, instead of ignoring these
 --[no-]enable-request-id-headers
                               return X-Request-Id in every response
 --[no-]enable-prompt-tokens-details
@@ -98,43 +93,41 @@ server
 
 engine
 --dtype auto|float32|bfloat16|float16
-                              auto is float32 on a CPU, half precision on a GPU; bfloat16 is float32
+                              auto: float32 on a CPU, half precision on a GPU; bfloat16 is float32
                               on a CPU without AVX-512 or AVX-NE-CONVERT
 --quantization none|q8_0|q4_1
-                              on a CPU, convert the weights of a safetensors checkpoint to blocks of
-                              8 or 4 bits while loading, but not those of a draft model; FP8, AWQ
-                              and GPTQ need no flag
+                              on a CPU, load the weights of a safetensors checkpoint, but not of a
+                              draft model, as blocks of 8 or 4 bits; FP8, AWQ and GPTQ need no flag
 --kv-cache-dtype auto|float32|bfloat16|fp8|fp8_e4m3
-                              auto is that of activations; on a CPU bfloat16 halves the cache, and
-                              so does fp8 on a GPU; either may change answers
---max-model-len N[2..]        tokens of prompt and answer together (default: the model's own, or
-                              fewer where the KV cache cannot hold as many)
+                              auto is that of activations; bfloat16 on a CPU, and fp8 on a GPU,
+                              halve the cache and may change answers
+--max-model-len N[2..]        tokens of prompt and answer together (default: the model's, or fewer
+                              where the KV cache cannot hold as many)
 --device auto|cpu|cuda        auto is the first GPU that CUDA sees, else the CPU
 --tensor-parallel-size N[1..]
-                              processes that share the model, each with a GPU, or with its part of
-                              the CPU threads
+                              processes that share the model, each with a GPU or its part of the CPU
+                              threads
 --attention-backend auto|torch|triton|flash-attn
-                              kernels of attention, norms and activations; auto is triton on a GPU
-                              and native kernels on a CPU (torch without them); flash-attn uses that
-                              package for attention alone, and needs --block-size 256
---[no-]enforce-eager          on a GPU, launch every step anew instead of replaying graphs
---cuda-graph-sizes N,N        on a GPU, sizes (in sequences) of decode steps to capture as graphs;
-                              smaller steps are padded (default: 1,2,4,8,16,24 and so on up to
-                              --max-num-seqs)
+                              kernels of attention, norms and activations; auto is triton on a GPU,
+                              native kernels (else torch) on a CPU; flash-attn, for attention alone,
+                              needs that package and --block-size 256
+--[no-]enforce-eager          on a GPU, launch every step anew, without graphs
+--cuda-graph-sizes N,N        sequences in decode steps captured as graphs on a GPU; smaller steps
+                              are padded (default: 1,2,4,8,16,24 and so on up to --max-num-seqs)
 --num-threads N[1..]          CPU threads of the torch engine
 --cpu-activations float32|int8
-                              type of activations in products with quantised weights on a CPU; int8
-                              rounds them in blocks of 32, which is faster and may change answers
+                              activations in products with quantised weights on a CPU; int8 rounds
+                              them in blocks of 32: faster, and may change answers
 --block-size N                tokens in a KV block, a power of two
 --num-gpu-blocks-override N[1..]
                               KV blocks (default: by memory)
 --kv-cache-memory-bytes BYTES
-                              memory of the KV cache on each rank, such as 4G (default: on a GPU the
+                              memory of the KV cache on each rank, e.g. 4G (default: on a GPU the
                               free memory; on a CPU 1 GiB or one longest sequence, and at most a
                               quarter of the available memory)
 --gpu-memory-utilization NUMBER[0..1]
-                              share of a GPU's memory to use, weights included; on a CPU the KV
-                              cache uses at most this share of the available memory
+                              share of a GPU's memory to use, weights included; on a CPU, most of
+                              the available memory for the KV cache
 --[no-]enable-prefix-caching  reuse the KV of common prompt prefixes
 --prefix-caching-hash-algo ALGORITHM
                               hash that names KV blocks, byte for byte as in vLLM
@@ -143,32 +136,27 @@ engine
                               as vLLM)
 --[no-]enable-partial-hits    reuse the matching beginning of a block by copying it
 --[no-]enable-fair-eviction   evict first from tenants that hold more than an equal share
---kv-events-config JSON       publish KV events, such as {"enable_kv_cache_events": true,
-                              "endpoint": "tcp://*:5557"}
---kv-transfer-config JSON     export the KV of prompts to other workers, or import it from them,
-                              such as {"kv_connector": "TcpConnector", "kv_role": "kv_both"} (see
-                              disaggregation.md)
---[no-]pd-proxy               send prompts to the prefill worker that a request's header
-                              x-prefiller-host-port names, as `pointsman sidecar` does, and let no
-                              client name the source of KV
---prefiller-networks CIDR     networks of the prefill workers that --pd-proxy may use, such as
-                              10.8.0.0/16,fd00::/8 (default: all private ones but link-local
-                              addresses)
+--kv-events-config JSON       publish KV events, e.g. {"enable_kv_cache_events": true, "endpoint":
+                              "tcp://*:5557"}
+--kv-transfer-config JSON     export or import the KV of prompts, e.g. {"kv_connector":
+                              "TcpConnector", "kv_role": "kv_both"} (see disaggregation.md)
+--[no-]pd-proxy               as `pointsman sidecar`, send prompts to the prefill worker in the
+                              header x-prefiller-host-port, and let no client name the source of KV
+--prefiller-networks CIDR     networks of prefill workers for --pd-proxy, e.g. 10.8.0.0/16,fd00::/8
+                              (default: private ones but link-local addresses)
 --prefill-timeout NUMBER(0..]
-                              seconds for such a prefill; then the prompt is computed here
+                              seconds for such a prefill; then it is computed here
 --kv-offloading-size GIB(0..]
-                              host memory for evicted blocks of the prefix cache (default: they are
-                              discarded)
---kv-offloading-path DIR      directory for blocks evicted from host memory, where the next start
-                              finds them
+                              host memory for blocks evicted from the prefix cache (default: none)
+--kv-offloading-path DIR      directory for blocks evicted from host memory; the next start finds
+                              them
 --kv-offloading-disk-size GIB(0..]
-                              most disk space there, for each worker that uses the directory
-                              (default: 32)
+                              most disk space there, for each worker (default: 32)
 --kv-offloading-policy POLICY
-                              blocks to discard first in host memory and on disk: the least recently
-                              used (lru), the least often used (lfu), those never reused (slru), or
-                              those above the share of their tenant (tenant) (default: lru)
---logits-processors NAME …    installed logits processors that requests may ask for by `vllm_xargs`
+                              blocks to discard first in host memory and on disk: least recently
+                              (lru) or least often used (lfu), never reused (slru), or above their
+                              tenant's share (default: lru)
+--logits-processors NAME …    installed logits processors that requests may name in `vllm_xargs`
 
 scheduler
 --max-num-seqs N[1..]         most sequences that run at once
@@ -180,45 +168,43 @@ scheduler
                               spread a long prompt over several steps
 --[no-]async-scheduling       schedule the next step while one runs
 --scheduling-policy POLICY    order of waiting requests: by priority, then arrival; or by arrival
-                              alone (fcfs), which rejects requests with a priority
---waiting-order ORDER         order within a priority: fcfs by arrival, lpm the longest cached
-                              prefix first
+                              alone, rejecting requests with a priority
+--waiting-order ORDER         order within a priority: arrival, or the longest cached prefix first
+                              (lpm)
 --preemption-victim POLICY    sequence to preempt when KV blocks run out
---max-bypasses N[0..]         most requests that may be admitted before a sequence that does not fit
-                              yet
+--max-bypasses N[0..]         most requests admitted before a sequence that does not fit yet
 --in-batch-prefix-tokens N[0..]
-                              let a request wait while another one computes at least this many
-                              tokens of its prompt; 0: never
+                              a request waits while another computes at least this many tokens of
+                              its prompt; 0: never
 --[no-]reserve-full-prompt    admit a request only if its whole prompt fits
 --watermark NUMBER[0..1]      share of the KV blocks to keep free when admitting
 
 speculative decoding
 --speculative-config, -sc JSON
-                              draft tokens and verify them, such as {"method": "eagle"}; null: off;
-                              see docs/speculation.md (default: {"method": "ngram",
+                              draft tokens and verify them, e.g. {"method": "eagle"}; null: off; see
+                              docs/speculation.md (default: {"method": "ngram",
                               "num_speculative_tokens": 16, "prompt_lookup_min": 1,
-                              "prompt_lookup_max": 16}, and with --engine sim null)
+                              "prompt_lookup_max": 16}, with --engine sim null)
 
 LoRA adapters
 --[no-]enable-lora            serve LoRA adapters, each under its own name
---max-loras N[1..]            most different adapters in one step; other requests wait for a slot
+--max-loras N[1..]            most adapters in one step; other requests wait
 --max-lora-rank N[1..]        highest rank of an adapter
---max-cpu-loras N[1..]        adapters cached in host memory; others are read again when needed
-                              (default: --max-loras)
---lora-modules NAME=PATH …    adapters to load at start: NAME=PATH, or {"name": …, "path": …} with
-                              an optional "base_model_name" in JSON
+--max-cpu-loras N[1..]        adapters cached in host memory; others are read again (default:
+                              --max-loras)
+--lora-modules NAME=PATH …    adapters to load: NAME=PATH, or JSON {"name": …, "path": …} with an
+                              optional "base_model_name"
 
 engine failures
 --engine-failure-policy restart|exit
                               start a new engine behind the open port, or end with status 1
 --max-engine-restarts N[0..]  most restarts in ten minutes; one more ends the worker
 --heartbeat-timeout NUMBER[1..]
-                              seconds of silence after which the engine process is killed
---step-budget NUMBER(0..]     seconds that any step may take; beyond its budget /health is 503, and
-                              at twice the budget the engine is killed
+                              seconds of silence until the engine process is killed
+--step-budget NUMBER(0..]     seconds for any step; beyond its budget /health is 503, at twice the
+                              budget the engine is killed
 --step-budget-factor NUMBER(0..]
-                              a step may also take this many times as long as earlier steps of its
-                              size
+                              or this many times as long as earlier steps of its size
 """
 
 

@@ -22,7 +22,7 @@ label-selector-filter: keep the endpoints whose labels a Kubernetes label select
 
     keep ⇔ every entry of matchLabels and of matchExpressions holds
 
-by-label-selector: the former name of label-selector-filter, with the same parameters. Deprecated;
+by-label-selector: the former name of label-selector-filter. Deprecated;
 the reference removes it in v0.11.0.
 """
 
