@@ -11,11 +11,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from wrap_prose import wrapped  # noqa: E402
-
 import fleet.command_lines  # noqa: E402 (the repository's own, wherever we are started)
 import picker.cli.flags  # noqa: E402
 import worker.cli.flags  # noqa: E402
+from scripts.wrap_prose import wrapped  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "configuration.md"
 PARSERS = {

@@ -12,10 +12,9 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 # The repository's own, wherever this is started.
-from wrap_prose import wrapped  # noqa: E402
-
 from picker.config.catalog import PACKAGES, modules_of  # noqa: E402
 from picker.framework.registry import PluginType, Stability  # noqa: E402
+from scripts.wrap_prose import wrapped  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "configuration.md"
 BEGIN = "<!-- plugin types: written by scripts/document_plugins.py -->"
