@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from conformance.case import Case, Provision
+from conformance.case import Case, Provision, Strength
 from conformance.epp.__main__ import PLACES, main
 from conformance.epp.cases import ALL
 from conformance.k8s.__main__ import asked_of, parser
@@ -50,7 +50,8 @@ def test_an_impossible_run_is_refused_with_the_reason(
 def test_a_case_says_what_it_asks(case: Case[object]) -> None:
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", case.id)
     assert [one.id for one in (*ALL, *K8S)].count(case.id) == 1
-    assert f"| `{case.id}` | {case.strength.value} | {case.text} |" in PAGE.read_text()
+    dagger = "†" if case.strength is Strength.SHOULD else ""
+    assert len(re.findall(rf" `{case.id}`{dagger}[ ,]", PAGE.read_text())) == 1
     assert case.text.endswith(".")
     word = {"MUST": "MUST|may|should", "SHOULD": "should"}[case.strength.value]
     assert re.search(word, case.text)
