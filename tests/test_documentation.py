@@ -90,7 +90,13 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     for page in tmp_path.rglob("*.html"):
         if page.name == "404.html":  # the theme's own
             continue
-        assert not re.search(r'<h\d id="[^a-z_]', page.read_text()), page
+        text = page.read_text()
+        assert not re.search(r'<h\d id="[^a-z_]', text), page
+        loaded = re.findall(r'<(?:script|img|link rel="[si])[^>]*="(https?:[^"]+)', text)
+        assert loaded == [], page
+    listed = set(re.findall(r"\((\S+\.html)\)", (tmp_path / "llms.txt").read_text()))
+    pages = {page.name.removesuffix(".md") for page in (ROOT / "docs").glob("*.md")}
+    assert {Path(page).stem for page in listed} >= pages - {"index", "glossary", "contributing"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
