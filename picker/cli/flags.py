@@ -52,6 +52,7 @@ _PROCESSES: Final = (
 )
 _TRANSPORT: Final = "is gone: there is one transport, that of `native`; leave the flag out"
 _NO_METRIC: Final = "is gone: use engineConfigs in the parameters of a core-metrics-extractor"
+_NO_PAGE: Final = "is gone: use port, path, scheme and insecureSkipVerify of a metrics-data-source"
 _NO_ZAP: Final = "settings of Go's zap: use --zap-encoder, --zap-log-level and -v"
 # Flags that are accepted only with values that change nothing: why, and the values.
 _REFUSED: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
@@ -62,6 +63,10 @@ _REFUSED: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "--kv-cache-usage-percentage-metric": (_NO_METRIC, ()),
     "--lora-info-metric": (_NO_METRIC, ()),
     "--cache-info-metric": (_NO_METRIC, ()),
+    "--model-server-metrics-port": (_NO_PAGE, ()),
+    "--model-server-metrics-path": (_NO_PAGE, ("/metrics",)),
+    "--model-server-metrics-scheme": (_NO_PAGE, ("http",)),
+    "--model-server-metrics-https-insecure-skip-verify": (_NO_PAGE, ("true",)),
     "--enable-pprof": ("profiles of Go programs; of this one: py-spy", ("false",)),
     "--zap-devel": (_NO_ZAP, ("false",)),
     "--zap-stacktrace-level": (_NO_ZAP, ("false",)),

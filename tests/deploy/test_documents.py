@@ -74,7 +74,7 @@ def test_the_example_of_an_overlay_builds(kubectl: Path, tmp_path: Path) -> None
 
 
 def test_every_folder_is_documented() -> None:
-    for group in ("overlays", "addons"):
+    for group in ("overlays", "addons", "gateways"):
         [row] = [line for line in PAGE.splitlines() if f"| `deploy/k8s/{group}/` |" in line]
         documented = set(re.findall(r"`([a-z-]+)`", row.split("|")[2]))
         there = {folder.split("/")[-1] for folder in BUILDS if f"/{group}/" in folder}

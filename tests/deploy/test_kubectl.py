@@ -28,6 +28,13 @@ KINDS = {
     "keda.sh/v1alpha1": ("ScaledObject",),
     "networking.istio.io/v1": ("DestinationRule",),
     "cert-manager.io/v1": ("Issuer", "Certificate"),
+    "networking.gke.io/v1": ("GCPBackendPolicy", "HealthCheckPolicy"),
+    "gateway.envoyproxy.io/v1alpha1": (
+        "Backend",
+        "BackendTrafficPolicy",
+        "ClientTrafficPolicy",
+        "EnvoyExtensionPolicy",
+    ),
 }
 CLUSTER_WIDE = {"rbac.authorization.k8s.io/v1": ("ClusterRole", "ClusterRoleBinding")}
 

@@ -1,6 +1,7 @@
 """Every Pod meets the Pod Security Standard `restricted`, and the house's own wishes."""
 
 import copy
+import re
 from collections.abc import Callable
 
 import pytest
@@ -17,7 +18,7 @@ from tests.support.kube.manifests import (
 from tests.support.kube.pod_security import violations, wishes
 
 pytestmark = pytest.mark.usefixtures("kubectl")
-WITH_PODS = [folder for folder in BUILDS if "/overlays/" in folder or folder.endswith("/base")]
+WITH_PODS = [folder for folder in BUILDS if re.search("/(overlays|gateways)/|/base$", folder)]
 
 
 @pytest.mark.parametrize("folder", WITH_PODS)

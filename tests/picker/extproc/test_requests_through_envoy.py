@@ -43,6 +43,8 @@ LISTENERS = {
     "buffered-streamed": Asking("BUFFERED", "STREAMED"),
     "buffered-buffered": Asking("BUFFERED", "BUFFERED"),
     "buffered-partial": Asking("BUFFERED", "BUFFERED_PARTIAL"),
+    # What Envoy Gateway writes for deploy/k8s/gateways/envoy-gateway.
+    "envoy-gateway": Asking("BUFFERED", "STREAMED", "SKIP", "SKIP", allow_override=True),
     "tls": Asking(tls=True),
     "hurried": Asking(request_timeout="0.5s"),
     "buffered-hurried": Asking("BUFFERED", request_timeout="0.5s"),

@@ -42,6 +42,7 @@ class Asking:
     request_body: str = "FULL_DUPLEX_STREAMED"
     response_body: str = "FULL_DUPLEX_STREAMED"
     request_trailers: str = "SEND"
+    response_trailers: str = "SEND"
     allow_override: bool = False
     observe: bool = False
     tls: bool = False
@@ -241,7 +242,7 @@ def _ext_proc(asking: Asking) -> Json:
         "request_trailer_mode": asking.request_trailers,
         "response_header_mode": "SEND",
         "response_body_mode": asking.response_body,
-        "response_trailer_mode": "SEND",
+        "response_trailer_mode": asking.response_trailers,
     }
     return extension(
         "picker",

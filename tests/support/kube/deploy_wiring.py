@@ -132,13 +132,17 @@ def _references(objects: Sequence[Object]) -> Iterator[str]:
         if not _has_picker(pool, of_kind(objects, "Service")):
             yield f"{pool['metadata']['name']}: no Service has its picker's port"
     gateways = {_place(one) for one in of_kind(objects, "Gateway")}
+    services = {_place(one) for one in of_kind(objects, "Service")}
     for route in of_kind(objects, "HTTPRoute"):
         name, (namespace, _) = route["metadata"]["name"], _place(route)
         if not {(namespace, one["name"]) for one in route["spec"]["parentRefs"]} <= gateways:
             yield f"{name}: its gateway is missing"
         for backend in (b for rule in route["spec"]["rules"] for b in rule["backendRefs"]):
             found = pools.get((namespace, backend["name"]))
-            if found is None:
+            if backend.get("kind", "Service") == "Service":
+                if (namespace, backend["name"]) not in services:
+                    yield f"{name}: there is no Service {backend['name']}"
+            elif found is None:
                 yield f"{name}: there is no pool {backend['name']}"
             elif not _has_picker(found, of_kind(objects, "Service"), namespace):
                 yield f"{name}: the picker of {backend['name']} is in another namespace"
