@@ -197,6 +197,7 @@ class _Builder:
         saturation = None
         if detector is not None and isinstance(detector.plugin, interfaces.SaturationDetector):
             saturation = measured(self._bound("SaturationDetector", detector), self.clock)
+        section = self.loaded.config.request_handler
         pipeline = RequestPipeline(
             parsers=ParserTable(parsers),
             scheduler=self._scheduler(profiles, handler),
@@ -210,6 +211,7 @@ class _Builder:
             response_progress=self._all("ResponseStreaming", interfaces.ResponseProgressHook),
             request_ends=self._all("ResponseComplete", interfaces.RequestEndHook),
             bodyless=self._bodyless(plans),
+            propagates_priority=bool(section and section.propagate_priority),
         )
         return Assembly(
             pipeline=pipeline,

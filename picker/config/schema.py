@@ -145,9 +145,6 @@ _OFF = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 def check_supported(config: EndpointPickerConfig, findings: Findings) -> None:
     """Report every gate and section without the expected effect."""
     _check_gates(config, findings)
-    if config.request_handler is not None and config.request_handler.propagate_priority:
-        text = "leave it out: a request's priority is not passed on to model servers yet"
-        findings.error(("requestHandler", "propagatePriority"), text)
     if config.data_layer is not None:
         _check_data_layer(config.data_layer, findings)
 

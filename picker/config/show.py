@@ -58,6 +58,9 @@ def effective_lines(loaded: LoadedConfig, assembly: Assembly) -> list[ConfigLine
         if not parsers and loaded.config.parser is not None:
             source = ("parser", "pluginRef")
         shown.put(("requestHandler", "parsers", index, "pluginRef"), name, source)
+    if assembly.pipeline.propagates_priority:
+        propagation = ("requestHandler", "propagatePriority")
+        shown.put(propagation, True, propagation)
     section = loaded.config.flow_control or FlowControl()
     if assembly.flow_control is not None:
         _put_flow_control(shown, section, assembly.flow_control, names)

@@ -7,7 +7,8 @@ from types import MappingProxyType
 import msgspec
 
 from picker.plugins.parsers._json_bodies import decoded, unmarked
-from picker.types import InferenceRequest, ParsedBody, RawRequest
+from picker.scrape.engines import DEFAULT_ENGINE, ENGINE_LABELS
+from picker.types import Api, Endpoint, InferenceRequest, ParsedBody, RawRequest
 
 # Upper estimates of what the process holds, in bytes; a test measures them.
 REQUEST_BYTES = 16_384  # tasks, buffers, and the objects of every layer; 9 to 12 thousand
@@ -17,10 +18,25 @@ PROMPT_BYTES = 128  # for a prompt of token ids, beyond these
 FEATURE_BYTES = 512  # for an image or a similar item in a prompt
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _NO_MEMBERS: Mapping[str, object] = MappingProxyType({})
+ENGINE_PRIORITY = "x-vllm-priority"  # outranks the body in vLLM, and clients can send it
+_LOW_FIRST = DEFAULT_ENGINE  # the engine whose lower numbers go first; all others: higher ones
+_WITHOUT_PRIORITY = (Api.CONVERSATIONS, Api.IMAGES, Api.MESSAGES, Api.VLLM_GRPC, Api.RAW)
 
 
-def outgoing_body(body: bytes, parsed: ParsedBody, request: InferenceRequest) -> bytes | None:
-    """Return the body to send in place of `body`, parsed as `parsed`; None: send it unchanged."""
+def engine_priority(request: InferenceRequest, endpoint: Endpoint) -> int:
+    """Return the request's priority as the engine of `endpoint` counts it."""
+    labels = endpoint.labels
+    named = next((labels[label] for label in ENGINE_LABELS if labels.get(label)), DEFAULT_ENGINE)
+    return -request.priority if named.lower() == _LOW_FIRST else request.priority
+
+
+def outgoing_body(
+    body: bytes, parsed: ParsedBody, request: InferenceRequest, priority: int | None = None
+) -> bytes | None:
+    """Return the body to send in place of `body`, parsed as `parsed`; None: send it unchanged.
+
+    `priority` replaces that of the body, where the API has one.
+    """
     before, after = parsed.payload, request.body.payload
     if before is None or after is None or not parsed.can_rewrite:
         return None
@@ -30,6 +46,9 @@ def outgoing_body(body: bytes, parsed: ParsedBody, request: InferenceRequest) ->
         changed, removed = changes(before, after)
     if request.target_model != parsed.model:
         changed = {**changed, "model": request.target_model}
+    has_priority = priority is not None and parsed.api not in _WITHOUT_PRIORITY
+    if has_priority and after.get("priority", 0) != priority:
+        changed = {**changed, "priority": priority}
     if not changed and not removed:
         return None
     return with_members(body, changed, removed)

@@ -33,7 +33,7 @@ from picker.outliers.breaker import Answer
 from picker.outliers.detector import Attempt
 from picker.plugins.parsers._json_bodies import unreadable
 from picker.requestcontrol import admission
-from picker.requestcontrol.bodies import held_bytes, outgoing_body
+from picker.requestcontrol.bodies import ENGINE_PRIORITY, engine_priority, held_bytes, outgoing_body
 from picker.requestcontrol.candidates import candidates_for
 from picker.requestcontrol.headers import MODEL_REWRITE, OBJECTIVE, REQUEST_ID, first_of, target_of
 from picker.requestcontrol.pipeline import RequestContext, RequestPipeline, Ticket
@@ -418,7 +418,11 @@ class Exchange(msgspec.Struct, eq=False):
         begun_at: float,
     ) -> RouteDecision:
         request, result, policies = flight.request, flight.result, self._context.policies
-        body = outgoing_body(raw.body or b"", parsed, request)
+        priority = None
+        if self._pipeline.propagates_priority:
+            priority = engine_priority(request, result.endpoints[0])
+            hook_headers = {**hook_headers, ENGINE_PRIORITY: str(priority)}
+        body = outgoing_body(raw.body or b"", parsed, request, priority)
         renamed = bool(parsed.model) and body is not None and request.target_model != parsed.model
         self._response = Response(
             self._decision,

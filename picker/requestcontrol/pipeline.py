@@ -188,7 +188,8 @@ class RequestPipeline:
     """The plugins of a configuration, for the director; a reload replaces all of them at once.
 
     Plugins run in the order given. With a `gate` requests wait there for their turn; without one
-    those of negative priority are shed while `saturation` reports that the pool is full.
+    those of negative priority are shed while `saturation` reports that the pool is full. With
+    `propagates_priority` engines receive the priorities of requests.
     """
 
     parsers: ParserTable
@@ -205,6 +206,7 @@ class RequestPipeline:
     request_ends: tuple[BoundPlugin[RequestEndHook], ...] = ()
     bodyless: BodylessRequests = field(default_factory=BodylessRequests)
     recorder: DecisionRecorder | None = None
+    propagates_priority: bool = False
     asks_others: bool = field(init=False)  # whether a decision may have to wait for a producer
     has_ends: bool = field(init=False)  # whether anything is called when a request is over
 

@@ -150,6 +150,35 @@ async def test_members_that_a_plugin_changes_are_written_and_no_others(house: An
     assert not decision.needs_response_body
 
 
+_SGLANG = {"llm-d.ai/engine-type": "sglang"}
+
+
+@pytest.mark.parametrize(
+    ("objective", "path", "labels", "sent", "expected", "header"),
+    [
+        ("gold", "/v1/completions", {}, b'{"model":"m"}', b'{"model":"m","priority":-7}', "-7"),
+        ("gold", "/v1/completions", _SGLANG, b'{"model":"m"}', b'{"model":"m","priority":7}', "7"),
+        ("", "/v1/completions", {}, b'{"priority":-9}', b'{"priority":0}', "0"),
+        ("", "/v1/completions", {}, b'{"model":"m"}', None, "0"),
+        ("gold", "/v1/conversations", {}, b'{"items":[]}', None, "-7"),
+    ],
+)
+async def test_an_engine_receives_the_priority_of_the_objective_and_not_that_of_the_client(
+    make_house: Any, objective, path, labels, sent, expected, header
+) -> None:
+    class Gold:
+        def priority(self, objective: str) -> int | None:
+            return {"gold": 7}.get(objective)
+
+    pool = (Candidate(Endpoint("pod", "10.0.0.1", 8000, labels=labels)),)
+    house = make_house(pool, policies=RequestPolicies(objectives=Gold()))
+    house.use(propagates_priority=True)
+    headers = {":path": path, "x-vllm-priority": "-99", "x-llm-d-inference-objective": objective}
+    _, decision = await house.route(RawRequest(headers, sent))
+    assert decision.body == expected
+    assert dict(decision.set_headers)["x-vllm-priority"] == header
+
+
 def test_a_payload_in_a_frame_changes_no_body() -> None:
     """The body is no JSON although its payload is an object, and the client is not to blame for
     that.
