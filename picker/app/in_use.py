@@ -107,6 +107,7 @@ def config_in_use(
         allow_experimental=options.allow_experimental_plugins,
         strict_data_scope=options.strict_data_scope,
         lists_models=options.route_by_model,
+        token_limits=options.token_limits,
     )
     return ConfigInUse(loaded, builtin_plugins(), metrics, building)
 

@@ -143,6 +143,7 @@ class Options:
     max_unfinished_body_bytes: int = _DEFAULT_MAX_UNFINISHED_BODY_BYTES
     disable_endpoint_subset_filter: bool = False
     response_bodies: ResponseBodies = ResponseBodies.OFF
+    token_limits: bool = False
     emit_endpoint_scores: bool = False
     conformance: bool = False
     tls: TlsFlags | None = None

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import Final
 
+from base.response_bodies import ResponseBodies
 from picker.admin.loopback import is_loopback
 from picker.cli.pools import PLACE
 from picker.cli.readers import DIALECT
@@ -83,6 +84,12 @@ RULES: Final[tuple[tuple[str, Callable[[argparse.Namespace], object], str], ...]
         "--pool-name --endpoints-file --endpoint-selector --xds-cluster-name",
         lambda flags: flags.pool,
         "{flag} is for a picker of one pool; --pool has all settings of a pool",
+    ),
+    (
+        "--token-limits",
+        lambda flags: flags.response_bodies is ResponseBodies.OFF,
+        "{flag} needs the usage of responses: give --response-bodies usage, or all where the "
+        "gateway sends bodies",
     ),
     (
         "--route-by-model",

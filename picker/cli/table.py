@@ -55,6 +55,8 @@ ext_proc
 --response-bodies off|usage|all = off
                               what Envoy shows of responses; usage: accept the reports of an Envoy
                               with `--response-bodies usage`; off, all: what its bootstrap says
+--token-limits                reject requests of tenants that have used their tokens a minute; the
+                              gateway names limits in x-pointsman-token-limit
 --emit-endpoint-scores        send the proxy every candidate's score as metadata
 --conformance                 the reference picker's texts, for its test suites: plain-text errors,
                               and `x-went-into-resp-headers` on responses

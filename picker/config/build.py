@@ -63,6 +63,7 @@ DEFAULT_PARSERS = (
 _SCOPED = frozenset(
     ("DataProducer", "Admitter", "SaturationDetector", "ProfilePicker", "Filter", "Scorer")
 ) | {"PreRequest"}
+TOKEN_LIMITS = "token-limits"  # of the shelf
 _NO_INSTANCES: Mapping[str, Instance] = MappingProxyType({})
 
 
@@ -70,13 +71,15 @@ _NO_INSTANCES: Mapping[str, Instance] = MappingProxyType({})
 class BuildOptions:
     """`before` are the plugins in use: those with unchanged entries are reused with their state.
     With `strict_data_scope` plugins cannot access findings that they do not declare. With
-    `lists_models` endpoints are asked for their models, whatever the configuration says.
+    `lists_models` endpoints are asked for their models, with `token_limits` there is a plugin of
+    that type, whatever the configuration says.
     """
 
     services: Services = NO_SERVICES
     allow_experimental: bool = False
     strict_data_scope: bool = False
     lists_models: bool = False
+    token_limits: bool = False
     before: Mapping[str, Instance] = field(default_factory=lambda: _NO_INSTANCES)
 
 
@@ -140,6 +143,8 @@ class _Builder:
         check_supported(config, findings)
         for index, spec in enumerate(config.plugins):
             plugins.add(spec, ("plugins", index))
+        if self.options.token_limits:
+            plugins.default(TOKEN_LIMITS)
         # After all plugins exist, since a plugin may name one that is configured below it.
         plugins.connect()
         planner = ProfilePlanner(config, plugins)

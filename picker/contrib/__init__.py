@@ -13,4 +13,5 @@ holds the types of one subject in `PLUGINS`; names of helpers begin with `_`.
   prompt length, GPU load
 - `other_routers`: the formulas of sglang-router, rendezvous hashing and NVIDIA Dynamo
 - `request_attributes`: numbers computed from a response's usage
+- `token_limits`: tokens a minute of tenants and models, which the gateway names
 """

@@ -272,6 +272,7 @@ class Exchange(msgspec.Struct, eq=False):
             priority=decision.priority,
             received_at_seconds=decision.received_at_seconds,
         )
+        decision.fairness_id = admission.fairness_id(request)  # processors may refuse it
         for bound in self._pipeline.processors:
             request = decision.steps.call(bound, bound.plugin.process, request)
         named = admission.fairness_id(request)
