@@ -6,6 +6,8 @@
 # `make test-agents` runs ten turns of each client framework of tests/integration/agents.txt, which it
 # installs into .venv-agents.
 # `make test-slow` prints the 50 slowest tests of the last run.
+# `make docs` builds the site. `make release-dry` makes all that a release consists of, into dist/, and
+# publishes nothing; `make renew` renews the digests and locks of images (RELEASING.md).
 # Each creates .venv first and reuses it until pyproject.toml, constraints.txt or the kernels change.
 PYTHON ?= python3
 VENV   := .venv
@@ -20,7 +22,8 @@ unexport PYTHONDONTWRITEBYTECODE
 ARITHMETIC_TESTS := $(addprefix tests/worker/,ops models executor training test_exactness.py test_speculation_equality.py) \
 	--ignore tests/worker/ops/triton
 
-.PHONY: up test test-all test-rest test-agents test-avx2 test-slow test-budget soak check fuzz conformance format clean
+.PHONY: up test test-all test-rest test-agents test-avx2 test-slow test-budget soak check fuzz conformance format clean \
+	docs renew release-check release-parts release-dry
 .DEFAULT_GOAL := up
 
 KERNELS := $(wildcard worker/ops/cpu/*.cpp worker/ops/cpu/*.h worker/ops/cpu/*.inc scripts/build_kernels.py)
@@ -108,6 +111,21 @@ format: $(VENV)/ready
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 	@$(BIN)/python scripts/wrap_prose.py --write
+
+docs: $(VENV)/ready
+	@$(BIN)/mkdocs build --strict --quiet --site-dir site
+
+# TAG: the tag that has to fit, if there is one already.
+release-check: $(VENV)/ready
+	@$(BIN)/python scripts/release.py check $(TAG)
+
+release-parts release-dry: $(VENV)/ready
+	@$(BIN)/python scripts/release.py $(@:release-%=%)
+
+renew: $(VENV)/ready
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python scripts/lock_images.py
+	@$(BIN)/python scripts/pin_images.py
 
 clean:
 	rm -rf $(VENV) $(AGENTS) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -14,6 +14,8 @@ from pathlib import Path
 _IMAGE = r"pointsman-(?:picker|worker-cpu|worker-gpu)"
 _URL = r"https://github\.com/[\w.-]+/[\w.-]+?"
 _VERSION = r"\d+\.\d+\.\d+(?:[a-z]+\d+)?"
+_CHART_VERSION = r"\d+\.\d+\.\d+(?:-[a-z]+\.\d+)?"
+_PRE_RELEASE = re.compile(r"(?<=\d)(a|b|rc)(?=\d+$)")
 _OWN_REGISTRY = r"(?!registry\.example)[\w-]+[.:][\w.:-]*(?:/[\w.-]+)*"
 
 
@@ -24,6 +26,11 @@ class Project:
     version: str
     repository: str
     images: str
+
+    @property
+    def chart_version(self) -> str:
+        """The version as Helm demands it: `0.2.0-rc.1` for `0.2.0rc1`."""
+        return _PRE_RELEASE.sub(r"-\1.", self.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +65,18 @@ PLACES = (
     ),
     _place("images", rf"oci://(?P<old>{_OWN_REGISTRY})/charts/pointsman\b", *_PAGES),
     _place("images", r"^  registry: (?P<old>\S+)$", f"{_CHART}/values.yaml"),
-    _place("version", rf"^(?:version|appVersion): (?P<old>{_VERSION})$", f"{_CHART}/Chart.yaml"),
+    _place("chart_version", rf"^version: (?P<old>{_CHART_VERSION})$", f"{_CHART}/Chart.yaml"),
+    _place("version", rf"^appVersion: (?P<old>{_VERSION})$", f"{_CHART}/Chart.yaml"),
     _place(
         "version", rf"repository: {_IMAGE}, tag: (?P<old>{_VERSION})\b", f"{_CHART}/values.yaml"
     ),
     _place("version", rf"/{_IMAGE}\n\s+newTag: (?P<old>{_VERSION})$", *_MANIFESTS),
     _place("version", rf"\b{_IMAGE}:(?P<old>{_VERSION})\b", "deploy/compose/compose.yaml", *_PAGES),
     _place("version", rf"^ARG VERSION=(?P<old>{_VERSION})$", "deploy/docker/*.Dockerfile"),
-    _place("version", rf"--version (?P<old>{_VERSION})\b", *_PAGES),
+    _place("version", rf"^version=(?P<old>{_VERSION})$", "RELEASING.md"),
+    _place("images", r"^images=(?P<old>\S+)$", "RELEASING.md"),
+    _place("repository", rf"^repository=(?P<old>{_URL})$", "RELEASING.md"),
+    _place("chart_version", rf"--version (?P<old>{_CHART_VERSION})(?= |$)", *_PAGES),
 )
 
 

@@ -12,7 +12,8 @@ from scripts.project import PLACES, read_project
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("base", "crds", "deploy", "docs", "fleet", "picker", "scripts", ".github")
-FILES = ("mkdocs.yml", "pyproject.toml", "README.md", "CONTRIBUTING.md", "SECURITY.md")
+PAGES = ("CONTRIBUTING.md", "RELEASING.md", "SECURITY.md")
+FILES = ("mkdocs.yml", "pyproject.toml", "README.md", *PAGES)
 OWN = {"repository": "https://github.com/fork/points", "images": "registry.fork.net:5000/ai"}
 VERSION = "1.22.3rc1"
 IMAGE = re.compile(r"([\w.:/-]*)pointsman-(?:picker|worker-[cg]pu):(\d[\w.]*)")
@@ -63,7 +64,8 @@ def test_every_image_and_the_chart_of_a_fork_are_of_its_version(fork: Path) -> N
     }
     assert versions == {(f"{OWN['images']}/", VERSION)}
     chart = found["deploy/helm/pointsman/Chart.yaml"]
-    assert f"\nversion: {VERSION}\nappVersion: {VERSION}\n" in chart
+    assert f"\nversion: 1.22.3-rc.1\nappVersion: {VERSION}\n" in chart
+    assert "--version 1.22.3-rc.1 " in found["deploy/helm/pointsman/README.md"]
     assert chart.count(OWN["repository"]) == 2
     assert found["deploy/helm/pointsman/values.yaml"].count(f"tag: {VERSION}, ") == 3
     images = [t for name, t in found.items() if name.endswith("kustomization.yaml")]
