@@ -22,6 +22,7 @@ PARSERS = {
     "picker": picker.cli.flags.build_parser,
     "worker": worker.cli.flags.build_parser,
 }
+LONGEST_CHOICES = 90  # columns beside the flag; longer ones are listed behind its text
 # The end of the text of a flag whose parser does not know the default.
 DEFAULT = re.compile(r" \(default:? (?P<default>.*)\)$")
 
@@ -55,9 +56,8 @@ def _item(action: argparse.Action) -> str:
     if "%(default)s" in default or default in ("off", "none"):
         default = ""
     text = DEFAULT.sub("", text)
-    choices = ", ".join(f"`{choice}`" for choice in action.choices or ())
-    if choices and choices.split(", ")[0] not in _names(action):
-        text = f"{text}: {choices}"
+    if len(_choices(action)) > LONGEST_CHOICES:
+        text += ": " + ", ".join(f"`{choice}`" for choice in action.choices or ())
     return f"- {_names(action)}{default and f' ({default})'}: {text}\n"
 
 
@@ -68,10 +68,14 @@ def _names(action: argparse.Action) -> str:
     if action.nargs in ("?", 0):
         return f"`{flag}`"
     if action.choices is not None:
-        choices = "|".join(map(str, action.choices))
-        return f"`{flag} {choices}`" if len(choices) < 90 else f"`{flag}`"
+        choices = _choices(action)
+        return f"`{flag} {choices}`" if len(choices) <= LONGEST_CHOICES else f"`{flag}`"
     value = action.metavar if isinstance(action.metavar, str) else _kind(action)
     return f"`{flag} {value}{' …' if action.nargs == '+' else ''}`"
+
+
+def _choices(action: argparse.Action) -> str:
+    return "|".join(map(str, action.choices or ()))
 
 
 def _kind(action: argparse.Action) -> str:

@@ -14,7 +14,7 @@ configuration
 --strict-data-scope           hide data from plugins that do not declare it
 
 pool
---endpoints-file FILE         endpoints, objectives and rewrites in YAML; changes apply at once
+--endpoints-file FILE         endpoints, objectives and rewrites in YAML, followed
 --pool-name NAME              InferencePool to follow; without Kubernetes the pool's name in metric
                               labels and objectives (default: `default`)
 --pool-namespace NAMESPACE    the pool's namespace (default: the variable NAMESPACE, the Pod's own,
@@ -57,7 +57,7 @@ ext_proc
                               with `--response-bodies usage`; off, all: what its bootstrap says
 --token-limits                reject requests of tenants that have used their tokens a minute; the
                               gateway names limits in x-pointsman-token-limit
---emit-endpoint-scores        send the proxy every candidate's score as metadata
+--emit-endpoint-scores        send the proxy all scores as metadata
 --conformance                 the reference picker's texts, for its test suites: plain-text errors,
                               and `x-went-into-resp-headers` on responses
 
@@ -71,7 +71,7 @@ TLS
 
 health and metrics
 --grpc-health-port PORT = 9003
-                              port of the gRPC health service, in plain text
+                              gRPC health service, in plain text
 --enable-grpc-stream-metrics  count ext_proc streams by outcome
 --health-checking             answer health checks on the ext_proc port too
 --metrics-port PORT = 9090    HTTP port for metrics, health and dashboard
@@ -120,8 +120,7 @@ replicas
 --peers HOST:PORT,…           the replicas to exchange state with; this one may be among them
 --peer-service NAME[:PORT]    host name of all replicas, e.g. of a headless Service, resolved every
                               5 s
---peer-slices SERVICE[:PORT]  Service in the pool's namespace whose EndpointSlices, which the picker
-                              follows, name all replicas
+--peer-slices SERVICE[:PORT]  Service in the pool's namespace whose EndpointSlices name all replicas
 --peer-port PORT = 9005       port for the replicas; 0: a free one
 --peer-bind-address ADDRESS   address of --peer-port (default: all with --peer-cert-path or
                               --peer-insecure, else loopback)

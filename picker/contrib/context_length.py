@@ -1,4 +1,4 @@
-"""context-length-aware: endpoints for short and for long prompts, distinguished by a label.
+"""context-length-aware: endpoints for short and for long prompts, by a label.
 
 The label (`llm-d.ai/context-length-range`) is `min-max`, in tokens, both included. With the
 prompt's length n (0 while its tokens are unknown):

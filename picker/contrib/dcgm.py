@@ -4,7 +4,7 @@ dcgm-data-source: where the DCGM exporter reports an endpoint's GPU load. It is 
 at another port; with `useNodeAddress`, it asks at the address of the endpoint's node, and the
 scrape fails while that is unknown.
 
-dcgm-extractor: the GPU load of an endpoint, from a DCGM exporter's page.
+dcgm-extractor: GPU load, from a DCGM exporter's page.
 
     GPUUtilization/dcgm-extractor = max(DCGM_FI_DEV_GPU_UTIL of its samples) / 100, in [0, 1]
 

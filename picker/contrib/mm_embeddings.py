@@ -1,12 +1,11 @@
 """Routing by the images, videos and sounds that endpoints have encoded before.
 
-mm-embeddings-cache-producer: guess which endpoint has encoded which images, videos and sounds. It
-remembers the content hashes of the multi-modal items that it sent to each endpoint (`pre_request`,
-for all endpoints that the primary profile picked) and looks up those of each new request. An
-endpoint's memory has the last `cacheSizeInMBPerServer` / 2 items, because an embedding takes about
-2 MiB.
+mm-embeddings-cache-producer: guess which endpoint has encoded which media. It remembers the content
+hashes of the multi-modal items that it sent to each endpoint (`pre_request`, for all endpoints that
+the primary profile picked) and looks up those of each new request. An endpoint's memory has the
+last `cacheSizeInMBPerServer` / 2 items, because an embedding takes about 2 MiB.
 
-mm-embeddings-cache-scorer: prefer endpoints that have encoded the request's images and sounds.
+mm-embeddings-cache-scorer: prefer endpoints that have encoded the request's media.
 
     score = Σ sizes of the items encoded there / Σ sizes of all items
 

@@ -5,10 +5,10 @@ but `address`, that of the pool's gateway, may also be a DNS name, which is not 
 gateway in front must be able to route to names. The labels `metricsAddress` and `metricsPort` say
 where the picker of that pool publishes its metrics.
 
-multicluster-metrics-data-source: where other clusters' pickers report the load of their pools. It
-is metrics-data-source with defaults for a path between clusters.
+multicluster-metrics-data-source: where other clusters' pickers report load. It is
+metrics-data-source with defaults for a path between clusters.
 
-multicluster-metrics-extractor: the load of a whole pool, from its picker's metrics page.
+multicluster-metrics-extractor: a pool's load, from its picker's page.
 
     llm-d.ai/multicluster-queue-size            = `queueSizeMetric`, at least 0
     llm-d.ai/multicluster-kv-cache-utilization  = `kvCacheUtilizationMetric`, in [0, 1]
@@ -19,17 +19,17 @@ series is reported as a problem, and its number is unknown.
 
 multicluster-session-affinity-filter: session-affinity-filter where the endpoints are clusters.
 
-multicluster-approx-prefix-cache-producer: guess which cluster's pool has seen the prompt before. It
-is approx-prefix-cache-producer; set `lruCapacityPerServer` to the capacity of a pool.
+multicluster-approx-prefix-cache-producer: guess which cluster has seen the prompt. It is
+approx-prefix-cache-producer; set `lruCapacityPerServer` to the capacity of a pool.
 
-multicluster-prefix-cache-scorer: prefer pools of other clusters that saw the prompt before. It is
-prefix-cache-scorer for the matches of a multicluster-approx-prefix-cache-producer.
+multicluster-prefix-cache-scorer: prefer pools that saw the prompt before. It is prefix-cache-scorer
+for the matches of a multicluster-approx-prefix-cache-producer.
 
-multicluster-queue-scorer: prefer pools of other clusters with short queues.
+multicluster-queue-scorer: prefer pools with short queues.
 
     score = (max − q) / (max − min)        over the candidates; 1.0 when all are equal
 
-multicluster-kv-cache-utilization-scorer: prefer pools of other clusters with free KV cache.
+multicluster-kv-cache-utilization-scorer: prefer pools with free KV cache.
 
     score = 1 − u        clamped to 0..1
 

@@ -2,7 +2,7 @@
 
 An endpoint whose load is unknown scores 0.0 beside others whose load is known.
 
-cache-aware-scorer: the endpoint that has most of the prompt, unless the load is too uneven.
+cache-aware-scorer: the endpoint with most of the prompt, unless load is too uneven.
 
 Loads are this picker's own requests in flight, max and min those of the candidates.
 
@@ -37,7 +37,7 @@ Sources: Thaler and Ravishankar, "Using Name-Based Mappings to Increase Hit Rate
 Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2018. Candidates differ from
 request to request, so there is no ring of virtual nodes to maintain.
 
-dynamo-cost-scorer: prefer endpoints with the least work, in blocks, for prompts and decoding.
+dynamo-cost-scorer: prefer endpoints with the least work, in blocks.
 
 With blocks of B tokens as the prefix producer has them, p the tokens of prompts in flight at the
 endpoint, n those of this prompt, b = ⌈n / B⌉ and c the blocks of it that are cached there:

@@ -1,4 +1,4 @@
-"""p2p-source-producer: send the engine that computes the prompt the address to copy its KV from.
+"""p2p-source-producer: name an endpoint to copy the prompt's KV from.
 
 The computing endpoint is the first one of the profile `prefillProfileName` if that ran, else of the
 primary one. A peer is another candidate whose cached tokens in the CPU tier exceed those of the

@@ -1,4 +1,4 @@
-"""request-attribute-reporter: report a number computed from a response's usage to the proxy.
+"""request-attribute-reporter: report numbers computed from the usage to the proxy.
 
     metadata[key.namespace][key.name] = expression(usage)   if condition(usage), with the last piece
 

@@ -22,7 +22,7 @@ either mode, so that a picker of a later stage can be given them. Endpoints are 
 request's candidates. (The reference counts the pods of its namespace; where stages have pools of
 their own, use mode `disabled` and pass the revision on in its header.)
 
-header-label-affinity-scorer: prefer the endpoints whose label equals a request header.
+header-label-affinity-scorer: prefer endpoints whose label equals a request header.
 
     score = 1.0 if labels[labelKey] = headers[headerName], else 0.0
 """

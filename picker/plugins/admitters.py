@@ -1,7 +1,7 @@
 """Admitters: refuse requests after the producers ran, before scheduling (`Admitter`).
 
-probabilistic-admitter: reject sheddable requests with a probability that grows with saturation. A
-request of a priority below 0 is refused (429) with the probability
+probabilistic-admitter: reject sheddable requests, the likelier the fuller the pool. A request of a
+priority below 0 is refused (429) with the probability
 
     min(s ^ power · k, 1)
     s = mean over endpoints of max(q / queueDepthThreshold, kv / kvCacheUtilThreshold)

@@ -1,6 +1,6 @@
 """Types for the conformance suite of the Gateway API Inference Extension.
 
-header-based-testing-filter: keep the endpoints that a request header lists; for conformance.
+header-based-testing-filter: keep endpoints that a request header lists; for conformance.
 
     keep = the endpoints of `test-epp-endpoint-selection: IP[:port], …`, in the header's order
 

@@ -3,7 +3,7 @@
 metrics-data-source: where an endpoint's metrics page is. `port` is by default the endpoint's own.
 `interval` is by default `--refresh-metrics-interval`, and is rounded to a multiple of it.
 
-models-data-source: where an endpoint lists the models it serves, at its own port.
+models-data-source: where an endpoint lists its models.
 
 endpoint-notification-source: the endpoints themselves, as they join and change. Its extractors are
 called once for each endpoint, and again when it changes.

@@ -1,6 +1,6 @@
 """Deciders: whether a stage of a disaggregated request is worth its profile (`Decider`).
 
-always-disagg-pd-decider: every request gets a prefill endpoint of its own.
+always-disagg-pd-decider: every request gets a prefill endpoint.
 
 always-disagg-multimodal-decider: requests with images, video or audio get encode endpoints.
 

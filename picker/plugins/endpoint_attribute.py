@@ -1,6 +1,6 @@
 """Filtering and scoring by any number that extractors found about endpoints.
 
-endpoint-attribute-filter: keep the endpoints with an attribute that passes a comparison.
+endpoint-attribute-filter: keep endpoints whose attribute passes a comparison.
 
     keep ⇔ attribute <operator> value      with `algorithm: {type: threshold, threshold: {…}}`
 
@@ -8,7 +8,7 @@ The number is what the extractor `producer` (core-metrics-extractor) found under
 `attribute`. `onMissing` decides about an endpoint without it; core metrics are missing while the
 load is unknown. With `fallbackOnEmpty`, all pass when none does.
 
-endpoint-attribute-scorer: prefer endpoints by any number that is known about them.
+endpoint-attribute-scorer: prefer endpoints by any known number.
 
     x     = (v − min) / (max − min)        clamped to 0..1
     score = x                              linear_higher_is_better

@@ -1,11 +1,11 @@
 """Eviction: which running requests flow control may stop, and in which order.
 
-priority-then-time-eviction-order-policy: stop the lowest priority first, and of equal ones the most
-recently dispatched request, which loses the least work.
+priority-then-time-eviction-order-policy: stop the lowest priority first, then the most recently
+dispatched request.
 
     rank = (priority, −time of dispatch)
 
-sheddable-eviction-filter: only running requests of negative priority may be stopped.
+sheddable-eviction-filter: only requests of negative priority may be stopped.
 """
 
 from picker.framework.flow import QueuedRequest, Rank

@@ -1,6 +1,6 @@
 """Extractors: read pages about endpoints (`scrape.sources.Extractor`).
 
-core-metrics-extractor: the load of an endpoint and further numbers from its metrics page.
+core-metrics-extractor: load and other numbers from a metrics page.
 
 The names of series depend on the endpoint's engine. The endpoint's label `engineLabelKey`
 (`llm-d.ai/engine-type`, else the legacy `inference.networking.k8s.io/engine-type`) names it; if the
@@ -8,7 +8,7 @@ label is absent or unknown, `defaultEngine` does. `engineConfigs` adds engines o
 ones by name. A spec is `name` or `name{label=value,…}`, and empty for a number that the engine does
 not report. `customMetrics` become attributes `<attributeKey>/core-metrics-extractor`.
 
-models-data-extractor: the models that an endpoint serves, from its `/v1/models`.
+models-data-extractor: an endpoint's models, from its `/v1/models`.
 
 Attribute `/v1/models/models-data-extractor`: a tuple of `ServedModel`, in the endpoint's order,
 without entries that have no id; after a body that is not a list of models, the previous ones

@@ -4,7 +4,7 @@ fcfs-ordering-policy: first come, first served.
 
     rank = time of arrival in the queue
 
-edf-ordering-policy: earliest deadline first, by the end of a request's time to live.
+edf-ordering-policy: earliest end of the time to live first.
 
     rank = (arrival in the queue + time to live, arrival in the queue)
 

@@ -10,10 +10,10 @@ round-robin-picker: endpoints in turn, whatever their scores. The first is the e
 picked longest ago, or never; so an endpoint that a filter left out is next when it is back. The
 first round is in random order, so that replicas of the picker do not run in step.
 
-weighted-random-picker: endpoints drawn with probability proportional to their score. A-Res sampling
-(Efraimidis and Spirakis, 2006): each endpoint gets the key U^(1/score), U uniform in (0, 1]; the
-largest keys win. A score of zero or less has key 0, so such endpoints only fill the end of a longer
-list. When no score is positive, the draw is uniform.
+weighted-random-picker: endpoints drawn in proportion to their score. A-Res sampling (Efraimidis and
+Spirakis, 2006): each endpoint gets the key U^(1/score), U uniform in (0, 1]; the largest keys win.
+A score of zero or less has key 0, so such endpoints only fill the end of a longer list. When no
+score is positive, the draw is uniform.
 
 softmax-picker: endpoints drawn with a probability that grows exponentially with the score.
 

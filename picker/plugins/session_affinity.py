@@ -1,10 +1,10 @@
 """Session affinity: the endpoint that the next request of a session belongs to.
 
-session-affinity-filter: keep a session at the endpoint that it was sent to before.
+session-affinity-filter: keep a session at its endpoint.
 
     keep = {the session's endpoint}      when it is a candidate, else all
 
-session-affinity-scorer: prefer the endpoint that a session was sent to before.
+session-affinity-scorer: prefer a session's endpoint.
 
     score = 1.0 for the session's endpoint, 0.0 for every other
 

@@ -3,14 +3,14 @@
 topology-extractor: the location of an endpoint, from its labels. Attribute `Topology/<name of the
 plugin>`; a tier without its label is "", but the hostname is then the node's address, if known.
 
-topology-affinity-filter: keep the endpoints near the previous stage's endpoint.
+topology-affinity-filter: keep endpoints near the previous stage's.
 
     keep ⇔ nearest tier shared with the peer is minAffinity or nearer (host > rack > zone > region)
 
 It is a preference of the second stage of a disaggregated request, whose KV cache travels between
 the two: without a peer, without the peer's location, and when no endpoint is near, all pass.
 
-topology-affinity-scorer: prefer endpoints near the previous stage's endpoint.
+topology-affinity-scorer: prefer endpoints near the previous stage's.
 
     score = 1.0 same host, 0.2 same rack, 0.05 same zone, 0.02 same region, else 0.0
 

@@ -9,8 +9,8 @@ priorities counted from the highest, i = 0, to the lowest:
     domain value    ceiling = minCeiling + (p − lowest) / (highest − lowest)
                               · (maxCeiling − minCeiling)
 
-soft-reflective-ceiling-policy: the fuller the pool, the less often lower priorities are dispatched.
-With saturation s and the n priorities counted from the highest, i = 0, to the lowest:
+soft-reflective-ceiling-policy: lower priorities less often the fuller the pool. With saturation s
+and the n priorities counted from the highest, i = 0, to the lowest:
 
     i = 0           ceiling = 1
     i > 0           c = 1 − i · s / (n − 1)

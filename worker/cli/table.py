@@ -28,9 +28,8 @@ model
                               after the time that a model would take
 --chat-template TEXT          a Jinja file, or the template in one line (default: the model's)
 --generation-config auto|vllm|PATH = auto
-                              default sampling parameters: the model's generation_config.json or the
-                              catalogue's (auto), the API's own (vllm), or those of a file or its
-                              folder
+                              default sampling parameters: the model's or the catalogue's (auto),
+                              the API's (vllm), or those of a generation_config.json or its folder
 --override-generation-config JSON = {}
                               sampling parameters that override those, e.g. {"temperature": 0.7}
 --max-logprobs N[-1..]        most log probabilities in an answer; -1: the whole vocabulary
@@ -41,8 +40,7 @@ model
 --reasoning-parser FORMAT     format of the model's reasoning, which gets a field of its own in
                               answers
 --pooler-config JSON          pooling of embeddings, e.g. {"pooling_type": "MEAN", "use_activation":
-                              false} (default: the last token's hidden state, normalised to length
-                              1)
+                              false} (default: the last token's hidden state, normalised)
 --seed N                      seed for the seeds of requests without one (default: random)
 
 server
@@ -96,20 +94,20 @@ engine
                               auto: float32 on a CPU, half precision on a GPU; bfloat16 is float32
                               on a CPU without AVX-512 or AVX-NE-CONVERT
 --quantization none|q8_0|q4_1
-                              on a CPU, load the weights of a safetensors checkpoint, but not of a
-                              draft model, as blocks of 8 or 4 bits; FP8, AWQ and GPTQ need no flag
+                              on a CPU, load safetensors weights, but not a draft model's, as blocks
+                              of 8 or 4 bits; FP8, AWQ and GPTQ need no flag
 --kv-cache-dtype auto|float32|bfloat16|fp8|fp8_e4m3
                               auto is that of activations; bfloat16 on a CPU, and fp8 on a GPU,
                               halve the cache and may change answers
---max-model-len N[2..]        tokens of prompt and answer together (default: the model's, or fewer
-                              where the KV cache cannot hold as many)
+--max-model-len N[2..]        tokens of prompt and answer (default: the model's, or what the KV
+                              cache can hold)
 --device auto|cpu|cuda        auto is the first GPU that CUDA sees, else the CPU
 --tensor-parallel-size N[1..]
                               processes that share the model, each with a GPU or its part of the CPU
                               threads
 --attention-backend auto|torch|triton|flash-attn
                               kernels of attention, norms and activations; auto is triton on a GPU,
-                              native kernels (else torch) on a CPU; flash-attn, for attention alone,
+                              native kernels (else torch) on a CPU; flash-attn, attention alone,
                               needs that package and --block-size 256
 --[no-]enforce-eager          on a GPU, launch every step anew, without graphs
 --cuda-graph-sizes N,N        sequences in decode steps captured as graphs on a GPU; smaller steps
@@ -123,8 +121,8 @@ engine
                               KV blocks (default: by memory)
 --kv-cache-memory-bytes BYTES
                               memory of the KV cache on each rank, e.g. 4G (default: on a GPU the
-                              free memory; on a CPU 1 GiB or one longest sequence, and at most a
-                              quarter of the available memory)
+                              free memory; on a CPU 1 GiB or one longest sequence, at most a quarter
+                              of the available memory)
 --gpu-memory-utilization NUMBER[0..1]
                               share of a GPU's memory to use, weights included; on a CPU, most of
                               the available memory for the KV cache
@@ -140,10 +138,10 @@ engine
                               "tcp://*:5557"}
 --kv-transfer-config JSON     export or import the KV of prompts, e.g. {"kv_connector":
                               "TcpConnector", "kv_role": "kv_both"} (see disaggregation.md)
---[no-]pd-proxy               as `pointsman sidecar`, send prompts to the prefill worker in the
-                              header x-prefiller-host-port, and let no client name the source of KV
---prefiller-networks CIDR     networks of prefill workers for --pd-proxy, e.g. 10.8.0.0/16,fd00::/8
-                              (default: private ones but link-local addresses)
+--[no-]pd-proxy               as `pointsman sidecar`, prefill at the worker in the header
+                              x-prefiller-host-port; clients cannot name sources of KV
+--prefiller-networks CIDR     networks of prefill workers, e.g. 10.8.0.0/16,fd00::/8 (default:
+                              private ones but link-local addresses)
 --prefill-timeout NUMBER(0..]
                               seconds for such a prefill; then it is computed here
 --kv-offloading-size GIB(0..]
@@ -153,9 +151,9 @@ engine
 --kv-offloading-disk-size GIB(0..]
                               most disk space there, for each worker (default: 32)
 --kv-offloading-policy POLICY
-                              blocks to discard first in host memory and on disk: least recently
-                              (lru) or least often used (lfu), never reused (slru), or above their
-                              tenant's share (default: lru)
+                              blocks to discard first: least recently (lru) or least often used
+                              (lfu), never reused (slru), or above their tenant's share (default:
+                              lru)
 --logits-processors NAME …    installed logits processors that requests may name in `vllm_xargs`
 
 scheduler
@@ -171,10 +169,10 @@ scheduler
                               alone, rejecting requests with a priority
 --waiting-order ORDER         order within a priority: arrival, or the longest cached prefix first
                               (lpm)
---preemption-victim POLICY    sequence to preempt when KV blocks run out
+--preemption-victim POLICY    sequence to preempt without free KV blocks
 --max-bypasses N[0..]         most requests admitted before a sequence that does not fit yet
 --in-batch-prefix-tokens N[0..]
-                              a request waits while another computes at least this many tokens of
+                              a request waits for another that computes at least this many tokens of
                               its prompt; 0: never
 --[no-]reserve-full-prompt    admit a request only if its whole prompt fits
 --watermark NUMBER[0..1]      share of the KV blocks to keep free when admitting
@@ -192,8 +190,8 @@ LoRA adapters
 --max-lora-rank N[1..]        highest rank of an adapter
 --max-cpu-loras N[1..]        adapters cached in host memory; others are read again (default:
                               --max-loras)
---lora-modules NAME=PATH …    adapters to load: NAME=PATH, or JSON {"name": …, "path": …} with an
-                              optional "base_model_name"
+--lora-modules NAME=PATH …    adapters: NAME=PATH, or JSON {"name": …, "path": …} with an optional
+                              "base_model_name"
 
 engine failures
 --engine-failure-policy restart|exit

@@ -1,4 +1,4 @@
-"""vertexai-parser: Vertex AI's gRPC PredictionService, whose messages carry OpenAI's JSON.
+"""vertexai-parser: Vertex AI's gRPC PredictionService with OpenAI's JSON.
 
 ChatCompletions, RawPredict and StreamRawPredict: a request is one uncompressed gRPC frame with
 `http_body=2{data=2}`, a body of `chat/completions` for the first, of `responses` for the others. It

@@ -1,4 +1,4 @@
-"""predicted-latency-producer: predict the latency of a request at each endpoint from past ones.
+"""predicted-latency-producer: predict a request's latency at each endpoint.
 
 Theory of operation. Each candidate whose load is known gets a prediction of the time to the first
 token (TTFT; to the whole answer, where the request does not stream) and per token after it (TPOT),

@@ -1,8 +1,8 @@
 """Prefer endpoints by predicted latency: by the slack of objectives, or by cost.
 
-latency-scorer: prefer endpoints that are predicted to meet the request's latency objectives. A
-headroom is an objective less its prediction, for the time to the first token (TTFT) and per token
-(TPOT). An endpoint with any negative headroom is negative.
+latency-scorer: prefer endpoints predicted to meet the latency objectives. A headroom is an
+objective less its prediction, for the time to the first token (TTFT) and per token (TPOT). An
+endpoint with any negative headroom is negative.
 
 1. Some endpoint is positive: the positive ones are rated by `headroomSelectionStrategy`.
 2. All are negative, and some have nothing dispatched: those are rated, by the strategy `least`.

@@ -1,8 +1,7 @@
 """Types that act on the latency objectives of requests: admission, filtering and ordering.
 
-latency-slo-admitter: reject sheddable requests whose latency objectives no endpoint can meet. A
-request of a priority below 0 that names an objective is refused (429) when there are predictions
-and no endpoint
+latency-slo-admitter: reject sheddable requests whose objectives no endpoint meets. A request of a
+priority below 0 that names an objective is refused (429) when there are predictions and no endpoint
 
 - is predicted to meet the objectives, or
 - is idle: it runs nothing, and this picker has nothing in flight there, or
@@ -11,7 +10,7 @@ and no endpoint
 An endpoint whose load is unknown is neither idle nor cold, and a signal that a page lacks proves
 neither. (The reference answers 500.)
 
-slo-headroom-tier-filter: keep the endpoints that are predicted to meet the objectives.
+slo-headroom-tier-filter: keep endpoints predicted to meet the objectives.
 
     positive ⇔ TTFT headroom ≥ 0 and TPOT headroom ≥ 0      (headroom = objective − prediction)
     keep = positive; negative with probability epsilonExploreNeg; all when one tier is empty
@@ -19,7 +18,7 @@ slo-headroom-tier-filter: keep the endpoints that are predicted to meet the obje
 An endpoint without a prediction is negative. Exploring negative endpoints gives wrong predictions a
 chance to be corrected.
 
-slo-deadline-ordering-policy: the request whose first token is due soonest goes first.
+slo-deadline-ordering-policy: the soonest due first token goes first.
 
     rank = (arrival at the picker + x-llm-d-slo-ttft-ms, arrival at the picker)
 

@@ -1,5 +1,4 @@
-"""deficit-round-robin-fairness-policy: equal shares of tokens, or shares by weight, however many
-requests they come in.
+"""deficit-round-robin-fairness-policy: equal or weighted shares of tokens.
 
 Theory of operation. A turn of a flow is worth `quantumTokens` × its weight. The request that uses a
 turn up may use more, and the excess is a debt that the flow repays by missing turns. (Deficit round

@@ -1,6 +1,6 @@
 """Fairness policies without weights or accounts.
 
-global-strict-fairness-policy: no fairness among flows; the best request of all goes first.
+global-strict-fairness-policy: the best request of all flows goes first.
 
     select = the flow whose head has the least (rank, number of arrival)
 

@@ -1,24 +1,24 @@
 """Filters by the labels of endpoints.
 
-by-label: keep the endpoints whose label has one of the listed values.
+by-label: keep endpoints whose label has a listed value.
 
     keep ⇔ labels[label] ∈ validValues, or the label is absent and allowsNoLabel
 
 Deprecated in favour of label-selector-filter.
 
-decode-filter: keep the endpoints that may run the decode stage of a request.
+decode-filter: keep endpoints for the decode stage.
 
     keep ⇔ llm-d.ai/role ∈ {decode, prefill-decode, both, encode-prefill-decode}, or absent
 
-prefill-filter: keep the endpoints that may run the prefill stage of a request.
+prefill-filter: keep endpoints for the prefill stage.
 
     keep ⇔ llm-d.ai/role ∈ {prefill, encode-prefill, prefill-decode, both, encode-prefill-decode}
 
-encode-filter: keep the endpoints that may run the encode stage of a request.
+encode-filter: keep endpoints for the encode stage.
 
     keep ⇔ llm-d.ai/role ∈ {encode, encode-prefill, encode-prefill-decode}
 
-label-selector-filter: keep the endpoints whose labels a Kubernetes label selector selects.
+label-selector-filter: keep endpoints that a Kubernetes label selector selects.
 
     keep ⇔ every entry of matchLabels and of matchExpressions holds
 

@@ -1,4 +1,4 @@
-"""prefix-cache-affinity-filter: keep the endpoints that hold most of the prompt, if fast enough.
+"""prefix-cache-affinity-filter: keep endpoints that hold most of the prompt, if fast enough.
 
     sticky ⇔ match / total ≥ affinityThreshold
     slower = best TTFT of the sticky ones − best TTFT of the others

@@ -1,4 +1,4 @@
-"""utilization-filter: keep the endpoints that are not too busy.
+"""utilization-filter: keep endpoints that are not too busy.
 
     keep ⇔ every condition's metric ≤ its maxValue
 

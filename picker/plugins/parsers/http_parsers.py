@@ -3,29 +3,29 @@
 Only bodies that are not JSON objects are refused: missing members and wrong types are the
 endpoint's business, and a request without a readable prompt is routed without a prefix.
 
-openai-parser: understands the request bodies of the OpenAI APIs, as far as routing needs them.
+openai-parser: understands bodies of the OpenAI APIs.
 
 Lists of token ids are prompts that need no tokenizer, and so are lists of such lists. vLLM's own
 `pooling` is treated as `embeddings`.
 
-anthropic-parser: understands the request bodies of Anthropic's Messages API.
+anthropic-parser: understands bodies of Anthropic's Messages API.
 
 Of `messages/count_tokens` only the model is read, because counting fills no cache.
 
-sglanghttp-parser: understands the bodies of SGLang's `/generate`.
+sglanghttp-parser: understands bodies of SGLang's `/generate`.
 
 `input_ids` is a list of integers in [0, 2**32), or a list of such lists; else `text` is a text or a
 list of texts. `extra_key` is the cache salt, and `sampling_params.max_new_tokens` caps the output.
 The body is forwarded unchanged; it names no model. A body with neither, and a body of another path
 that ends in `/generate`, belongs to another server's API and is forwarded unread.
 
-vllmhttp-parser: understands the bodies of vLLM's token-level API, `/inference/v1/generate`.
+vllmhttp-parser: understands bodies of vLLM's `/inference/v1/generate`.
 
 `token_ids`, a list of whole numbers in [0, 2**32), is the prompt; `features` may place multi-modal
 items in it, and `sampling_params.max_tokens` caps the output. A body with other token ids or items
 is routed without a prefix.
 
-passthrough-parser: keeps every body raw; takes the paths that no other parser claims.
+passthrough-parser: takes all other paths, and keeps bodies raw.
 """
 
 from collections.abc import Mapping

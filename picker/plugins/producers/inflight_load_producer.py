@@ -1,4 +1,4 @@
-"""inflight-load-producer: count the requests and tokens that this picker has in flight.
+"""inflight-load-producer: count this picker's requests and tokens in flight.
 
 When a request leaves (`pre_request`), the first endpoint of each profile that picked one gets
 

@@ -1,4 +1,4 @@
-"""precise-prefix-cache-producer: the part of the prompt that the engines report as cached.
+"""precise-prefix-cache-producer: the part of the prompt that engines report as cached.
 
 Engines publish each block that enters or leaves their KV cache (vLLM's and SGLang's KV events). For
 each endpoint

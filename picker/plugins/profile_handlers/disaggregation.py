@@ -1,6 +1,6 @@
 """Profile handlers for disaggregated requests, whose stages run on different endpoints.
 
-disagg-profile-handler: run a request's encode, prefill and decode stages on different endpoints.
+disagg-profile-handler: encode, prefill and decode on different endpoints.
 
     decode-first:   decode → encode, if its decider says so → prefill, if its decider says so
     prefill-first:  encode, if its decider says so → prefill → decode
@@ -29,7 +29,7 @@ pd-profile-handler: decode and prefill on different endpoints; see disagg-profil
 header `x-data-parallel-host-port` then names the picked endpoint, to which the sidecar forwards.
 Only one endpoint is named then, because the header would be wrong for the next. Deprecated.
 
-disagg-headers-handler: name the prefill and encode endpoints in headers for the decode endpoint.
+disagg-headers-handler: name the prefill and encode endpoints in headers.
 
     x-prefiller-host-port = first endpoint of `prefillProfile`
     x-encoder-hosts-ports = all endpoints of `encodeProfile`, separated by commas

@@ -2,7 +2,7 @@
 
 single-profile-handler: run the only profile; its result is primary.
 
-data-parallel-profile-handler: reach a pod's data-parallel rank by way of the pod's sidecar.
+data-parallel-profile-handler: reach a pod's data-parallel rank through its sidecar.
 
     destination = picked ip : primaryPort,   x-data-parallel-host-port = picked ip:port
 

@@ -29,7 +29,7 @@ load-aware-scorer: prefer endpoints without a queue, up to a threshold.
     score = 0.5                              when nothing waits
             0.5 · (1 − min(q, T) / T)        else, with T = `threshold` (≤ 0 means the default)
 
-active-request-scorer: prefer endpoints where this picker has few requests in flight.
+active-request-scorer: prefer endpoints with few requests of this picker in flight.
 
     score = 1.0                                   when count ≤ idleThreshold
             (max − count) / max · maxBusyScore    else, with max over the candidates

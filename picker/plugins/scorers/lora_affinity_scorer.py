@@ -1,4 +1,4 @@
-"""lora-affinity-scorer: prefer endpoints that have the request's LoRA adapter loaded.
+"""lora-affinity-scorer: prefer endpoints that have loaded the request's LoRA adapter.
 
     score = 1.0    the target model is an active adapter there
             0.8    else, when there is room for one more: active + waiting < max

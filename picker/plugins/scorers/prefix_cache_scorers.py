@@ -1,6 +1,6 @@
 """Scorers by the part of a prompt that endpoints have cached.
 
-prefix-cache-scorer: prefer endpoints that already hold the beginning of the prompt.
+prefix-cache-scorer: prefer endpoints that hold the beginning of the prompt.
 
     score = w · min(1, match · B / scale)² + (1 − w) · match / total
 
@@ -14,7 +14,7 @@ precise-prefix-cache-scorer: a precise-prefix-cache-producer that also scores wh
 Deprecated: configure the producer, and a prefix-cache-scorer with its name as
 `prefixMatchInfoProducerName`.
 
-no-hit-lru-scorer: spread prompts that no endpoint has cached, least recently used first.
+no-hit-lru-scorer: spread uncached prompts, least recently used endpoints first.
 
 A decision is cold when no candidate has a block of the prompt. Of n candidates,
 
