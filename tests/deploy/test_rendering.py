@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from picker.k8s.objects import read_policy, read_pool
-from scripts import gen_deploy
+from scripts import document_chart, gen_deploy
 from tests.support.kube.crd_rules import CrdRules
 from tests.support.kube.manifests import (
     BUILDS,
@@ -101,3 +101,4 @@ def test_the_picker_reads_its_pool_and_objectives() -> None:
 
 def test_files_that_are_written_are_up_to_date() -> None:
     assert gen_deploy.different() == []
+    assert document_chart.table() in document_chart.README.read_text()

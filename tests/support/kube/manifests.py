@@ -1,8 +1,9 @@
 """Kubernetes objects as kustomize and Helm render them from deploy/."""
 
+import json
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -45,10 +46,24 @@ def helm_says(*settings: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def charted(*settings: str, release: str = "pointsman", namespace: str = NAMESPACE) -> list[Object]:
+def charted(
+    *settings: str,
+    release: str = "pointsman",
+    namespace: str = NAMESPACE,
+    values: Mapping[str, Any] | None = None,
+    tests: bool = False,
+    version: str = NEWEST,
+) -> list[Object]:
+    """Return the objects of `helm template`; `tests`: with those of `helm test`.
+
+    `version` is of Kubernetes: that of the wheel that has this Helm.
+    """
     flags = [word for setting in settings for word in ("--set", setting)]
+    for key, value in (values or {}).items():
+        flags += ("--set-json", f"{key}={json.dumps(value)}")
+    flags += () if tests else ("--skip-tests",)
     command = ("template", release, str(CHART), "--namespace", namespace, *flags)
-    return [one for one in yaml.safe_load_all(_output(tool("helm"), *command)) if one]
+    return [one for one in yaml.safe_load_all(_output(tool("helm", version), *command)) if one]
 
 
 @cache

@@ -1,5 +1,6 @@
 {{- define "pointsman.name" -}}
-{{- default .Release.Name .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- $suffix := empty .Values.nameOverride | ternary "" (printf "-%s" .Values.nameOverride) -}}
+{{- default (printf "%s%s" .Release.Name $suffix) .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
 {{- define "pointsman.picker" -}}{{ include "pointsman.name" . }}-picker{{- end -}}
@@ -15,17 +16,30 @@
 {{- if eq .Values.mode "standalone" }}{{ include "pointsman.picker" . }}{{ else }}{{ include "pointsman.pool" . }}{{ end -}}
 {{- end -}}
 
-{{/* Labels of every object; of: what the object is named by. */}}
-{{- define "pointsman.labels" -}}
-app.kubernetes.io/name: {{ .of }}
-{{- with .component }}
-app.kubernetes.io/component: {{ . }}
+{{/* Metadata of every object; of: what it belongs to. Also name, component, role, labels, annotations, and namespace: the
+release's, "": for the whole cluster. */}}
+{{- define "pointsman.metadata" -}}
+name: {{ .name | default .of }}
+{{- with dig "namespace" .root.Release.Namespace . }}
+namespace: {{ . }}
 {{- end }}
-{{- with .role }}
-llm-d.ai/role: {{ . }}
+labels:
+  app.kubernetes.io/name: {{ .of }}
+  {{- with .component }}
+  app.kubernetes.io/component: {{ . }}
+  {{- end }}
+  {{- with .role }}
+  llm-d.ai/role: {{ . }}
+  {{- end }}
+  app.kubernetes.io/part-of: pointsman
+  {{- include "pointsman.releaseLabels" .root | nindent 2 }}
+  {{- with merge (dict) (.labels | default dict) .root.Values.commonLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
 {{- end }}
-app.kubernetes.io/part-of: pointsman
-{{ include "pointsman.releaseLabels" .root }}
 {{- end -}}
 
 {{/* Labels by which tools find what a release has made. */}}
@@ -34,9 +48,6 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
 {{- end -}}
 
 {{/* Labels of a Pod beyond those by which it is selected; own: its podLabels. */}}
@@ -44,6 +55,59 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 {{- with merge (dict) .own .root.Values.commonLabels }}
 {{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* A map, with the entries of another in place of its own; Helm's mergeOverwrite leaves out those that are false. */}}
+{{- define "pointsman.over" -}}
+{{- $all := deepCopy .all }}
+{{- range $key, $value := .own | default dict }}
+{{- $_ := set $all $key $value }}
+{{- end }}
+{{- toYaml $all }}
+{{- end -}}
+
+{{/* Values of workers of one kind: own, and those of all; maps are merged, lists joined. */}}
+{{- define "pointsman.workerValues" -}}
+{{- $values := deepCopy .own }}
+{{- range $key, $all := omit .root.Values.workers "sim" "cpu" "gpu" "disaggregation" }}
+{{- if kindIs "slice" $all }}
+{{- $_ := set $values $key (concat $all (get $values $key | default list)) }}
+{{- else if kindIs "map" $all }}
+{{- $_ := set $values $key (include "pointsman.over" (dict "all" $all "own" (get $values $key)) | fromYaml) }}
+{{- else }}
+{{- $_ := set $values $key (get $values $key | default $all) }}
+{{- end }}
+{{- end }}
+{{- toYaml $values }}
+{{- end -}}
+
+{{/* Where a Pod runs and as whom; values: of picker or worker, names: labels that select it, spread: whether it spreads by itself. */}}
+{{- define "pointsman.podFields" -}}
+{{- with pick .values "nodeSelector" "tolerations" "affinity" "priorityClassName" "runtimeClassName" }}
+{{- range $key, $value := . }}
+{{- if $value }}
+{{ dict $key $value | toYaml }}
+{{- end }}
+{{- end }}
+{{- end }}
+securityContext:
+  {{- include "pointsman.over" (dict "all" .root.Values.podSecurityContext "own" .values.podSecurityContext) | nindent 2 }}
+{{- if .values.topologySpreadConstraints }}
+topologySpreadConstraints:
+{{- range .values.topologySpreadConstraints }}
+- {{- toYaml (merge (deepCopy .) (dict "labelSelector" (dict "matchLabels" $.names))) | nindent 2 }}
+{{- end }}
+{{- else if .spread }}
+topologySpreadConstraints:
+{{- range list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
+- maxSkew: 1
+  topologyKey: {{ . }}
+  whenUnsatisfiable: ScheduleAnyway
+  labelSelector:
+    matchLabels:
+      {{- toYaml $.names | nindent 6 }}
+{{- end }}
 {{- end }}
 {{- end -}}
 
@@ -56,10 +120,12 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 {{- $images := .root.Values.images -}}
 {{- $image := index $images .name -}}
 {{- $repository := $image.repository -}}
-{{- if not (regexMatch "^([^/]*[.:][^/]*|localhost)/" $repository) -}}
+{{- $host := regexFind "^([^/]*[.:][^/]*|localhost)/" $repository -}}
+{{- with .root.Values.global.imageRegistry -}}
+{{- $repository = printf "%s/%s" . (trimPrefix $host $repository) -}}
+{{- else if not $host -}}
 {{- $why := printf "images.%s.repository: %s names no registry: set images.registry" .name $repository -}}
-{{- $registry := (.root.Values.global | default dict).imageRegistry | default $images.registry -}}
-{{- $repository = printf "%s/%s" (required $why $registry) $repository -}}
+{{- $repository = printf "%s/%s" (required $why $images.registry) $repository -}}
 {{- end -}}
 image: {{ $repository }}:{{ $image.tag }}{{ with $image.digest }}@{{ . }}{{ end }}
 {{- with $images.pullPolicy }}
@@ -67,27 +133,16 @@ imagePullPolicy: {{ . }}
 {{- end }}
 {{- end -}}
 
-{{- define "pointsman.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
-fsGroup: 65532
-seccompProfile:
-  type: RuntimeDefault
-{{- end -}}
-
 {{- define "pointsman.containerSecurity" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities:
-  drop: [ALL]
+{{- include "pointsman.over" (dict "all" .root.Values.securityContext "own" .own) }}
 {{- end -}}
 
+{{/* Names of secrets, or objects that name them; also those of a parent chart. */}}
 {{- define "pointsman.pullSecrets" -}}
-{{- with .Values.images.pullSecrets }}
+{{- with concat (.Values.global.imagePullSecrets | default list) .Values.images.pullSecrets | uniq }}
 imagePullSecrets:
 {{- range . }}
-- name: {{ . }}
+- name: {{ if kindIs "map" . }}{{ .name }}{{ else }}{{ . }}{{ end }}
 {{- end }}
 {{- end }}
 {{- end -}}
@@ -211,6 +266,10 @@ readinessProbe:
   {{- with .Values.picker.extraEnv }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
+  {{- with .Values.picker.extraEnvFrom }}
+  envFrom:
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
   ports:
   {{- if not $standalone }}
   - {name: grpc, containerPort: 9002}
@@ -234,7 +293,7 @@ readinessProbe:
   resources:
     {{- toYaml .Values.picker.resources | nindent 4 }}
   securityContext:
-    {{- include "pointsman.containerSecurity" . | nindent 4 }}
+    {{- include "pointsman.containerSecurity" (dict "root" . "own" .Values.picker.securityContext) | nindent 4 }}
   volumeMounts:
   - {name: config, mountPath: /config, readOnly: true}
   - {name: tmp, mountPath: /tmp}
@@ -250,11 +309,6 @@ readinessProbe:
   {{- with .Values.picker.extraVolumeMounts }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
-{{- end -}}
-
-{{- define "pointsman.addonLabels" -}}
-app.kubernetes.io/name: {{ .of }}
-{{ include "pointsman.releaseLabels" .root }}
 {{- end -}}
 
 {{- define "pointsman.dnsEgress" -}}
@@ -293,5 +347,5 @@ app.kubernetes.io/name: {{ .of }}
   resources:
     {{- toYaml $sidecar.resources | nindent 4 }}
   securityContext:
-    {{- include "pointsman.containerSecurity" . | nindent 4 }}
+    {{- include "pointsman.containerSecurity" (dict "root" .) | nindent 4 }}
 {{- end -}}

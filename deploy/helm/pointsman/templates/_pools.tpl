@@ -79,10 +79,7 @@
 apiVersion: inference.networking.k8s.io/v1
 kind: InferencePool
 metadata:
-  name: {{ .name }}
-  namespace: {{ .namespace }}
-  labels:
-    {{- .labels | nindent 4 }}
+  {{- include "pointsman.metadata" (merge (dict "name" .name "namespace" .namespace) .meta) | nindent 2 }}
 spec:
   selector:
     matchLabels:
@@ -104,10 +101,7 @@ spec:
 apiVersion: gateway.networking.k8s.io/v1
 kind: HTTPRoute
 metadata:
-  name: {{ .name }}
-  namespace: {{ .root.Release.Namespace }}
-  labels:
-    {{- .labels | nindent 4 }}
+  {{- include "pointsman.metadata" (merge (dict "name" .name "namespace" .root.Release.Namespace) .meta) | nindent 2 }}
 spec:
   parentRefs:
   - group: gateway.networking.k8s.io
@@ -136,10 +130,7 @@ spec:
 apiVersion: llm-d.ai/v1alpha2
 kind: InferenceObjective
 metadata:
-  name: {{ .objective.name }}
-  namespace: {{ .namespace }}
-  labels:
-    {{- .labels | nindent 4 }}
+  {{- include "pointsman.metadata" (merge (dict "name" .objective.name "namespace" .namespace) .meta) | nindent 2 }}
 spec:
   priority: {{ .objective.priority }}
   poolRef: {group: inference.networking.k8s.io, kind: InferencePool, name: {{ .pool }}}
