@@ -65,10 +65,13 @@ PLACES = (
     ),
     _place("images", rf"oci://(?P<old>{_OWN_REGISTRY})/charts/pointsman\b", *_PAGES),
     _place("images", r"^  registry: (?P<old>\S+)$", f"{_CHART}/values.yaml"),
+    _place("images", r"^\| `images\.registry` \| `(?P<old>\S+)`", f"{_CHART}/README.md"),
     _place("chart_version", rf"^version: (?P<old>{_CHART_VERSION})$", f"{_CHART}/Chart.yaml"),
     _place("version", rf"^appVersion: (?P<old>{_VERSION})$", f"{_CHART}/Chart.yaml"),
     _place(
-        "version", rf"repository: {_IMAGE}, tag: (?P<old>{_VERSION})\b", f"{_CHART}/values.yaml"
+        "version",
+        rf"repository: {_IMAGE}, tag: (?P<old>{_VERSION})\b",
+        *(f"{_CHART}/values.yaml", f"{_CHART}/README.md"),
     ),
     _place("version", rf"/{_IMAGE}\n\s+newTag: (?P<old>{_VERSION})$", *_MANIFESTS),
     _place("version", rf"\b{_IMAGE}:(?P<old>{_VERSION})\b", "deploy/compose/compose.yaml", *_PAGES),

@@ -66,7 +66,7 @@ def test_every_image_and_the_chart_of_a_fork_are_of_its_version(fork: Path) -> N
     chart = found["deploy/helm/pointsman/Chart.yaml"]
     assert f"\nversion: 1.22.3-rc.1\nappVersion: {VERSION}\n" in chart
     assert "--version 1.22.3-rc.1 " in found["deploy/helm/pointsman/README.md"]
-    assert chart.count(OWN["repository"]) == 2
+    assert chart.count(OWN["repository"]) == 5
     assert found["deploy/helm/pointsman/values.yaml"].count(f"tag: {VERSION}, ") == 3
     images = [t for name, t in found.items() if name.endswith("kustomization.yaml")]
     old = read_project(ROOT).version

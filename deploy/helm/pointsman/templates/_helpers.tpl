@@ -121,8 +121,9 @@ topologySpreadConstraints:
 {{- $image := index $images .name -}}
 {{- $repository := $image.repository -}}
 {{- $host := regexFind "^([^/]*[.:][^/]*|localhost)/" $repository -}}
-{{- with .root.Values.global.imageRegistry -}}
-{{- $repository = printf "%s/%s" . (trimPrefix $host $repository) -}}
+{{- $global := .root.Values.global.imageRegistry -}}
+{{- if $global -}}
+{{- $repository = printf "%s/%s" $global (trimPrefix $host $repository) -}}
 {{- else if not $host -}}
 {{- $why := printf "images.%s.repository: %s names no registry: set images.registry" .name $repository -}}
 {{- $repository = printf "%s/%s" (required $why $images.registry) $repository -}}
