@@ -79,7 +79,7 @@ PLACES = (
     _place("version", rf"^version=(?P<old>{_VERSION})$", "RELEASING.md"),
     _place("images", r"^images=(?P<old>\S+)$", "RELEASING.md"),
     _place("repository", rf"^repository=(?P<old>{_URL})$", "RELEASING.md"),
-    _place("chart_version", rf"--version (?P<old>{_CHART_VERSION})(?= |$)", *_PAGES),
+    _place("chart_version", rf"--version (?P<old>{_CHART_VERSION})(?=[ `]|$)", *_PAGES),
 )
 
 

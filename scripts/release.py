@@ -29,16 +29,20 @@ CHART = ROOT / "deploy" / "helm" / "pointsman"
 _SECTION = re.compile(
     r"^## \[?(?P<name>[^\]\s]+)\]?(?: - (?P<date>\d{4}-\d\d-\d\d))?$", re.MULTILINE
 )
+_LINK = re.compile(r"\]\((?!https?://|#)")
+UNRELEASED = "Unreleased"
 _BACKEND = "from setuptools.build_meta import build_{0}; build_{0}({1!r})"
 
 
-def notes(changelog: str, version: str) -> str:
-    """The section of the version without its heading. Raises LookupError."""
+def notes(changelog: str, version: str, repository: str) -> str:
+    """The section of the version without its heading, with absolute links. Raises LookupError."""
     sections = list(_SECTION.finditer(changelog))
     for section, following in zip(sections, [*sections[1:], None], strict=True):
         if section["name"] == version:
             end = following.start() if following else len(changelog)
-            return changelog[section.end() : end].strip() + "\n"
+            ref = "main" if version == UNRELEASED else f"v{version}"
+            text = changelog[section.end() : end].strip() + "\n"
+            return _LINK.sub(f"]({repository}/blob/{ref}/", text)
     raise LookupError(f"CHANGELOG.md has no section {version}")
 
 
@@ -76,9 +80,9 @@ def parts(project: Project, into: Path) -> None:
         (into / name).write_text(text)
     changelog = (ROOT / "CHANGELOG.md").read_text()
     try:
-        text = notes(changelog, project.version)
+        text = notes(changelog, project.version, project.repository)
     except LookupError:
-        text = notes(changelog, "Unreleased")
+        text = notes(changelog, UNRELEASED, project.repository)
     (into / "notes.md").write_text(text)
 
 
@@ -165,7 +169,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"version={project.version}\nregistry={registry}\nimages={project.images}")
         return 0
     if asked.command == "notes":
-        print(notes(changelog, project.version), end="")
+        print(notes(changelog, project.version, project.repository), end="")
         return 0
     if asked.command == "parts":
         parts(project, asked.into)

@@ -28,7 +28,7 @@ CHANGELOG = """# Changelog
 ## [0.2.0rc1] - 2026-12-01
 
 ### Added
-- b
+- b ([why](docs/b.md#c), [it](https://b.example))
 
 ## [0.1.0] - 2026-11-01
 
@@ -44,11 +44,14 @@ uvloop==0.23.0+x ; platform_machine == 'x86_64' \\
 
 
 def test_notes_are_the_section_of_the_version() -> None:
-    assert notes(CHANGELOG, "0.2.0rc1") == "### Added\n- b\n"
-    assert notes(CHANGELOG, "0.1.0") == "- a\n"
-    assert notes(CHANGELOG, "Unreleased") == "- c\n"
+    added = (
+        "### Added\n- b ([why](https://r/blob/v0.2.0rc1/docs/b.md#c), [it](https://b.example))\n"
+    )
+    assert notes(CHANGELOG, "0.2.0rc1", "https://r") == added
+    assert notes(CHANGELOG, "0.1.0", "https://r") == "- a\n"
+    assert notes(CHANGELOG, "Unreleased", "https://r") == "- c\n"
     with pytest.raises(LookupError, match=r"no section 0\.2\.0"):
-        notes(CHANGELOG, "0.2.0")
+        notes(CHANGELOG, "0.2.0", "https://r")
 
 
 def test_a_version_has_a_tag_and_a_dated_section_of_its_own() -> None:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ USES = re.compile(r"uses: (?P<action>\S+)@(?P<commit>\S+) # (?P<version>\S+)$", 
 RIGHTS = {
     "docs/publish": {"contents": "write"},
     "renew/renew": {"contents": "write", "pull-requests": "write"},
-    "release/images": {"packages": "write", "id-token": "write", "attestations": "write"},
+    "release/images": {"packages": "write"},
+    "release/tags": {"packages": "write", "id-token": "write", "attestations": "write"},
     "release/chart": {"packages": "write", "id-token": "write", "attestations": "write"},
     "release/pypi": {"id-token": "write"},
     "release/github": {"contents": "write", "id-token": "write", "attestations": "write"},
@@ -38,6 +40,8 @@ RIGHTS = {
 CHECK = 'make release-check TAG="$GITHUB_REF_NAME"'
 NAMES = 'python3 scripts/release.py names >> "$GITHUB_OUTPUT"'
 PUSH = 'scripts/push-chart.sh dist "$CHARTS" >> "$GITHUB_OUTPUT"'
+DIGEST = 'mkdir digests && echo "$DIGEST" > "digests/$RUNNER_ARCH"'
+TAG = 'scripts/tag-image.sh digests "$IMAGE" "$VERSION" >> "$GITHUB_OUTPUT"'
 DOCS = 'scripts/publish-docs.sh "$GITHUB_REF_NAME" .venv/bin/mike'
 PROPOSE = 'scripts/propose.sh renew-images "Renew the digests of images and the locks"'
 SUITE = "it runs the tests; make -n below resolves it"
@@ -57,7 +61,7 @@ ELSEWHERE = {
     "make renew": "needs registries; tests/scripts/test_pin_images.py has one of its own",
     "python3 -m pip install --constraint constraints.txt pyyaml": "needs the package index",
     "conformance/kind/run.sh": "needs docker; tests/conformance/test_kind.py has its parts",
-    'cosign sign --yes "$IMAGE@$DIGEST"': "needs OIDC and a registry",
+    "sudo rm -rf /usr/local/lib/android /usr/share/dotnet": "makes room on a runner",
     "cosign sign-blob --yes --bundle dist/SHA256SUMS.sigstore.json dist/SHA256SUMS": "needs OIDC",
     'gh release create "$GITHUB_REF_NAME" --verify-tag --notes-file dist/notes.md dist/*': (
         "needs GitHub"
@@ -112,7 +116,7 @@ def cloned(folder: Path) -> tuple[Path, Path]:
 
 
 def test_every_step_is_run_here_or_cannot_be() -> None:
-    here = {CHECK, NAMES, PUSH, DOCS, PROPOSE}
+    here = {CHECK, NAMES, DIGEST, TAG, PUSH, DOCS, PROPOSE}
     assert run_lines() == here | ELSEWHERE.keys()
     assert not here & ELSEWHERE.keys()
 
@@ -192,6 +196,32 @@ def test_steps_read_the_names_that_the_check_writes(tmp_path: Path) -> None:
     assert found["images"].startswith(found["registry"] + "/")
 
 
+def test_images_of_both_cpus_get_one_tag_and_one_signature(tmp_path: Path) -> None:
+    digests = {"X64": f"sha256:{'1' * 64}", "ARM64": f"sha256:{'2' * 64}", "": f"sha256:{'3' * 64}"}
+    stub(tmp_path / "bin", "docker", f"[ $3 = create ] || echo {digests['']}")
+    stub(tmp_path / "bin", "cosign", "echo signed")
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
+    names = {"PATH": str(tmp_path / "bin"), "IMAGE": "reg.example/o/pointsman-picker"}
+    names |= {"VERSION": "1.0.0", "GITHUB_OUTPUT": str(tmp_path / "output")}
+    for machine in ("ARM64", "X64"):
+        tags = execute(TAG, tmp_path, **names)
+        assert (tags.returncode, tags.stderr) == (2, "digests has not the digests of two images\n")
+        shutil.rmtree(tmp_path / "digests", ignore_errors=True)
+        done = execute(DIGEST, tmp_path, DIGEST=digests[machine], RUNNER_ARCH=machine)
+        assert done.returncode == 0, done.stderr
+    (tmp_path / "digests" / "ARM64").write_text(digests["ARM64"] + "\n")
+    done = execute(TAG, tmp_path, **names)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "output").read_text() == f"digest={digests['']}\n"
+    image = names["IMAGE"]
+    both = f"{image}@{digests['ARM64']} {image}@{digests['X64']}"
+    assert (tmp_path / "bin" / "calls").read_text().splitlines() == [
+        f"docker buildx imagetools create --tag {image}:1.0.0 {both}",
+        f"docker buildx imagetools inspect {image}:1.0.0 --format {{{{.Manifest.Digest}}}}",
+        f"cosign sign --yes {image}@{digests['']}",
+    ]
+
+
 def test_the_chart_is_pushed_and_signed_by_its_digest(tmp_path: Path) -> None:
     digest = f"sha256:{'0a' * 32}"
     stub(tmp_path / "bin", "helm", f'echo "Pushed: x"; echo "Digest: {digest}" >&2')
@@ -251,12 +281,19 @@ def test_every_uploaded_path_is_downloaded_by_a_later_job() -> None:
         for step in job.get("steps", ())
         if name.startswith("release/") and "upload-artifact" in step.get("uses", "")
     }
-    assert set(up.values()) == {"release/wheels", "release/parts"}
+    assert set(up.values()) == {"release/wheels", "release/parts", "release/images"}
     needed = {
         name: set(job.get("needs") if isinstance(job.get("needs"), list) else [job.get("needs")])
         for name, job in JOBS.items()
         if name.startswith("release/")
     }
-    assert {"wheels", "parts"} <= needed["release/pypi"]
-    assert json.dumps(JOBS["release/pypi"]).count("python-*") == 1
-    assert {name for name in up if not name.startswith("python-")} == {"parts"}
+    assert {"wheels", "parts", "tags", "chart"} <= needed["release/pypi"]
+    assert "images" in needed["release/tags"]
+    down = {"release/pypi": "python-*", "release/github": "p*", "release/tags": "digest-*-*"}
+    for name, pattern in down.items():
+        text = re.sub(r"\$\{\{[^}]*\}\}", "*", json.dumps(JOBS[name]))
+        assert text.replace("**", "*").count(f'"{pattern}"') == 1
+        of = {up[one] for one in up if fnmatch(re.sub(r"\$\{\{[^}]*\}\}", "x", one), pattern)}
+        assert of == (
+            {"release/images"} if pattern[0] == "d" else {"release/wheels", "release/parts"}
+        )
