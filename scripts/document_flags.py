@@ -22,7 +22,7 @@ PARSERS = {
     "picker": picker.cli.flags.build_parser,
     "worker": worker.cli.flags.build_parser,
 }
-LONGEST_CHOICES = 90  # columns beside the flag; longer ones are listed behind its text
+LONGEST_CHOICES = 90  # columns beside the flag
 # The end of the text of a flag whose parser does not know the default.
 DEFAULT = re.compile(r" \(default:? (?P<default>.*)\)$")
 
@@ -40,8 +40,12 @@ def lists(parser: argparse.ArgumentParser) -> str:
         actions = [a for a in group._group_actions if "--help" not in a.option_strings]
         actions = [a for a in actions if a.help != argparse.SUPPRESS]
         if actions:
-            items = "".join(_item(action) for action in actions)
-            parts.append(f"#### {_heading(group.title or '')}\n\n{items}")
+            heading = _heading(group.title or "")
+            if heading.startswith("Simulator"):  # its page has the meanings
+                items = ", ".join(f"{_names(one)}{_shown_default(one)}" for one in actions) + "\n"
+            else:
+                items = "".join(_item(action) for action in actions)
+            parts.append(f"#### {heading}\n\n{items}")
     return wrapped("\n".join(parts))
 
 
@@ -50,15 +54,18 @@ def _heading(title: str) -> str:
 
 
 def _item(action: argparse.Action) -> str:
-    text = (action.help or "").replace("%%", "%")
-    found = DEFAULT.search(text)
+    return f"- {_names(action)}{_shown_default(action)}: {DEFAULT.sub('', _text(action))}\n"
+
+
+def _text(action: argparse.Action) -> str:
+    return (action.help or "").replace("%%", "%")
+
+
+def _shown_default(action: argparse.Action) -> str:
+    found = DEFAULT.search(_text(action))
     default = _default(action) or (found["default"] if found else "")
-    if "%(default)s" in default or default in ("off", "none"):
-        default = ""
-    text = DEFAULT.sub("", text)
-    if len(_choices(action)) > LONGEST_CHOICES:
-        text += ": " + ", ".join(f"`{choice}`" for choice in action.choices or ())
-    return f"- {_names(action)}{default and f' ({default})'}: {text}\n"
+    is_said = "%(default)s" in default or default in ("off", "none")
+    return "" if is_said or not default else f" ({default})"
 
 
 def _names(action: argparse.Action) -> str:
@@ -68,14 +75,10 @@ def _names(action: argparse.Action) -> str:
     if action.nargs in ("?", 0):
         return f"`{flag}`"
     if action.choices is not None:
-        choices = _choices(action)
+        choices = "|".join(map(str, action.choices))
         return f"`{flag} {choices}`" if len(choices) <= LONGEST_CHOICES else f"`{flag}`"
     value = action.metavar if isinstance(action.metavar, str) else _kind(action)
     return f"`{flag} {value}{' …' if action.nargs == '+' else ''}`"
-
-
-def _choices(action: argparse.Action) -> str:
-    return "|".join(map(str, action.choices or ()))
 
 
 def _kind(action: argparse.Action) -> str:

@@ -1,4 +1,4 @@
-"""The table of limits in docs/protocol.md says what the code says, and leaves out none."""
+"""The list of limits in docs/protocol.md says what the code says, and leaves out none."""
 
 import dataclasses
 import re
@@ -205,9 +205,8 @@ ROWS = {
 def documented() -> dict[str, str]:
     page = (ROOT / "docs/protocol.md").read_text()
     section = page.partition("\n## Every limit\n")[2].partition("\n## ")[0]
-    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in section.splitlines()[4:]]
-    limits = {row[0].strip(): row[1].strip() for row in rows if len(row) == 2}
-    del limits["What"], limits["---"]
+    items = re.findall(r"^- (.+?): (.+?)(?=\n- |\n\n)", section, re.M | re.S)
+    limits = {" ".join(what.split()): limit for what, limit in items}
     assert sorted(limits) == sorted(ROWS.values())
     return {place: limits[what] for place, what in ROWS.items() if is_there(place)}
 
