@@ -1,5 +1,6 @@
 """Fixtures that any test may ask for."""
 
+import gc
 import os
 import socket
 import tempfile
@@ -11,7 +12,8 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from fleet.run.models import ensure_model
-from tests import depth
+from tests import depth as depth  # registers the profile of hypothesis
+from tests.deep_items import is_deep
 from tests.durations import Recorder
 from worker.catalog import DEFAULT
 
@@ -78,19 +80,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _WholeFiles:
     return _WholeFiles(config, log)
 
 
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector a million objects of modules and tests, which stay."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("beyond_default"):
-        left_out = [item for item in items if not _goes_beyond_default(item)]
+        left_out = [item for item in items if not is_deep(item)]
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if _goes_beyond_default(item)]
+        items[:] = [item for item in items if is_deep(item)]
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: not item.nodeid.startswith((_FLEETS, _SLOW, _INTERPRETED)))
-
-
-def _goes_beyond_default(item: pytest.Item) -> bool:
-    if item.get_closest_marker("full") is not None:
-        return True
-    if getattr(getattr(item, "function", None), "is_hypothesis_test", False):
-        return True
-    depths = (depth.examples, depth.worlds, depth.some, depth.by_depth)
-    return any(value in depths for value in vars(item.module).values() if callable(value))

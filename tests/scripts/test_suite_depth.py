@@ -23,8 +23,23 @@ def test_marked(): pass
 @given(st.integers())
 def test_property(number): pass
 
-@pytest.mark.parametrize("seed", range(worlds(30)))
+SEEDS = range(worlds(30))
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_walk(seed): pass
+
+@pytest.fixture
+def size(): return worlds(30)
+
+@pytest.fixture
+def sizes(size): return [size]
+
+def test_with_a_fixture(sizes): pass
+
+class TestClass:
+    def test_method(self): return SEEDS
+
+def test_shallow(): pass
 """
 PLAIN = """
 import subprocess, sys
@@ -51,11 +66,11 @@ def run_suite(folder: Path, *options: str, depth: str = "") -> str:
 def test_the_rest_of_the_suite_is_what_is_marked_and_what_depends_on_depth(tmp_path: Path) -> None:
     printed = run_suite(tmp_path, "--beyond-default", depth="full")
     assert "test_plain.py" not in printed
-    assert "32 passed, 2 deselected" in printed
+    assert "34 passed, 3 deselected" in printed
 
 
 def test_a_tenth_of_the_seeds_runs_by_default(tmp_path: Path) -> None:
-    assert "6 passed, 1 deselected" in run_suite(tmp_path, "-m", "not full")
+    assert "9 passed, 1 deselected" in run_suite(tmp_path, "-m", "not full")
 
 
 @pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["one-process", "two-processes"])
@@ -66,7 +81,7 @@ def test_a_record_has_every_item_with_the_time_of_its_children(
     run_suite(tmp_path, "-m", "not full", "--record-durations", str(path), *processes)
     record = read(path)
     found = {each.item.partition("::")[2]: each for each in record.durations}
-    assert len(found) == 6
+    assert len(found) == 9
     assert found["test_child"].cpu_seconds > 10 * found["test_plain"].cpu_seconds
     assert record.loop_seconds > 0
 

@@ -23,7 +23,7 @@ from picker.rpc.calls import Abort, Status
 from picker.types import Endpoint, EndpointMetrics
 from tests.depth import by_depth
 
-NUM_REQUESTS = by_depth(1_000, 10_000)
+NUM_REQUESTS = by_depth(500, 5_000)
 MODE = processing_mode_pb2.ProcessingMode
 DESTINATION = "x-gateway-destination-endpoint"
 NUM_ENDPOINTS = 6

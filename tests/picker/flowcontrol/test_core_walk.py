@@ -451,7 +451,7 @@ def crowded(rng: Random) -> Steps:
     return [(name, () if name == "leaves" else arguments) for name, arguments in steps]
 
 
-@pytest.mark.parametrize("seed", range(by_depth(2, 12)))
+@pytest.mark.parametrize("seed", range(by_depth(2, 6)))
 def test_a_full_queue_turns_away_the_newcomer_or_those_it_displaces(seed: int) -> None:
     walk(4 if seed % 2 else 1, crowded(Random(seed)))
 

@@ -126,7 +126,7 @@ requests = st.dictionaries(
     FILTERS,
     ids=[f"{name}-{index}" for index, (name, _) in enumerate(FILTERS)],
 )
-@examples(60)
+@examples(30)
 @given(candidate_lists(), findings(), requests, st.integers(0, 9))
 def test_a_filter_passes_candidates_in_their_order_and_never_raises(
     type_name: str,

@@ -20,7 +20,7 @@ from tests.support.picker.scorer_contract import (
 
 
 @pytest.mark.parametrize("name", sorted([*types_of(Scorer), *PARAMETERS]))
-@examples(60)
+@examples(30)
 @given(pool=pools(), found=findings(), tokens=st.integers(0, 40))
 def test_each_candidate_gets_one_score_within_zero_and_one(
     name: str, pool: list[Candidate], found: Attributes, tokens: int
@@ -41,7 +41,7 @@ def test_each_candidate_gets_one_score_within_zero_and_one(
         "expected-cost-scorer",
     ],
 )
-@examples(60)
+@examples(30)
 @given(known=st.lists(metrics, min_size=1, max_size=4), found=findings())
 def test_unknown_load_never_looks_better_than_known_load(
     name: str, known: list[EndpointMetrics], found: Attributes

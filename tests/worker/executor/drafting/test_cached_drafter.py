@@ -63,7 +63,7 @@ walks = given(st.integers(0, 2**32))
 
 
 @walks
-@examples(by_depth(1, 6))
+@examples(by_depth(1, 3))
 def test_a_draft_model_drafts_as_if_it_read_everything_anew(seed: int) -> None:
     """The history has chunks, hits, copies, preemption, reused blocks and rejected drafts."""
     bench = make_bench(TARGET, ModelNetwork(SMALL))
@@ -71,7 +71,7 @@ def test_a_draft_model_drafts_as_if_it_read_everything_anew(seed: int) -> None:
 
 
 @walks
-@examples(by_depth(1, 6))
+@examples(by_depth(1, 3))
 def test_a_head_drafts_as_if_it_read_everything_anew(seed: int) -> None:
     """The head's own positions are one less than the target's."""
     bench = make_bench(TARGET, HeadNetwork(HEAD))
@@ -93,7 +93,7 @@ def drafts_of_published(
 
 @pytest.mark.parametrize("layout", ["eagle", "eagle3", "eagle3, speculators"])
 @walks
-@examples(by_depth(1, 6))
+@examples(by_depth(1, 3))
 def test_a_published_head_drafts_as_if_it_read_everything_anew(
     layout: str, tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> None:
@@ -131,7 +131,7 @@ class Counted(PoisonedGraphs):
 
 @pytest.mark.parametrize("kind", ["model", "head", "target"])
 @walks
-@examples(by_depth(1, 12))
+@examples(by_depth(1, 4))
 def test_graphs_draft_as_if_everything_was_read_anew(kind: str, seed: int) -> None:
     network, oracle = {
         "model": (ModelNetwork(SMALL), functools.partial(drafts_of_model, SMALL)),
@@ -140,7 +140,7 @@ def test_graphs_draft_as_if_everything_was_read_anew(kind: str, seed: int) -> No
     }[kind]
     device = Counted()
     walk = Walk(make_bench(TARGET, network, device=device), oracle, random.Random(seed))
-    for _ in range(by_depth(2, 10)):
+    for _ in range(by_depth(2, 6)):
         walk.run(num_steps=4)
         walk.go_on(num_steps=5)
     assert device.num_drafted > 3
@@ -148,7 +148,7 @@ def test_graphs_draft_as_if_everything_was_read_anew(kind: str, seed: int) -> No
     assert kind != "target" or walk.accepted == walk.verified
 
 
-REQUESTS = by_depth(240, 1440)
+REQUESTS = by_depth(240, 720)
 
 
 @pytest.mark.parametrize("method", METHODS)

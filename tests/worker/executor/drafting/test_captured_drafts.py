@@ -102,7 +102,7 @@ def answers(
 
 @pytest.mark.parametrize("kind", by_depth(["head", "published", "target"], [*NETWORKS]))
 def test_an_engine_that_drafts_in_graphs_answers_the_same(kind: str) -> None:
-    asked = requests(by_depth(14, 200))
+    asked = requests(by_depth(14, 60))
     expected, _ = answers(asked, None, None)
     _, eager = answers(asked, NETWORKS[kind], None)
     device = PoisonedGraphs()
