@@ -124,6 +124,7 @@ picker
 --decision-header             return the request's id and the picked worker in response headers
 --record FILE                 record every decision in this file, for `pointsman replay` (default:
                               none)
+--tracing                     send OpenTelemetry spans of every part, configured by OTEL_* variables
 
 times
 --startup-timeout SECONDS[0..] = 120.0
@@ -145,6 +146,7 @@ _FRONT = """
                               dead
 --drain-timeout SECONDS[0..] = 30
                               time that running requests have to finish after SIGTERM
+--tracing                     send OpenTelemetry spans, configured by OTEL_* variables
 """
 _SIDECAR = """
 --host TEXT = 127.0.0.1       address to listen on
@@ -162,6 +164,7 @@ _SIDECAR = """
                               longest time of a prefill; then the decode worker computes the prompt
 --drain-timeout SECONDS[0..] = 30
                               time that running requests have to finish after SIGTERM
+--tracing                     send OpenTelemetry spans, configured by OTEL_* variables
 """
 _CONFIGURATION = """
 --config-text YAML            the configuration as text

@@ -18,7 +18,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from functools import partial
 from typing import NoReturn, Protocol, cast
 
@@ -28,8 +28,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from base.shelves import load_shelf
+from base.tracing import Tracing, TracingError, build_tracing
 from worker.api.generate.adapters import ServedAdapters, load_adapters
 from worker.api.generate.admission import Admission, MemoryGuard, resident_bytes
+from worker.api.generate.stages import TRACED
 from worker.api.generate.text import TextParts, build_text
 from worker.api.http.connection import protocol_of
 from worker.api.openai.checks import RequestChecks
@@ -77,6 +79,7 @@ async def run(config: ServeConfig, checkpoint: Checkpoint | None) -> int:
         _warn_if_open(config, listener)
         _log_default_sampling(config.api)
         metrics = _metrics(config)
+        tracing = _tracing(config, os.environ)
 
         def on_step(outputs: StepOutputs) -> None:
             if outputs.num_scheduled_tokens:
@@ -102,8 +105,11 @@ async def run(config: ServeConfig, checkpoint: Checkpoint | None) -> int:
             )
             config = dataclasses.replace(config, api=api)
             adapters = await load_adapters(config, client)
-            worker = _Worker(config, client, metrics, text, adapters)
-            return await worker.serve(listener, stop, started)
+            worker = _Worker(config, client, metrics, text, adapters, tracing)
+            try:
+                return await worker.serve(listener, stop, started)
+            finally:
+                await asyncio.to_thread(tracing.close)  # it sends the last spans
         finally:
             await client.shutdown()
 
@@ -180,6 +186,16 @@ def _kv_address(
     return KvAddress(transfer.kv_ip, ready.kv_port, http_port, transfer.kv_peer_port)
 
 
+def _tracing(config: ServeConfig, environment: Mapping[str, str]) -> Tracing:
+    endpoint = config.otlp_traces_endpoint
+    if endpoint is not None:
+        environment = {**environment, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": endpoint}
+    try:
+        return build_tracing(config.tracing or endpoint is not None, environment, TRACED)
+    except TracingError as error:
+        raise ConfigError(str(error)) from error
+
+
 def _metrics(config: ServeConfig) -> WorkerMetrics:
     api, lora = config.api, config.engine.lora
     name, max_drafts = api.served_model_names[0], api.num_speculative_tokens
@@ -232,6 +248,7 @@ class _Worker:
         metrics: WorkerMetrics,
         text: TextParts,
         adapters: ServedAdapters,
+        tracing: Tracing,
     ) -> None:
         api, tls = config.api, config.tls
         self._config = config
@@ -254,6 +271,7 @@ class _Worker:
             checks,
             config.engine,
             None if faults is None else faults.stats,
+            tracing,
         )
         if faults is not None:
             application = faults.around(application)

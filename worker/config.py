@@ -421,3 +421,5 @@ class ServeConfig:
     chat_template: str | None = None
     faults: FaultConfig | None = None  # None: fault injection is off
     lora_modules: tuple[LoraModule, ...] = ()
+    tracing: bool = False
+    otlp_traces_endpoint: str | None = None

@@ -238,12 +238,13 @@ class KvOffer(msgspec.Struct, frozen=True, array_like=True):
 @dataclass(frozen=True, slots=True)
 class KvPart:
     """KV that has arrived, of the tokens `start` to `end` − 1 of a sequence: bytes [tokens, layers,
-    2 (K, V), kv_heads, head_dim].
+    2 (K, V), kv_heads, head_dim]. `arrived_seconds` is monotonic; None: from a disk.
     """
 
     start: int
     end: int
     data: memoryview
+    arrived_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,18 @@
 
 import asyncio
 import logging
+import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final
 
 import aiohttp
 from aiohttp import web
 
 from base.forwarding import Headers, forwarded_headers
+from base.tracing import RequestTrace, Traced, Tracing, TracingError, build_tracing
 from fleet.errors import FleetError
 from worker.api.http.exchange import error_body
 from worker.errors import RequestError
@@ -17,8 +21,41 @@ from worker.errors import RequestError
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 64 << 20
+TRACE: Final = web.RequestKey("trace", RequestTrace)  # of a request that has one
 
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def tracing_of(enabled: bool, traced: Traced) -> AsyncIterator[Tracing]:
+    """Yield the tracer of a proxy; send the last spans at the end. Raises `FleetError`."""
+    try:
+        tracing = build_tracing(enabled, os.environ, traced)
+    except TracingError as error:
+        raise FleetError(str(error)) from error
+    try:
+        yield tracing
+    finally:
+        await asyncio.to_thread(tracing.close)
+
+
+def with_traces(handle: Handle, tracing: Tracing) -> Handle:
+    """Span each request; `handle` finds its span under `TRACE`."""
+
+    async def handled(request: web.Request) -> web.StreamResponse:
+        trace = tracing.request(list(request.headers.items()))
+        if trace is None:
+            return await handle(request)
+        request[TRACE] = trace
+        status: int | None = None
+        try:
+            response = await handle(request)
+            status = response.status
+            return response
+        finally:
+            trace.end(status)
+
+    return handled
 
 
 def runner_of(handle: Handle, drain_seconds: float, reads: bool = False) -> web.AppRunner:

@@ -26,13 +26,25 @@ import msgspec
 from aiohttp import web
 
 from base.forwarding import Headers, forwarded_headers, json_headers, new_session
+from base.tracing import RequestTrace, Traced, call_of
 from fleet.envoy.settings import LOCAL_REPLY_HEADER
-from fleet.proxy.forward import begun, error_answer, pass_on, serve, unavailable
+from fleet.proxy.forward import (
+    TRACE,
+    begun,
+    error_answer,
+    pass_on,
+    serve,
+    tracing_of,
+    unavailable,
+    with_traces,
+)
 from picker.errors import DROP_REASON_HEADER
 from worker.api.http.exchange import error_frame
 
 logger = logging.getLogger(__name__)
 
+TRACED = Traced("front", "pointsman-front", "front.request")
+ATTEMPT_SPAN = "front.attempt"
 MAX_HELD_BYTES = 8 << 20
 STATE_HEADER = "x-pointsman-resume"
 _MARKED = ("/v1/chat/completions", "/v1/completions")
@@ -66,6 +78,7 @@ class FrontOptions:
     patience: float
     stall_timeout: float
     drain_timeout: float
+    tracing: bool = False
 
 
 def front_command(given: argparse.Namespace) -> int:
@@ -74,10 +87,10 @@ def front_command(given: argparse.Namespace) -> int:
 
 
 async def _serve(options: FrontOptions) -> int:
-    async with new_session() as session:
+    async with tracing_of(options.tracing, TRACED) as tracing, new_session() as session:
         front = Front(options, session)
-        address = (options.host, options.port)
-        await serve("front", front.handle, address, options.drain_timeout, front.drain)
+        address, handle = (options.host, options.port), with_traces(front.handle, tracing)
+        await serve("front", handle, address, options.drain_timeout, front.drain)
     return 0
 
 
@@ -102,7 +115,8 @@ class Front:
         url = f"{self.options.gateway.rstrip('/')}{request.rel_url}"
         if not _is_held(request):
             data = request.content if request.body_exists else None
-            return await pass_on(self.session, request, url, data, headers)
+            with call_of(request.get(TRACE), ATTEMPT_SPAN, headers, url=url) as within:
+                return await pass_on(self.session, request, url, data, within)
         body = await request.read()
         try:
             asked = msgspec.json.decode(body, type=_Asked)
@@ -115,7 +129,7 @@ class Front:
             # Marks can only be read in an answer that is not compressed.
             headers = json_headers(headers)
         course = _Course(self, url, headers, _Client(request), body, marked=is_marked)
-        return await course.run()
+        return await course.run(request.get(TRACE))
 
 
 def _is_held(request: web.Request) -> bool:
@@ -240,11 +254,12 @@ class _Course:
         self._num_failures = self._num_lost = 0
         self._give_up_at = 0.0
 
-    async def run(self) -> web.StreamResponse:
+    async def run(self, trace: RequestTrace | None) -> web.StreamResponse:
         num_tokens = 0
         while True:
             try:
-                return await self._attempt()
+                with call_of(trace, ATTEMPT_SPAN, self._headers, url=self._url) as within:
+                    return await self._attempt(within)
             except _ClientGoneError:
                 return self._client.response or web.Response(status=_CLIENT_CLOSED_REQUEST)
             except _RefusedError as error:
@@ -298,9 +313,9 @@ class _Course:
         self._client.cut()
         return response
 
-    async def _attempt(self) -> web.StreamResponse:
+    async def _attempt(self, headers: Headers) -> web.StreamResponse:
         """Try once. Raises `_BrokenError`, `_RefusedError` and `_ClientGoneError`."""
-        asking = self._session.post(self._url, data=self._asked(), headers=self._headers)
+        asking = self._session.post(self._url, data=self._asked(), headers=headers)
         try:
             async with self._limit():
                 source = await asking

@@ -26,9 +26,11 @@ import msgspec
 from aiohttp import web
 
 from base.forwarding import Headers, forwarded_headers, new_session
-from fleet.proxy.forward import error_answer, pass_on, serve
+from base.tracing import RequestTrace, Traced, call_of
+from fleet.proxy.forward import TRACE, error_answer, pass_on, serve, tracing_of, with_traces
 from worker.api.routes.prefill_leg import (
     PATHS,
+    PREFILL_SPAN,
     PREFILLER_HEADER,
     REQUEST_ID_HEADER,
     PrefillLeg,
@@ -37,6 +39,9 @@ from worker.api.routes.prefill_leg import (
 )
 from worker.errors import RequestError
 
+# llm-d's names.
+TRACED = Traced("sidecar", "pointsman-sidecar", "llm_d.pd_proxy.request")
+DECODE_SPAN = "llm_d.pd_proxy.decode"
 _ROOMS_AT_ONCE = 1000  # started in the same nanosecond
 
 
@@ -52,6 +57,7 @@ class SidecarOptions:
     prefiller_networks: tuple[str, ...] | None
     prefill_timeout: float
     drain_timeout: float
+    tracing: bool = False
 
 
 def sidecar_command(given: argparse.Namespace) -> int:
@@ -60,9 +66,9 @@ def sidecar_command(given: argparse.Namespace) -> int:
 
 
 async def _serve(options: SidecarOptions) -> int:
-    async with Sidecar.running(options) as sidecar:
-        address = (options.host, options.port)
-        await serve("sidecar", sidecar.handle, address, options.drain_timeout, reads=True)
+    async with tracing_of(options.tracing, TRACED) as tracing, Sidecar.running(options) as sidecar:
+        address, handle = (options.host, options.port), with_traces(sidecar.handle, tracing)
+        await serve("sidecar", handle, address, options.drain_timeout, reads=True)
     return 0
 
 
@@ -87,7 +93,7 @@ class Sidecar:
                 await asyncio.gather(*sidecar._prefills, return_exceptions=True)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        named = request.headers.get(PREFILLER_HEADER)
+        named, trace = request.headers.get(PREFILLER_HEADER), request.get(TRACE)
         # The body is decompressed here: whatever its coding, it is searched for sources of KV.
         headers = forwarded_headers(request.headers.items(), PREFILLER_HEADER, "content-encoding")
         has_two_legs = request.method == "POST" and request.path in PATHS
@@ -104,10 +110,12 @@ class Sidecar:
                     headers.append((REQUEST_ID_HEADER, str(uuid.uuid1())))
                 url = f"http://{prefiller}{request.rel_url}"
                 path = request.path
-                body = await self._leg.second_body(self._session, url, headers, path, body)
+                with call_of(trace, PREFILL_SPAN, headers, url=url) as within:
+                    body = await self._leg.second_body(self._session, url, within, path, body)
         url = f"{self._options.decoder.rstrip('/')}{request.rel_url}"
         data = body if body or request.body_exists else None
-        return await pass_on(self._session, request, url, data, headers)
+        with call_of(trace, DECODE_SPAN, headers, url=url) as within:
+            return await pass_on(self._session, request, url, data, within)
 
     def _begin_prefill(
         self, prefiller: str, request: web.Request, headers: Headers, body: bytes
@@ -122,8 +130,14 @@ class Sidecar:
         }
         body = msgspec.json.encode(asked)
         url = f"http://{prefiller}{request.rel_url}"
-        post = self._leg.post(self._session, url, headers, body)
+        post = self._prefilled(request.get(TRACE), url, headers, body)
         prefill = asyncio.create_task(post, name="prefill")
         self._prefills.add(prefill)
         prefill.add_done_callback(self._prefills.discard)
         return body
+
+    async def _prefilled(
+        self, trace: RequestTrace | None, url: str, headers: Headers, body: bytes
+    ) -> bytes | None:
+        with call_of(trace, PREFILL_SPAN, headers, url=url) as within:
+            return await self._leg.post(self._session, url, within, body)

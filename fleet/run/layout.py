@@ -95,6 +95,7 @@ class FleetOptions:
     devices: str = "all"
     insecure: bool = False
     front: bool = False
+    tracing: bool = False
     envoy_concurrency: int = 1
     startup_seconds: float = 120.0
     drain_seconds: float = 10.0
@@ -218,7 +219,7 @@ class FleetPlan:
         argv = [*_python("fleet.commands.cli"), "front", "--host", self.options.host]
         argv += ["--port", str(self.options.port)]
         argv += ["--gateway", f"http://{_LOOPBACK}:{self.site.gateway_port}"]
-        argv += ["--drain-timeout", f"{self.options.drain_seconds:g}"]
+        argv += ["--drain-timeout", f"{self.options.drain_seconds:g}", *self._tracing]
         return Program("front", tuple(argv), self.site.folder / "front.log")
 
     @property
@@ -304,6 +305,7 @@ class FleetPlan:
             environment["OMP_NUM_THREADS"] = str(threads)
             # The worker has to number devices as this process does: in the order of nvidia-smi.
             environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        argv += self._tracing
         log = site.folder / f"{name}.log"
         program = Program(name, (*argv, *options.worker_args), log, environment)  # the last wins
         sidecar = self._sidecar(f"sidecar-{index + 1}", port, own_port) if decodes else None
@@ -314,7 +316,7 @@ class FleetPlan:
         argv += ["--decoder", f"http://{_LOOPBACK}:{decoder_port}"]
         # Clients can set the header, and must reach no other service with it.
         argv += ["--prefiller-networks", f"{_LOOPBACK}/32"]
-        argv += ["--drain-timeout", f"{self.options.drain_seconds:g}"]
+        argv += ["--drain-timeout", f"{self.options.drain_seconds:g}", *self._tracing]
         return Program(name, tuple(argv), self.site.folder / f"{name}.log")
 
     def _spare_gpus(self, beside: WorkerPlan) -> list[Gpu]:
@@ -355,8 +357,13 @@ class FleetPlan:
             argv.append("--allow-experimental-plugins")
         if options.decision_header:
             argv.append("--decision-header")
+        argv += self._tracing
         program = Program("picker", tuple(argv), site.folder / "picker.log")
         return PickerPlan(program, ports, ext_proc, health, http, record)
+
+    @property
+    def _tracing(self) -> list[str]:
+        return ["--tracing"] if self.options.tracing else []
 
     def envoy(self, number: int = 1, epoch: int = 0) -> EnvoyPlan:
         """Plan Envoy number `number`; it takes over from its predecessor unless `epoch` is 0."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from base.tracing import Tracing
 from picker.app.json_client import JsonClient
 from picker.cli.options import Options
 from picker.config.build import Assembly, BuildOptions, build, default_config
@@ -23,7 +24,6 @@ from picker.framework.services import Services
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.seeds import seed_of_secret
 from picker.telemetry.plugin_metrics import expose_sizes
-from picker.telemetry.spans import Tracing
 
 MIN_SECRET_BYTES = 16
 

@@ -17,6 +17,7 @@ from uuid import UUID
 import msgspec
 from msgspec.structs import replace
 
+from base.tracing import Span
 from picker.decisions.decision import Decision
 from picker.decisions.steps import BoundPlugin, PluginSteps
 from picker.errors import Code, DropReason, RefusedError, bad_request, no_endpoints
@@ -39,7 +40,6 @@ from picker.requestcontrol.headers import MODEL_REWRITE, OBJECTIVE, REQUEST_ID, 
 from picker.requestcontrol.pipeline import RequestContext, RequestPipeline, Ticket
 from picker.requestcontrol.plugin_log import PLUGIN_FAILED, PluginLog
 from picker.requestcontrol.responses import NO_METADATA, BodylessResponse, Response, endpoint_scores
-from picker.telemetry.spans import Span
 from picker.types import (
     Api,
     Candidate,

@@ -8,10 +8,10 @@ picker's.
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import groupby
-from typing import Protocol
 
+import base.tracing
+from base.tracing import Span, Tracer, Tracing, TracingError
 from picker.decisions.decision import Decision, FilteredOutError
 from picker.decisions.steps import PluginStep
 from picker.errors import ConfigError, PickerError
@@ -36,32 +36,11 @@ PRODUCER_SPANS: Mapping[str, str] = {
     "token-producer": "tokenize_render",
 }
 TOP = 5
-_IMPLEMENTATION = "picker.telemetry.otel"
-
-
-class Span(Protocol):
-    """A span of one request. Times are nanoseconds since 1970; None: now."""
-
-    @property
-    def is_recorded(self) -> bool: ...
-
-    def set(self, name: str, value: str | int | float | bool) -> None: ...
-
-    def fail(self, description: str) -> None: ...
-
-    def end(self, at_ns: int | None = None) -> None: ...
-
-    def propagation(self) -> Mapping[str, str]:
-        """Return the headers that make the endpoint's spans children of this one."""
-
-
-class Tracer(Protocol):
-    """Begins spans; must be quick and must not raise."""
-
-    def begin_request(self, headers: Mapping[str, str], age_seconds: float) -> Span:
-        """Begin the span of a request, within the span that `headers` (lower case) name."""
-
-    def begin(self, name: str, parent: Span, at_ns: int) -> Span: ...
+TRACED = base.tracing.Traced(
+    "picker",
+    "llm-d-epp",  # the name of the reference picker, for its dashboards
+    "gateway.request",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,21 +224,9 @@ def _describe_stages(span: Span, headers: Mapping[str, str]) -> None:
         span.set("llm_d.epp.encode.pod_addresses", encoders)
 
 
-@dataclass(frozen=True, slots=True)
-class Tracing:
-    """A tracer (None: tracing is off), and the function that sends its last spans."""
-
-    tracer: Tracer | None = None
-    close: Callable[[], None] = lambda: None
-
-
 def build_tracing(enabled: bool, environment: Mapping[str, str]) -> Tracing:
     """Create the tracer, if enabled. Raises `ConfigError`, also if the library is missing."""
-    if not enabled:
-        return Tracing()
     try:
-        implementation = import_module(_IMPLEMENTATION)
-    except ImportError as error:
-        raise ConfigError(f"--tracing needs `pip install '.[otel]'`: {error}") from error
-    tracing: Tracing = implementation.tracing_from(environment)
-    return tracing
+        return base.tracing.build_tracing(enabled, environment, TRACED)
+    except TracingError as error:
+        raise ConfigError(str(error)) from error

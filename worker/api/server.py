@@ -15,6 +15,7 @@ from http import HTTPStatus
 
 import msgspec
 
+from base.tracing import Tracing
 from worker.api.generate.admission import Admission
 from worker.api.generate.engine import Engine
 from worker.api.generate.open_sequences import OpenSequences
@@ -78,10 +79,12 @@ class WorkerApi:
         checks: RequestChecks,
         engine_config: EngineConfig | None = None,
         stats: Callable[[], EngineStats] | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """Use `stats` instead of the engine's own for metrics and load reports."""
         self._config = config
         self._metrics = metrics
+        self._tracing = tracing or Tracing()
         self._keys = ApiKeys(config.api_keys)
         self._ignored: set[str] = set()  # fields that the log names already
         stats = stats or (lambda: engine.stats)
@@ -122,11 +125,15 @@ class WorkerApi:
             write_stall_seconds=config.write_stall_seconds,
             body_timeout_seconds=config.body_timeout_seconds,
         )
+        if exchange.method == "POST":
+            exchange.trace = self._tracing.request(exchange.headers())
         try:
             await self._answer(exchange)
         except ClientGoneError:
             return
         finally:
+            if exchange.trace is not None:
+                exchange.trace.end(exchange.status)
             # Unknown paths share one label: a scanner must not fill the metrics.
             path = self._path_of(exchange)
             self._metrics.http.done(

@@ -84,6 +84,8 @@ server
                               write tokens of log probabilities as "token_id:N"
 --[no-]enable-per-request-metrics
                               report timings in each response
+--tracing                     send OpenTelemetry spans, configured by OTEL_* variables
+--otlp-traces-endpoint URL    send them there, by OTLP over HTTP: http://HOST:4318/v1/traces
 --[no-]enable-admin-routes    serve the routes that change or show the whole worker: sleep, pause,
                               reset, server info
 --[no-]enable-tokenizer-info-endpoint

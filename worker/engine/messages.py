@@ -208,8 +208,8 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one sequence since its last output; the last one carries `finish_reason`.
 
     `stop_token_id` is the token that ended the sequence, also the last of `token_ids`.
-    `num_cached_tokens` counts prompt tokens served from the prefix cache at first admission. The
-    three times are on the engine's monotonic clock, None until the event. `error` gives the user
+    `num_cached_tokens` counts prompt tokens served from the prefix cache at first admission. All
+    times are on the engine's monotonic clock, None until the event. `error` gives the user
     the reason if `finish_reason` is `ERROR`, or `ABORT` without a request for it. `logprobs` has
     one entry for each of `token_ids` if the request asks for them. `prompt_logprobs` comes with
     the outputs up to the first token, in order, one entry for each prompt token but the first, once
@@ -234,6 +234,7 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     num_steps: int = 1
     pooled: list[float] = []
     kv_offer: KvOffer | None = None
+    kv_arrived_seconds: float | None = None
 
 
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):

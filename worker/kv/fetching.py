@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
@@ -181,4 +182,5 @@ class KvFetcher:
             if data is None:
                 data = await channel.receive_data(size)
         self._state.counts.num_bytes_received += size
-        return KvPart(start, start + size // self._state.token_bytes, data)
+        end = start + size // self._state.token_bytes
+        return KvPart(start, end, data, time.monotonic())

@@ -94,6 +94,7 @@ class RequestRecord:
     last_token_seconds: float | None
     finished_seconds: float
     num_cached_tokens: int = 0
+    kv_arrived_seconds: float | None = None
     n: int | None = None
     max_num_generation_tokens: int | None = None
 

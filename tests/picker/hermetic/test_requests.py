@@ -1,17 +1,15 @@
 """Requests and responses, message by message, with all that plugins and observers make of them."""
 
 import base64
-import gzip
 import json
-import threading
 from collections.abc import Awaitable, Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from picker.cli.options import ExplainFlags
+from tests.support.otlp_collector import Spans, otlp_collector
 from tests.support.picker.configured_requests import GOLDEN, golden
 from tests.support.picker.ext_proc_stream import (
     DESTINATION,
@@ -349,37 +347,14 @@ async def _is(counts: Callable[[], Awaitable[list[int]]], expected: list[int]) -
 
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-Spans = list[dict[str, Any]]
 
 
 @pytest.fixture
 def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spans]:
-    """Collect spans in a thread, because the picker waits for the collector as it stops."""
-    pytest.importorskip("picker.telemetry.otel")
-    spans: Spans = []
-
-    class Collector(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            if self.headers.get("content-encoding") == "gzip":
-                body = gzip.decompress(body)
-            for resource in json.loads(body)["resourceSpans"]:
-                for scope in resource["scopeSpans"]:
-                    spans.extend(scope["spans"])
-            self.send_response(200)
-            self.send_header("content-length", "0")
-            self.end_headers()
-
-        def log_request(self, *arguments: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    yield spans
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    pytest.importorskip("base.otel")
+    with otlp_collector() as (address, spans):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+        yield spans
 
 
 async def test_a_request_and_its_decision_are_spans(tmp_path: Path, collected: Spans) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from picker.errors import RefusedError
+from picker.telemetry.spans import TRACED
 from picker.types import Endpoint, FinishCause
 from tests.support.picker.configured_requests import routing
 from tests.support.picker.span_notes import Noted, Notes
@@ -151,11 +152,11 @@ async def test_without_a_tracer_no_span_is_begun() -> None:
 
 
 async def test_steps_are_real_spans_of_opentelemetry() -> None:
-    otel = pytest.importorskip("picker.telemetry.otel")
+    otel = pytest.importorskip("base.otel")
     memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
     exporter = memory.InMemorySpanExporter()
     always = {"OTEL_TRACES_SAMPLER_ARG": "1"}
-    tracer = otel.tracing_with(exporter, always, in_background=False).tracer
+    tracer = otel.tracing_with(exporter, always, TRACED, in_background=False).tracer
     await routing(CONFIG, POOL, tracer=tracer).route()
     spans = {span.name: span for span in exporter.get_finished_spans()}
     picking, profile = spans["pick_endpoints"], spans["run_scheduler_profile"]

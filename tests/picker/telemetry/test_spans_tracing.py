@@ -4,10 +4,11 @@ from collections.abc import Mapping
 
 import pytest
 
+from base.tracing import Tracer
 from picker.errors import ConfigError
-from picker.telemetry.spans import Tracer, build_tracing
+from picker.telemetry.spans import TRACED, build_tracing
 
-otel = pytest.importorskip("picker.telemetry.otel")
+otel = pytest.importorskip("base.otel")
 memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -16,7 +17,7 @@ SAMPLED = {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "k=v", "baggage
 
 def recording(environment: Mapping[str, str] | None = None) -> tuple[Tracer, object]:
     exporter = memory.InMemorySpanExporter()
-    tracing = otel.tracing_with(exporter, environment or {}, in_background=False)
+    tracing = otel.tracing_with(exporter, environment or {}, TRACED, in_background=False)
     return tracing.tracer, exporter
 
 

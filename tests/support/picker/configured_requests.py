@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from base.tracing import Tracer
 from picker.config.build import Assembly, BuildOptions, build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
@@ -21,7 +22,7 @@ from picker.requestcontrol.director import Director, Exchange
 from picker.requestcontrol.pipeline import RequestContext, RequestPolicies
 from picker.telemetry.plugin_metrics import PluginCollector
 from picker.telemetry.request_metrics import RequestMetrics
-from picker.telemetry.spans import RequestTracer, Tracer
+from picker.telemetry.spans import RequestTracer
 from picker.types import (
     Endpoint,
     EndpointMetrics,

@@ -169,6 +169,7 @@ class Choice:
             last_token_seconds=last.last_token_seconds,
             finished_seconds=now,
             num_cached_tokens=last.num_cached_tokens,
+            kv_arrived_seconds=last.kv_arrived_seconds,
         )
 
 

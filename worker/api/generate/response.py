@@ -35,7 +35,7 @@ class PromptRun:
     echo: str | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_known: asyncio.Event = field(default_factory=asyncio.Event)
-    _recorded: list[RequestRecord] = field(default_factory=list)
+    records: list[RequestRecord] = field(default_factory=list)
     _echoed: Columns | None = None
     _raw_logprobs: msgspec.Raw | None = None
 
@@ -49,11 +49,11 @@ class PromptRun:
 
     def record(self, choice: Choice, now: float) -> RequestRecord:
         record = choice.record(now)
-        self._recorded.append(record)
+        self.records.append(record)
         # The request's own figures belong to its last record alone.
-        if len(self._recorded) < len(self.choices):
+        if len(self.records) < len(self.choices):
             return record
-        longest = max(r.num_generation_tokens for r in self._recorded)
+        longest = max(r.num_generation_tokens for r in self.records)
         return replace(record, n=len(self.choices), max_num_generation_tokens=longest)
 
     @property

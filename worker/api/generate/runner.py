@@ -25,6 +25,7 @@ from worker.api.generate.response import (
     usage_of,
     usage_so_far,
 )
+from worker.api.generate.stages import add_stages
 from worker.api.http.exchange import Exchange
 from worker.api.http.off_loop import off_loop_when_large
 from worker.engine.messages import RequestOutput
@@ -52,6 +53,14 @@ class Runner:
         """
         # A resumed stream may turn out to be over here: before the engine has the request.
         runs = prompt_runs(prepared, self._tokenizer)
+        try:
+            await self._answer(prepared, runs, exchange)
+        finally:
+            if exchange.trace is not None:
+                records = [record for run in runs for record in run.records]
+                add_stages(exchange.trace, runs[0].request.request_id, records)
+
+    async def _answer(self, prepared: Prepared, runs: list[PromptRun], exchange: Exchange) -> None:
         if prepared.stream:
             await self._stream(prepared, runs, exchange)
             return

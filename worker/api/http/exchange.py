@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from base.tracing import RequestTrace
 from worker.api.http.limits import check_json
 from worker.api.http.off_loop import off_loop_when_large
 from worker.errors import RequestError
@@ -65,6 +66,7 @@ class Exchange:
         self.request_id: str | None = None
         self.errors = OPENAI_ERRORS
         self.known_body: bytes | None = None
+        self.trace: RequestTrace | None = None
         self.started = False
         self.status: int | None = None
         self.num_body_bytes = 0

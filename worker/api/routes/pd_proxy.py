@@ -3,9 +3,11 @@
 import uuid
 
 from base.forwarding import forwarded_headers, new_session
+from base.tracing import call_of
 from worker.api.http.exchange import Exchange
 from worker.api.routes.prefill_leg import (
     PATHS,
+    PREFILL_SPAN,
     PREFILLER_HEADER,
     REQUEST_ID_HEADER,
     PrefillLeg,
@@ -28,5 +30,6 @@ class PdProxy:
         headers = forwarded_headers(exchange.headers(), PREFILLER_HEADER)
         if exchange.header(REQUEST_ID_HEADER.encode()) is None:
             headers.append((REQUEST_ID_HEADER, exchange.request_id or str(uuid.uuid1())))
-        async with new_session() as session:
-            return await self._leg.second_body(session, url, headers, exchange.path, body)
+        with call_of(exchange.trace, PREFILL_SPAN, headers, url=url) as within:
+            async with new_session() as session:
+                return await self._leg.second_body(session, url, within, exchange.path, body)

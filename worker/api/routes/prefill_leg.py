@@ -19,6 +19,7 @@ from worker.kv.access import may_ask
 
 logger = logging.getLogger(__name__)
 
+PREFILL_SPAN = "llm_d.pd_proxy.prefill"  # llm-d's name
 PREFILLER_HEADER = "x-prefiller-host-port"
 REQUEST_ID_HEADER = "x-request-id"
 _PARAMS = "kv_transfer_params"

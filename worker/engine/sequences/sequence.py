@@ -96,6 +96,7 @@ class Sequence:
     num_external: int = 0  # of `num_cached`, those whose KV was not on the device
     num_from_host: int = 0  # of those, what came from the host tier
     num_from_disk: int = 0
+    kv_arrived_seconds: float | None = None
     scheduled_seconds: float | None = None
     first_token_seconds: float | None = None
     last_token_seconds: float | None = None
@@ -214,6 +215,8 @@ class Sequence:
 
     def drop_pull(self) -> None:
         if self.kv_pull is not None:
+            if self.kv_pull.part is not None:
+                self.kv_arrived_seconds = self.kv_pull.part.arrived_seconds
             self.kv_pull.close()
             self.kv_pull = None
 
@@ -315,6 +318,7 @@ class Sequence:
             self._speculation_figures(request_id),
             pooled=list(pooled),
             kv_offer=kv_offer,
+            kv_arrived_seconds=self.kv_arrived_seconds,
         )
 
     def _speculation_figures(self, request_id: str | None) -> SpeculationFigures | None:

@@ -26,11 +26,8 @@ from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioB
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from picker.errors import ConfigError
-from picker.telemetry.spans import Span, Tracing
+from base.tracing import Span, Traced, Tracing, TracingError
 
-REQUEST_SPAN = "gateway.request"
-DEFAULT_SERVICE_NAME = "llm-d-epp"  # the name of the reference picker, for its dashboards
 DEFAULT_RATIO = "0.1"
 # They log every malformed entry of a client's headers, in full.
 _TALKATIVE = ("opentelemetry.baggage", "opentelemetry.trace", "opentelemetry.util.re")
@@ -66,39 +63,49 @@ class OtelSpan:
 
 
 class OtelTracer:
-    def __init__(self, provider: TracerProvider) -> None:
-        self._tracer = provider.get_tracer("pointsman.picker")
+    def __init__(self, provider: TracerProvider, traced: Traced) -> None:
+        self._tracer = provider.get_tracer(f"pointsman.{traced.program}")
+        self._name = traced.request_span
 
     def begin_request(self, headers: Mapping[str, str], age_seconds: float) -> Span:
         # An empty context: no other span of this process may become the parent.
         parent = _PROPAGATOR.extract(headers, context=Context())
         began = time.time_ns() - int(age_seconds * 1e9)
         kind = SpanKind.SERVER
-        span = self._tracer.start_span(REQUEST_SPAN, context=parent, kind=kind, start_time=began)
+        span = self._tracer.start_span(self._name, context=parent, kind=kind, start_time=began)
         return OtelSpan(span, parent)
 
-    def begin(self, name: str, parent: Span, at_ns: int) -> Span:
+    def begin(
+        self, name: str, parent: Span, at_ns: int | None = None, *, is_call: bool = False
+    ) -> Span:
         if not isinstance(parent, OtelSpan):
             raise TypeError("the parent is a span of another tracer")
-        span = self._tracer.start_span(name, context=parent.context, start_time=at_ns)
+        kind = SpanKind.CLIENT if is_call else SpanKind.INTERNAL
+        span = self._tracer.start_span(name, context=parent.context, kind=kind, start_time=at_ns)
         return OtelSpan(span, parent.context)
 
 
-def tracing_from(environment: Mapping[str, str]) -> Tracing:
-    """Create the tracer that `environment` configures. Raises `ConfigError`."""
+def tracing_from(environment: Mapping[str, str], traced: Traced) -> Tracing:
+    """Create the tracer that `environment` configures. Raises `TracingError`."""
     try:
-        return tracing_with(_exporter(environment), environment, in_background=True)
+        return tracing_with(_exporter(environment), environment, traced, in_background=True)
+    except TracingError:
+        raise
     except ValueError as error:  # the library reads further variables
-        raise ConfigError(f"--tracing: {error}") from error
+        raise TracingError(f"--tracing: {error}") from error
 
 
 def tracing_with(
-    exporter: SpanExporter | None, environment: Mapping[str, str], *, in_background: bool
+    exporter: SpanExporter | None,
+    environment: Mapping[str, str],
+    traced: Traced,
+    *,
+    in_background: bool,
 ) -> Tracing:
     """Create a tracer that sends spans with `exporter`; None: it only propagates traces."""
     for talkative in _TALKATIVE:
         logging.getLogger(talkative).setLevel(logging.ERROR)
-    name = environment.get("OTEL_SERVICE_NAME") or DEFAULT_SERVICE_NAME
+    name = environment.get("OTEL_SERVICE_NAME") or traced.service
     provider = TracerProvider(
         sampler=_sampler(environment),
         resource=Resource.create({SERVICE_NAME: name}),
@@ -107,26 +114,27 @@ def tracing_with(
     if exporter is not None:
         processor = BatchSpanProcessor if in_background else SimpleSpanProcessor
         provider.add_span_processor(processor(exporter))
-    return Tracing(OtelTracer(provider), provider.shutdown)
+    return Tracing(OtelTracer(provider, traced), provider.shutdown)
 
 
 def _exporter(environment: Mapping[str, str]) -> SpanExporter | None:
     name = environment.get("OTEL_TRACES_EXPORTER") or "otlp"
     if name == "otlp":
-        return OTLPSpanExporter()
+        return OTLPSpanExporter(endpoint=environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"))
     if name == "console":
         return ConsoleSpanExporter()
     if name == "none":
         return None
-    raise ConfigError(f"OTEL_TRACES_EXPORTER={name}: only otlp, console and none are supported")
+    raise TracingError(f"OTEL_TRACES_EXPORTER={name}: only otlp, console and none are supported")
 
 
 def _sampler(environment: Mapping[str, str]) -> Sampler:
     name = environment.get("OTEL_TRACES_SAMPLER") or "parentbased_traceidratio"
     if name != "parentbased_traceidratio":
-        raise ConfigError(f"OTEL_TRACES_SAMPLER={name}: only parentbased_traceidratio is supported")
+        only = "only parentbased_traceidratio is supported"
+        raise TracingError(f"OTEL_TRACES_SAMPLER={name}: {only}")
     text = environment.get("OTEL_TRACES_SAMPLER_ARG") or DEFAULT_RATIO
     try:
         return ParentBased(TraceIdRatioBased(float(text)))
     except ValueError as error:
-        raise ConfigError(f"OTEL_TRACES_SAMPLER_ARG={text}: must be from 0 to 1") from error
+        raise TracingError(f"OTEL_TRACES_SAMPLER_ARG={text}: must be from 0 to 1") from error
