@@ -263,15 +263,9 @@ class _Worker:
         )
         checks = RequestChecks(api, text.of_model(config), random.Random(api.seed), adapters)
         faults = None if config.faults is None else _fault_injection(config, client)
+        stats = None if faults is None else faults.stats
         application: ASGIApp = WorkerApi(
-            api,
-            client,
-            self._admission,
-            metrics,
-            checks,
-            config.engine,
-            None if faults is None else faults.stats,
-            tracing,
+            api, client, self._admission, metrics, checks, config.engine, stats, tracing
         )
         if faults is not None:
             application = faults.around(application)
