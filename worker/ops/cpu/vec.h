@@ -104,14 +104,6 @@ typedef int32_t vi __attribute__((vector_size(16)));
 static inline vf load(const float* p) { vf v; memcpy(&v, p, 16); return v; }
 static inline void store(float* p, vf v) { memcpy(p, &v, 16); }
 static inline vf all(float x) { return vf{x, x, x, x}; }
-static inline vf fma(vf a, vf b, vf c) {
-#if defined(__aarch64__)
-  return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
-#else
-  for (int i = 0; i < 4; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
-  return c;
-#endif
-}
 static inline vf add(vf a, vf b) { return a + b; }
 static inline vf sub(vf a, vf b) { return a - b; }
 static inline vf mul(vf a, vf b) { return a * b; }
@@ -130,12 +122,49 @@ template <int N> static inline vi right(vi a) {
 template <int N> static inline vi signed_right(vi a) { return a >> N; }
 template <int N> static inline vi left(vi a) { return a << N; }
 static inline vf to_float(vi a) { return __builtin_convertvector(a, vf); }
+static inline vf as_float(vi a) { return (vf)a; }
+static inline vf nibble(vi a) { return to_float(iand(a, iall(15))); }
+
+#if defined(__aarch64__)
+
+static inline vf fma(vf a, vf b, vf c) {
+  return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+}
+static inline vi nearest(vf a) { return (vi)vcvtnq_s32_f32((float32x4_t)a); }
+static inline vf halves(const uint16_t* p) {
+  return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+}
+static inline vi shorts(const uint16_t* p) { return (vi)vmovl_u16(vld1_u16(p)); }
+static inline uint8x8_t four_bytes(const uint8_t* p) {
+  uint32_t four;
+  memcpy(&four, p, 4);
+  return vreinterpret_u8_u32(vdup_n_u32(four));
+}
+static inline vi bytes(const uint8_t* p) {
+  return (vi)vmovl_u16(vget_low_u16(vmovl_u8(four_bytes(p))));
+}
+static inline vi signed_bytes(const uint8_t* p) {
+  return (vi)vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(four_bytes(p)))));
+}
+static inline vi dot4(vi acc, vi u, vi s) {  // no product is too large for 16 bits
+  const uint8x16_t a = (uint8x16_t)u;
+  const int8x16_t b = (int8x16_t)s;
+  int16x8_t low = vmulq_s16((int16x8_t)vmovl_u8(vget_low_u8(a)), vmovl_s8(vget_low_s8(b)));
+  int16x8_t high = vmulq_s16((int16x8_t)vmovl_high_u8(a), vmovl_high_s8(b));
+  return acc + (vi)vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high));
+}
+
+#else
+
+static inline vf fma(vf a, vf b, vf c) {
+  for (int i = 0; i < 4; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return c;
+}
 static inline vi nearest(vf a) {
   vi v;
   for (int i = 0; i < 4; i++) v[i] = (int32_t)__builtin_rintf(a[i]);
   return v;
 }
-static inline vf as_float(vi a) { return (vf)a; }
 static inline vf halves(const uint16_t* p) {
   vf v;
   for (int i = 0; i < 4; i++) v[i] = half_to_float(p[i]);
@@ -146,7 +175,6 @@ static inline vi bytes(const uint8_t* p) { return vi{p[0], p[1], p[2], p[3]}; }
 static inline vi signed_bytes(const uint8_t* p) {
   return vi{(int8_t)p[0], (int8_t)p[1], (int8_t)p[2], (int8_t)p[3]};
 }
-static inline vf nibble(vi a) { return to_float(iand(a, iall(15))); }
 static inline vi dot4(vi acc, vi u, vi s) {
   for (int i = 0; i < 4; i++)
     for (int j = 0; j < 4; j++)
@@ -154,4 +182,5 @@ static inline vi dot4(vi acc, vi u, vi s) {
   return acc;
 }
 
+#endif
 #endif
