@@ -347,8 +347,9 @@ class ResponseTap(Protocol):
 
 class RouteDecision(msgspec.Struct, frozen=True):
     """The director's answer to the stream: the destination, and changes to the request.
-    `destination` is the `ip:port[,ip:port…]` list; `body` replaces the client's body when not None;
-    `metadata` goes to the proxy beside the destination. With `skip_response` the picker does not
+    `destination` is the `ip:port[,ip:port…]` list, or "", if the proxy's route decides; `body`
+    replaces the client's body when not None; `metadata` goes to the proxy beside the destination.
+    With `skip_response` the picker does not
     look at the response, whatever `response` is. With `watches_first_piece` a report of the first
     piece of the response has a use when that piece arrives.
     """

@@ -4,7 +4,11 @@ A pool has the models that its rewrites match exactly, those that its endpoints 
 `/v1/models`, and the adapters that run there. Rewrites take precedence, then the order of the
 pools. The list of an endpoint is remembered until an endpoint lists others: a pool without
 endpoints still has its models, and refuses requests for them as such. The reply names the pool in a
-request header, by which the proxy, whose route the picker clears, chooses the pool's cluster.
+request header, by which the proxy, whose route the picker clears, chooses the pool's cluster, and
+the model in two more, as the body-based router of the Gateway API Inference Extension does.
+
+With `--model-header-only` the reply has only these two: it chooses nothing and refuses nothing, for
+a gateway whose routes match them and lead to pools with pickers, or ports, of their own.
 """
 
 from __future__ import annotations
@@ -33,6 +37,8 @@ from picker.types import FinishCause, RawRequest, RouteDecision
 log = logging.getLogger(__name__)
 
 POOL_HEADER: Final = "x-pointsman-pool"
+MODEL_HEADER: Final = "x-gateway-model-name"
+BASE_MODEL_HEADER: Final = "x-gateway-base-model-name"
 LIST_PATH: Final = "/v1/models"
 MODEL: Final = "model"
 FORM: Final = "multipart/form-data"
@@ -75,6 +81,16 @@ class KnownModels:
         # unknown names must not search for each request.
         self._look(MAX_AGE_SECONDS if found is not None else MIN_AGE_SECONDS)
         return self._found.get(model)
+
+    def headers_of(self, model: str) -> tuple[tuple[str, str], ...]:
+        """Return the headers that name a model and, if a pool has it, the one it is based on."""
+        if not model.isprintable():
+            return ()
+        pool = self.pool_of(model)
+        if pool is None:
+            return ((MODEL_HEADER, model),)
+        base = self._listed.get(pool.key, {}).get(model, ServedModel(model)).parent or model
+        return ((MODEL_HEADER, model), (BASE_MODEL_HEADER, base))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -141,23 +157,32 @@ def _running(pool: PoolOfModels) -> Iterable[str]:
 
 
 class ModelChoice:
-    """An `ExchangeSource` that chooses the director of a request when its body is complete."""
+    """An `ExchangeSource` that chooses the director of a request when its body is complete, or with
+    `names_only` names the model and chooses none.
+    """
 
-    def __init__(self, models: KnownModels, unknown: Counter) -> None:
-        self._models, self._unknown = models, unknown
+    def __init__(self, models: KnownModels, unknown: Counter, names_only: bool = False) -> None:
+        self.models, self._unknown, self._names_only = models, unknown, names_only
 
-    def begin(self, evict: Evict, /) -> ChosenLater:
-        return ChosenLater(self, evict)
+    def begin(self, evict: Evict, /) -> ChosenLater | NamedOnly:
+        return NamedOnly(self) if self._names_only else ChosenLater(self, evict)
 
     def choose(self, raw: RawRequest) -> PoolOfModels:
         """Choose the pool of a complete request. Raises `RefusedError` if no pool has its model."""
-        model = self._of_path(raw) if raw.body is None else self._of_body(raw.headers, raw.body)
-        pool = self._models.pool_of(model)
+        return self.pool_with(self.named(raw))
+
+    def named(self, raw: RawRequest) -> str:
+        """Return the model that a complete request names. Raises `RefusedError` if it has none."""
+        return self._of_path(raw) if raw.body is None else self._of_body(raw.headers, raw.body)
+
+    def pool_with(self, model: str) -> PoolOfModels:
+        """Return the pool that has the model. Raises `RefusedError` if none has."""
+        pool = self.models.pool_of(model)
         if pool is not None:
             return pool
         self._unknown.inc()
         # A 404 would be final for the client, and the model may belong to that pool.
-        if unlisted := self._models.unlisted:
+        if unlisted := self.models.unlisted:
             text = f"no endpoint of {', '.join(unlisted)} has listed its models yet"
             raise no_endpoints(f"the model '{shown(model)}' is unknown, but {text}")
         raise self._refusal(Code.NOT_FOUND, f"the model '{shown(model)}' does not exist")
@@ -166,7 +191,7 @@ class ModelChoice:
         """Return the model of a request without a body: `/v1/models/NAME` or `?model=NAME`."""
         path, _, query = target_of(raw.headers).partition("?")
         if path.rstrip("/") == LIST_PATH:
-            raise ModelListing(self._models.listing())
+            raise ModelListing(self.models.listing())
         if path.startswith(f"{LIST_PATH}/"):
             return unquote(path.removeprefix(f"{LIST_PATH}/"))
         if named := parse_qs(query).get(MODEL):
@@ -189,7 +214,7 @@ class ModelChoice:
         return model
 
     def _refusal(self, code: Code, text: str) -> RefusedError:
-        names = [shown(name) for name in self._models.names]
+        names = [shown(name) for name in self.models.names]
         if len(names) > _SHOWN_MODELS:
             names[_SHOWN_MODELS:] = [f"and {len(names) - _SHOWN_MODELS} more"]
         listed = f"{text}; known are: {', '.join(names) or 'none yet'}"
@@ -197,17 +222,18 @@ class ModelChoice:
 
 
 class ChosenLater:
-    __slots__ = ("_choice", "_evict", "_exchange", "_pool", "_refusal")
+    __slots__ = ("_choice", "_evict", "_exchange", "_model", "_pool", "_refusal")
 
     def __init__(self, choice: ModelChoice, evict: Evict) -> None:
         self._choice, self._evict = choice, evict
         self._exchange: RequestExchange | None = None
-        self._pool = ""
+        self._pool = self._model = ""
         self._refusal: RefusedError | None = None
 
     def decides_at_once(self, raw: RawRequest) -> bool:
         try:
-            pool = self._choice.choose(raw)
+            self._model = self._choice.named(raw)
+            pool = self._choice.pool_with(self._model)
         except RefusedError as refusal:
             self._refusal = refusal
             return True
@@ -219,14 +245,38 @@ class ChosenLater:
             raise self._refusal or RefusedError(Code.INTERNAL, "no pool was chosen")
         decision = await self._exchange.route(raw)
         # Envoy finds the cluster of the pool by it, which has retries and health checks.
-        named = (*decision.set_headers, (POOL_HEADER, self._pool))
-        return replace(decision, set_headers=named)
+        named = ((POOL_HEADER, self._pool), *self._choice.models.headers_of(self._model))
+        return replace(decision, set_headers=(*decision.set_headers, *named))
 
     def finish(
         self, cause: FinishCause, response_status: int | None = None, served_by: str | None = None
     ) -> None:
         if self._exchange is not None:
             self._exchange.finish(cause, response_status, served_by)
+
+
+class NamedOnly:
+    """The exchange of a request whose pool the gateway's routes choose."""
+
+    __slots__ = ("_choice",)
+
+    def __init__(self, choice: ModelChoice) -> None:
+        self._choice = choice
+
+    def decides_at_once(self, raw: RawRequest) -> bool:
+        return True
+
+    async def route(self, raw: RawRequest) -> RouteDecision:
+        try:
+            headers = self._choice.models.headers_of(self._choice.named(raw))
+        except RefusedError:
+            headers = ()  # the pool's own picker refuses it
+        return RouteDecision("", headers, skip_response=True)
+
+    def finish(
+        self, cause: FinishCause, response_status: int | None = None, served_by: str | None = None
+    ) -> None:
+        pass
 
 
 class ModelListing(RefusedError):  # noqa: N818

@@ -66,7 +66,7 @@ def compose(options: Options) -> Picker:
         several = {key: (one, ready[key]) for key, one in pages.items()}
         admin = SeveralPools(several, metrics, serving.is_ready, turns).server()
         directors = {name: pools[part.key].director for part in parts for name in part.names}
-        unnamed = _by_model(pools, metrics) if options.route_by_model else None
+        unnamed = _by_model(pools, metrics, options) if options.route_by_model else None
         choice = PoolChoice(directors, tuple(pools), metrics.unknown_pool_total, unnamed)
         exchanges = choice.choose
         for flags, (key, pool) in zip(options.pools, pools.items(), strict=True):
@@ -81,7 +81,9 @@ def compose(options: Options) -> Picker:
     return Picker(options, outbound, serving, admin, listeners)
 
 
-def _by_model(pools: Mapping[str, ServedPool], metrics: PickerMetrics) -> ModelChoice:
+def _by_model(
+    pools: Mapping[str, ServedPool], metrics: PickerMetrics, options: Options
+) -> ModelChoice:
     every = [
         PoolOfModels(
             key,
@@ -91,7 +93,8 @@ def _by_model(pools: Mapping[str, ServedPool], metrics: PickerMetrics) -> ModelC
         )
         for key, pool in pools.items()
     ]
-    return ModelChoice(KnownModels(every, time.monotonic), metrics.unknown_model_total)
+    models, unknown = KnownModels(every, time.monotonic), metrics.unknown_model_total
+    return ModelChoice(models, unknown, options.model_header_only)
 
 
 class Serving:

@@ -132,6 +132,7 @@ class Options:
     pools: tuple[PoolFlags, ...] = ()
     pool_key: str = ""
     route_by_model: bool = False
+    model_header_only: bool = False
     pool_name: str = DEFAULT_POOL_NAME
     kubernetes: KubernetesFlags | None = None
     election: ElectionFlags | None = None

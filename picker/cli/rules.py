@@ -97,6 +97,11 @@ RULES: Final[tuple[tuple[str, Callable[[argparse.Namespace], object], str], ...]
         "{flag} chooses between several pools: give each by a --pool",
     ),
     (
+        "--model-header-only",
+        lambda flags: not flags.route_by_model,
+        "{flag} is a way of --route-by-model: give both",
+    ),
+    (
         "--record",
         lambda flags: flags.pool and PLACE not in flags.record.name,
         f"{{flag}} with --pool needs {{{PLACE}}} in the file's name, e.g. "

@@ -33,6 +33,8 @@ pool
                               config-file
 --route-by-model              at --grpc-port, send requests whose proxy names no pool to the one
                               that serves their model
+--model-header-only           with --route-by-model: only name the model, in X-Gateway-Model-Name,
+                              for a gateway whose routes match that header
 --refresh-metrics-interval DURATION = 50ms
                               interval of scrapes while requests arrive, at least 50ms
 --metrics-staleness-threshold DURATION = 2s

@@ -271,9 +271,10 @@ def _to(destination: str, part: str) -> _Message:
     message = pb.ProcessingResponse()
     response = getattr(message, part).response
     response.clear_route_cache = True  # the route may depend on headers that are set here
-    _set(response.header_mutation, DESTINATION, destination)
-    response.header_mutation.remove_headers.extend(_REMOVABLE)
-    _add_destination(message, destination)
+    if destination:
+        _set(response.header_mutation, DESTINATION, destination)
+        response.header_mutation.remove_headers.extend(_REMOVABLE)
+        _add_destination(message, destination)
     return message
 
 
@@ -309,7 +310,7 @@ def _directed(reply: m.SendRequestHeaders | m.SendBufferedRequest, part: str) ->
         _set(mutation, "content-length", str(reply.content_length))
     for name, value in reply.set_headers:
         _set(mutation, name, value)
-        if name in _REMOVABLE:
+        if reply.destination and name in _REMOVABLE:
             # Envoy removes before it sets; without the name that order does not matter.
             mutation.remove_headers.remove(name)
     if reply.metadata:

@@ -203,6 +203,35 @@ async def test_the_model_chooses_the_pool(
             assert (await scene.counted(picker, "pointsman_unknown_model_total"))[""] >= 1
 
 
+@pytest.mark.parametrize("is_buffered", [False, True], ids=["streamed", "buffered"])
+async def test_a_gateway_s_routes_match_the_model_that_the_picker_names(
+    tmp_path: Path, is_buffered: bool
+) -> None:
+    """HTTPRoutes lead to InferencePools by `X-Gateway-Model-Name` in the same way."""
+    async with pools_scene(tmp_path, A, B) as scene:
+        for pool, both in scene.workers.items():
+            for worker in both:
+                worker.models = {pool: None}
+        picker = of_all(scene, "--route-by-model", "--model-header-only")
+        buffered = {"buffer_request_body": is_buffered}
+        document = bootstrap(
+            scene, picker, Mechanism.OVERRIDE_HOST, route_by_model=True, **buffered
+        )
+        text = json.dumps(document).replace("x-pointsman-pool", "x-gateway-model-name")
+        async with running(picker):
+            await scene.start_envoy(text)
+
+            async def found() -> list[str | None]:
+                return [(await scene.by_model(name)).pool for name in (A, B)]
+
+            await until(found, lambda pools: pools == [A, B], what="both models are routed")
+            answers = [(name, await scene.by_model(name)) for name in (A, B) * 10]
+            assert [one.pool for _, one in answers] == [A, B] * 10
+            assert {one.destination for _, one in answers} == {None}
+            assert (await scene.by_model("nobody's")).status == 503  # no route matches
+            assert await scene.counted(picker, "llm_d_epp_request_total") == {}
+
+
 async def test_simulated_workers_of_two_models_share_an_address(tmp_path: Path) -> None:
     async with pools_scene(tmp_path) as scene:
         with (

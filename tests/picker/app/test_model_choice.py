@@ -218,11 +218,40 @@ async def test_the_chosen_pool_serves_the_exchange(scene: Scene) -> None:
     assert exchange.decides_at_once(raw) is False  # the answer of the fake director
     decision = await exchange.route(raw)
     assert decision.destination == "b:1"
-    assert decision.set_headers == (("x-own", "1"), ("x-pointsman-pool", "b"))
+    assert decision.set_headers == (
+        *(("x-own", "1"), ("x-pointsman-pool", "b")),
+        *(("x-gateway-model-name", "qwen"), ("x-gateway-base-model-name", "qwen")),
+    )
     exchange.finish(FinishCause.COMPLETED, 200, "10.0.0.1:8000")
     (own,) = scene.pools["b"].director.exchanges
     assert own.finished.result() == (FinishCause.COMPLETED, 200, "10.0.0.1:8000")
     assert scene.pools["a"].director.exchanges == []
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (b'{"model":"sql"}', {"x-gateway-model-name": "sql", "x-gateway-base-model-name": "llama"}),
+        (b'{"model":"gpt"}', {"x-gateway-model-name": "gpt"}),  # of a pool with another picker
+        (b'{"model":"a\\nx: y"}', {}),
+        (b"{}", {}),
+        (b"{", {}),
+        (None, {}),
+    ],
+)
+async def test_for_a_gateway_the_model_is_named_and_no_pool_chosen(
+    scene: Scene, body: bytes | None, headers: dict[str, str]
+) -> None:
+    scene.pools["a"].lists("sql", parent="llama")
+    choice = ModelChoice(scene.choice.models, scene.metrics.unknown_model_total, names_only=True)
+    exchange = choice.begin(lambda reason: None)
+    raw = RawRequest(COMPLETIONS, body)
+    assert exchange.decides_at_once(raw)
+    decision = await exchange.route(raw)
+    assert (decision.destination, dict(decision.set_headers)) == ("", headers)
+    assert decision.skip_response
+    exchange.finish(FinishCause.SKIPPED)
+    assert [one.director.exchanges for one in scene.pools.values()] == [[], []]
 
 
 async def test_an_unknown_model_is_refused_at_once_without_an_exchange(scene: Scene) -> None:
