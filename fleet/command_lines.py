@@ -111,6 +111,8 @@ Envoy
                               first token's time and the usage, or every piece (all)
 --front                       put `pointsman front` before Envoy: streams continue when their
                               workers die
+--tenants FILE                serve only the tenants of this file, by API key or JSON web token,
+                              with their priorities and limits: docs/tenants.md (default: anyone)
 --trust-control-headers       let clients set headers for objective, tenant and latency targets
 --envoy-concurrency N[1..] = 1
                               worker threads of Envoy
@@ -344,6 +346,18 @@ or --bench FILE               plan for the load of the last stage of a bench (po
                               list them)
 --into FOLDER = .             folder to write to (default: this one)
 """,
+        dialect=_PATHS,
+    ),
+    "tenants": CommandLine(
+        "check a file of tenants, or add them to an Envoy bootstrap",
+        """
+<file> FILE                   the tenants, see docs/tenants.md
+--bootstrap FILE              the bootstrap to add them to, e.g. from `pointsman files envoy`
+--into FILE                   file to write the result to, with the keys, for its owner only
+                              (default: print it)
+""",
+        "Check a file of tenants. With --bootstrap, write that bootstrap with authentication,"
+        " identity and limits in front of the picker.",
         dialect=_PATHS,
     ),
     "replay": CommandLine(

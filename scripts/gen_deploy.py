@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT))
 from base.response_bodies import ResponseBodies  # noqa: E402 (wherever we start)
 from fleet.envoy.bootstrap import build, to_yaml  # noqa: E402 (wherever we start)
 from fleet.envoy.settings import BootstrapConfig, EndpointDiscovery, Mechanism, SocketAddress  # noqa: E402
+from fleet.envoy.tenants import SYSTEM_CA, AllowedTenant, RemoteKeys, Tenants, Tokens  # noqa: E402 (wherever we start)
 from scripts.project import addressed  # noqa: E402
 
 DEPLOY = ROOT / "deploy"
@@ -49,6 +50,21 @@ picker reads from the metadata `x-pointsman-pool`; others are for the one that h
 (--xds-port 9004), on this machine, as Envoy does."""
 
 
+_TENANTS = """Two tenants, as `pointsman tenants FILE --bootstrap eds.yaml` writes them
+(docs/tenants.md). The picker, with --token-limits and --response-bodies usage, listens on 9002
+(health on 9003) and reports its endpoints (--xds-port 9004), on this machine, as Envoy does."""
+_KEYS = RemoteKeys("https://login.example/keys", "login.example", 443, SYSTEM_CA)
+_EXAMPLE_TENANTS = Tenants(
+    (
+        AllowedTenant("chat", ("replace-this-key-of-chat",), "chat", "chat", None, "600000"),
+        AllowedTenant(
+            "batch", ("replace-this-key-of-batch",), "batch", "batch", 60, "100000, llama=20000"
+        ),
+    ),
+    Tokens("https://login.example", ("pointsman",), "team", _KEYS),
+)
+
+
 def bootstrap(response_bodies: ResponseBodies) -> str:
     """Envoy's configuration beside a picker that listens on the loopback address.
 
@@ -68,7 +84,7 @@ def bootstrap(response_bodies: ResponseBodies) -> str:
 
 def examples() -> dict[Path, str]:
     """Bootstraps: one for each routing mechanism, one without endpoints of its own, and one for
-    several pools.
+    several pools, and one for tenants.
     """
     config = BootstrapConfig(
         listen=SocketAddress(LOCAL, 8080),
@@ -89,6 +105,7 @@ def examples() -> dict[Path, str]:
     original = Mechanism.ORIGINAL_DST.value
     made[original] = made[original][0], made[original][1] + _ORIGINAL_DST
     made["eds"] = asking, _DISCOVERY
+    made["tenants"] = replace(asking, tenants=_EXAMPLE_TENANTS), _TENANTS
     made["several-pools"] = (
         replace(asking, pools=POOLS, route_by_model=True),
         _SEVERAL.format(prefixes),

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import fleet.command_lines
+from fleet.envoy.tenants import read_tenants
 from picker.config.build import build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
@@ -43,10 +44,10 @@ YAML = list(blocks("yaml"))
 
 
 @pytest.mark.parametrize(("name", "text"), YAML, ids=[name for name, _ in YAML])
-def test_yaml_examples_are_valid(name: str, text: str) -> None:
+def test_yaml_examples_are_valid(name: str, text: str, tmp_path: Path) -> None:
     """A configuration builds; an endpoints file has no bad entry and no bad object; what names
-    groups is a file of `--autoscale`; one that names its file is compared with it
-    (`tests/deploy/test_gateways.py`).
+    groups is a file of `--autoscale`, what names tenants one of `--tenants`; one that names its
+    file is compared with it (`tests/deploy/test_gateways.py`).
     """
     if text.startswith("# deploy/"):
         assert list(yaml.safe_load_all(text))
@@ -56,6 +57,13 @@ def test_yaml_examples_are_valid(name: str, text: str) -> None:
         assert not assembly.warnings
     elif "\ngroups:" in text:
         assert read_autoscale_file(text.encode(), name)
+    elif "\ntenants:" in text:
+        path, keys = tmp_path / "tenants.yaml", tmp_path / "keys"
+        keys.mkdir()
+        for file in re.findall(r"file: keys/([\w-]+)", text):
+            (keys / file).write_text(f"sk-of-{file}-0123456789")
+        path.write_text(text)
+        assert read_tenants(path, {"ACME_KEY": "sk-0123456789abcdef"}).tenants
     else:
         read = read_pool_file(text.encode(), name, "default")
         assert len(read.contents.endpoints) == 2

@@ -99,6 +99,7 @@ def _up(argv: list[str]) -> int:
     _require("up", "fleet" if arguments.engine == "torch" else "sim")
     from base.response_bodies import ResponseBodies
     from fleet.envoy.settings import Mechanism
+    from fleet.envoy.tenants import read_tenants
     from fleet.run.layout import FleetOptions
     from fleet.run.preflight import check_options, read_objectives
 
@@ -106,8 +107,16 @@ def _up(argv: list[str]) -> int:
         print(line, flush=True)
 
     given = vars(arguments)
-    path, trust = given["objectives"], arguments.trust_control_headers
+    path, trust, file = given["objectives"], arguments.trust_control_headers, given["tenants"]
+    if file is not None and trust:
+        raise UsageError(
+            "--tenants and --trust-control-headers exclude each other: clients that may name any "
+            "tenant need no keys"
+        )
+    tenants = None if file is None else read_tenants(file, environ)
+    trust = trust or tenants is not None  # by their gateway
     given |= {
+        "tenants": tenants,
         "objectives": "" if path is None else read_objectives(path, say, clients_may_name=trust),
         "routing": Mechanism(arguments.routing),
         "response_bodies": ResponseBodies(arguments.response_bodies),
@@ -378,6 +387,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "picker": _picker,
     "config": _calls("config", "fleet.commands.config", "config_command", print, _note),
     "files": _calls("files", "fleet.commands.files", "files_command", print),
+    "tenants": _calls("tenants", "fleet.commands.tenants", "tenants_command", environ, print),
     "replay": _replay,
     "train-draft": _train_draft,
     "completion": _completion,

@@ -34,6 +34,7 @@ from fleet.envoy.clusters import (
     picker_cluster,
     pool_clusters,
 )
+from fleet.envoy.identity import with_tenants
 from fleet.envoy.listener import listener
 from fleet.envoy.proto import Json, address, extension, packed
 from fleet.envoy.settings import Address, BootstrapConfig, Limits, Mechanism, SocketAddress
@@ -58,6 +59,13 @@ def build(config: BootstrapConfig) -> bootstrap_pb2.Bootstrap:
         "static_resources": {"listeners": [listener(config)], "clusters": clusters},
         "overload_manager": _overload(config.limits),
     }
+    if config.tenants is not None:
+        document = with_tenants(document, config.tenants)
+    return parsed(document)
+
+
+def parsed(document: Json) -> bootstrap_pb2.Bootstrap:
+    """Return the message. Raises protobuf's `ParseError` for what Envoy would not accept."""
     return json_format.ParseDict(document, bootstrap_pb2.Bootstrap())
 
 

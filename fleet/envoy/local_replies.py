@@ -33,6 +33,7 @@ _SENTENCES = (
         f"{_DETAILS}.startsWith('upstream_reset')",
         "'The worker could not be reached, or broke off before it answered: '",
     ),
+    (f"{_DETAILS} == 'local_rate_limited'", "'The tenant has used its requests a minute: '"),
     (f"{_DETAILS} == 'request_payload_too_large'", "'The request body is too large: '"),
     (f"{_DETAILS} == 'stream_idle_timeout'", "'Nothing was received for too long: '"),
     ("response.code == 504", "'The worker did not answer in time: '"),

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from base.response_bodies import ResponseBodies
+from fleet.envoy.tenants import Tenants
 
 DESTINATION_KEY = "x-gateway-destination-endpoint"
 DESTINATION_NAMESPACE = "envoy.lb"
@@ -108,6 +109,7 @@ class BootstrapConfig:
     stripped. `buffer_request_body` gives the picker each body in one message and keeps it in Envoy
     until the answer (up to `Limits.request_buffer_bytes`; more is a 413): then the loss of a picker
     fails no request and cuts no stream, which full-duplex streaming cannot promise.
+    Only clients of the `tenants` are served, if there are any.
     `response_bodies` must be that of the picker, if it is USAGE. `welcome` is the text at `/`;
     None: a worker answers there.
     """
@@ -128,6 +130,7 @@ class BootstrapConfig:
     response_bodies: ResponseBodies = ResponseBodies.OFF
     message_timeout_seconds: float | None = None
     trust_control_headers: bool = False
+    tenants: Tenants | None = None
     num_retries: int = 3
     access_log_path: str | None = None
     welcome: str | None = None

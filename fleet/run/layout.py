@@ -21,6 +21,7 @@ from fleet.envoy.settings import (
     PipeAddress,
     SocketAddress,
 )
+from fleet.envoy.tenants import Tenants
 from fleet.errors import FleetError
 from fleet.run.devices import Gpu, GpuPlacement, place
 from fleet.run.process import Program
@@ -72,7 +73,7 @@ class FleetOptions:
     `model` is an argument of `models.resolve_model`, `devices` one of `devices.choose`.
     `objectives` are YAML documents, see `preflight.read_objectives`. The first `prefill` of the
     `workers` only run prompts for the others; with 0, every worker does both. With `front`, clients
-    connect to `pointsman front`.
+    connect to `pointsman front`. With `tenants`, only their clients are served.
     """
 
     workers: int = 2
@@ -88,6 +89,7 @@ class FleetOptions:
     buffer_request_body: bool = True
     response_bodies: ResponseBodies = ResponseBodies.OFF
     trust_control_headers: bool = False
+    tenants: Tenants | None = None
     allow_experimental_plugins: bool = False
     decision_header: bool = False
     record: Path | None = None
@@ -99,6 +101,16 @@ class FleetOptions:
     envoy_concurrency: int = 1
     startup_seconds: float = 120.0
     drain_seconds: float = 10.0
+
+    @property
+    def limits_tokens(self) -> bool:
+        return self.tenants is not None and self.tenants.limits_tokens
+
+    @property
+    def shown_bodies(self) -> ResponseBodies:
+        """Return the mode in use: with limits of tokens, the picker sees at least the usage."""
+        is_blind = self.response_bodies is ResponseBodies.OFF
+        return ResponseBodies.USAGE if is_blind and self.limits_tokens else self.response_bodies
 
     @property
     def num_ports(self) -> int:
@@ -347,7 +359,9 @@ class FleetPlan:
         argv += [*listening, "--grpc-health-port", str(health.port)]
         argv += ["--metrics-port", str(http.port)]
         argv += ["--drain-timeout", f"{options.drain_seconds:g}s"]
-        argv += ["--response-bodies", options.response_bodies.value]
+        argv += ["--response-bodies", options.shown_bodies.value]
+        if options.limits_tokens:
+            argv.append("--token-limits")
         if record is not None:
             argv += ["--record", str(record)]
         config = options.config or self.disaggregated_path
@@ -386,8 +400,9 @@ class FleetPlan:
                 endpoints_file=str(self.pool_path),
                 mechanism=options.routing,
                 buffer_request_body=options.buffer_request_body,
-                response_bodies=options.response_bodies,
+                response_bodies=options.shown_bodies,
                 trust_control_headers=options.trust_control_headers,
+                tenants=options.tenants,
                 welcome=self._welcome,
             ),
             bootstrap_path=path,

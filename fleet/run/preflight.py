@@ -50,9 +50,10 @@ def check_options(options: FleetOptions) -> list[devices.Gpu]:
         text = f"--host takes an IP address of this machine or localhost, not {options.host!r}"
         raise UsageError(text) from error
     if not address.is_loopback and not options.insecure:
+        lacks = "authentication" if options.tenants is None else "TLS, so keys can be read"
         raise UsageError(
             f"--host {options.host} can be reached from other machines and there is no "
-            "authentication; add --insecure to do it all the same"
+            f"{lacks}; add --insecure to do it all the same"
         )
     if options.record is not None:
         _check_record(options.record)

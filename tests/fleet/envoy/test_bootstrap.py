@@ -22,12 +22,22 @@ from fleet.envoy.settings import (
     PipeAddress,
     SocketAddress,
 )
+from fleet.envoy.tenants import AllowedTenant, RemoteKeys, Tenants, Tokens
 from picker.extproc.machine.stream import FIRST_AND_END
 from picker.extproc.wire import FIRST_PIECE_METHOD
 from picker.requestcontrol.headers import REPORT, REPORT_ID, REPORT_NAMESPACE
 from tests.depth import examples
+from tests.support.certificates import certificates
 
 LOCAL = SocketAddress("127.0.0.1", 8080)
+KEY_SERVER = RemoteKeys("https://login.example/keys", "login.example", 443, "CA")
+TENANTS = Tenants(
+    (
+        AllowedTenant('a"\\', ("sk-0123456789abcdef",), "c\\", "o", 60, '9, m"=5'),
+        AllowedTenant("b", (), "b"),
+    ),
+    Tokens("https://login.example", ("chat",), "team", KEY_SERVER),
+)
 
 
 def config(**changes: object) -> BootstrapConfig:
@@ -69,12 +79,14 @@ def filter_of(**changes: object) -> dict:
         {"mechanism": Mechanism.ORIGINAL_DST, "pools": ("llama", "qwen")},
         {"discovery": EndpointDiscovery(LOCAL), "pools": ("a", "b"), "route_by_model": True},
         {"welcome": "here: /v1\n"},
+        {"tenants": TENANTS, "welcome": "here: /v1\n"},
     ],
     ids=lambda changes: "+".join(changes) or "default",
 )
 def test_envoy_accepts_what_is_generated(changes: dict, tmp_path: Path) -> None:
     path = tmp_path / "bootstrap.yaml"
-    path.write_text(to_yaml(build(config(**changes))))
+    authorities = certificates(tmp_path) / "ca.crt" if "tenants" in changes else "CA"
+    path.write_text(to_yaml(build(config(**changes))).replace(": CA\n", f": {authorities}\n"))
     command = [str(find_envoy()), "--mode", "validate", "-c", str(path), "--log-level", "error"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from base.response_bodies import ResponseBodies
 from fleet.envoy.settings import Mechanism, PipeAddress, SocketAddress
+from fleet.envoy.tenants import AllowedTenant, Tenants
 from fleet.run.layout import DISAGGREGATED_CONFIG, FleetOptions, FleetPlan, Site, endpoints_yaml
 from picker.config.build import BuildOptions, check_config
 from picker.config.catalog import builtin_plugins
@@ -128,6 +130,18 @@ def test_clients_name_no_tenants_by_default(trusted: bool) -> None:
     """Otherwise any client could choose its priority."""
     changes = {"trust_control_headers": True} if trusted else {}
     assert lay_out(**changes).envoy().bootstrap.trust_control_headers is trusted
+
+
+@pytest.mark.parametrize(("limit", "shown"), [("5", "usage"), ("", "off")])
+def test_limits_of_tokens_need_the_usage_of_responses(limit: str, shown: str) -> None:
+    tenants = Tenants((AllowedTenant("acme", ("sk-0123456789abcdef",), token_limit=limit),))
+    layout = lay_out(tenants=tenants)
+    argv, bootstrap = layout.picker().program.argv, layout.envoy().bootstrap
+    assert argv[argv.index("--response-bodies") + 1] == bootstrap.response_bodies.value == shown
+    assert ("--token-limits" in argv) is bool(limit)
+    assert bootstrap.tenants is tenants
+    every = lay_out(tenants=tenants, response_bodies=ResponseBodies.ALL)
+    assert every.envoy().bootstrap.response_bodies is ResponseBodies.ALL
 
 
 def test_the_picker_gets_the_flag_of_a_recording() -> None:
