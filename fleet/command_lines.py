@@ -78,11 +78,9 @@ def _add_config(parser: Parser) -> None:
 _UP = """
 workers
 --workers N[1..] = 2          number of workers, at most 256
-or --prefill N[1..]           in place of --workers: number of workers that run long prompts for
-                              those of --decode, and transfer the KV (default: every worker does
-                              both)
---decode N[1..]               in place of --workers: number of workers that answer, each behind a
-                              sidecar
+or --prefill N[1..]           workers that run long prompts for those of --decode, in place of
+                              --workers (default: every worker does both)
+--decode N[1..]               workers that answer, each behind a sidecar
 --engine torch|sim = torch    torch runs a model; sim simulates one, without weights and torch
 --model NAME                  name that `pointsman models` lists, GGUF file, Hugging Face directory
                               or id, e.g. ~/models/Qwen3-0.6B (default: the variable
@@ -91,7 +89,7 @@ or --prefill N[1..]           in place of --workers: number of workers that run 
                               type of weights and activations (default: auto, which is float32 on a
                               CPU)
 --devices LIST = all          GPUs for the workers, in turn: all, cpu, or numbers such as 0,2;
-                              workers on one GPU share its memory equally
+                              workers on one GPU share its memory
 --worker-args FLAGS           more flags for every `pointsman worker`, in quotes, e.g.
                               '--max-num-seqs 16' (default: none)
 
@@ -121,8 +119,7 @@ picker
 --config FILE                 EndpointPickerConfig in YAML, e.g. from `pointsman config init`
                               (default: built in)
 --allow-experimental-plugins  let --config use alpha plugin types
---objectives FILE             InferenceObjective and InferenceModelRewrite documents, in YAML
-                              (default: none)
+--objectives FILE             InferenceObjective and InferenceModelRewrite documents (default: none)
 --decision-header             return the request's id and the picked worker in response headers
 --record FILE                 record every decision in this file, for `pointsman replay` (default:
                               none)
@@ -132,7 +129,7 @@ times
 --startup-timeout SECONDS[0..] = 120.0
                               time until all parts must be ready
 --drain-timeout SECONDS[0..] = 10.0
-                              time that running requests have to finish after Ctrl-C, or when a part
+                              time that requests have to finish after Ctrl-C, or when a part
                               restarts
 """
 _FRONT = """

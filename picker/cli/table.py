@@ -24,7 +24,7 @@ pool
 --endpoint-selector SELECTOR  follow the Pods with these labels, not an InferencePool, e.g. 'app in
                               (a,b),!old'
 --endpoint-target-ports PORTS
-                              ports of these Pods: 1 to 8, separated by commas
+                              their ports: 1 to 8, separated by commas
 --kubeconfig FILE             access to the cluster (default: variable KUBECONFIG, or the Pod's
                               service account)
 --kube-context NAME           context of that file (default: its current one)
@@ -50,8 +50,7 @@ ext_proc
 --grpc-max-send-msg-size SIZE
                               largest gRPC message sent, at least 1MiB; the picker sends none larger
 --max-unfinished-bodies SIZE = 512Mi
-                              most memory for all bodies that are still arriving; beyond it requests
-                              get a 429
+                              most memory for all arriving bodies; beyond it, a 429
 --disable-endpoint-subset-filter
                               ignore the proxy's subset hint
 --response-bodies off|usage|all = off
@@ -82,8 +81,8 @@ health and metrics
 --metrics-cert-dir DIR        folder with tls.crt and tls.key for the HTTP port
 --metrics-client-ca-file FILE
                               CAs (PEM) that must have signed its clients' certificates
---metrics-endpoint-auth       require, on the HTTP port, the bearer token of an account that may
-                              read nonResourceURLs like /metrics
+--metrics-endpoint-auth       on the HTTP port, require the bearer token of an account that may read
+                              nonResourceURLs like /metrics
 --refresh-prometheus-metrics-interval DURATION = 0
                               time for which the pool's gauges are cached; 0: compute them at each
                               scrape
@@ -134,7 +133,7 @@ replicas
                               trusted
 --hash-seed-file FILE         secret seed of prompt hashes, the same for all replicas (default:
                               random, and replicas agree on one)
---ha-enable-leader-election   only the replica that holds a Lease in Kubernetes is ready
+--ha-enable-leader-election   only the replica that holds a Lease is ready
 --leader-election-lease-duration DURATION
                               silence of the leader until a standby takes over, whole seconds up to
                               120 (default: 15s)

@@ -64,8 +64,8 @@ server
 --max-rss-bytes BYTES         memory of the HTTP process; beyond it, a 503 (default: no limit)
 --max-connections N[1..]      most connections; beyond them, a 503 (default: by the limit on open
                               files)
---header-timeout NUMBER(0..]  seconds from a request's first byte to the end of its headers
---body-timeout NUMBER(0..]    seconds from the end of the headers to the end of the body
+--header-timeout NUMBER(0..]  seconds from the first byte to the end of the headers
+--body-timeout NUMBER(0..]    seconds from there to the end of the body
 --write-stall-timeout NUMBER(0..]
                               seconds until a client that does not read its answer is disconnected
 --sse-keep-alive-interval NUMBER[0..] = 0.0
@@ -86,7 +86,7 @@ server
                               report timings in each response
 --tracing                     send OpenTelemetry spans, configured by OTEL_* variables
 --otlp-traces-endpoint URL    send them there, by OTLP over HTTP: http://HOST:4318/v1/traces
---[no-]enable-admin-routes    serve the routes that change or show the whole worker: sleep, pause,
+--[no-]enable-admin-routes    serve routes that change or show the whole worker: sleep, pause,
                               reset, server info
 --[no-]enable-tokenizer-info-endpoint
                               serve GET /tokenizer_info
@@ -135,7 +135,7 @@ engine
                               seed of the block hashes, or "random" (default: PYTHONHASHSEED, else
                               as vLLM)
 --[no-]enable-partial-hits    reuse the matching beginning of a block by copying it
---[no-]enable-fair-eviction   evict first from tenants that hold more than an equal share
+--[no-]enable-fair-eviction   evict first from tenants above an equal share
 --kv-events-config JSON       publish KV events, e.g. {"enable_kv_cache_events": true, "endpoint":
                               "tcp://*:5557"}
 --kv-transfer-config JSON     export or import the KV of prompts, e.g. {"kv_connector":
@@ -148,8 +148,7 @@ engine
                               seconds for such a prefill; then it is computed here
 --kv-offloading-size GIB(0..]
                               host memory for blocks evicted from the prefix cache (default: none)
---kv-offloading-path DIR      directory for blocks evicted from host memory; the next start finds
-                              them
+--kv-offloading-path DIR      directory for blocks evicted from there; the next start finds them
 --kv-offloading-disk-size GIB(0..]
                               most disk space there, for each worker (default: 32)
 --kv-offloading-policy POLICY
@@ -197,12 +196,12 @@ LoRA adapters
 
 engine failures
 --engine-failure-policy restart|exit
-                              start a new engine behind the open port, or end with status 1
+                              start a new engine, or end with status 1
 --max-engine-restarts N[0..]  most restarts in ten minutes; one more ends the worker
 --heartbeat-timeout NUMBER[1..]
                               seconds of silence until the engine process is killed
---step-budget NUMBER(0..]     seconds for any step; beyond its budget /health is 503, at twice the
-                              budget the engine is killed
+--step-budget NUMBER(0..]     seconds for any step; beyond it /health is 503, at twice as much the
+                              engine is killed
 --step-budget-factor NUMBER(0..]
                               or this many times as long as earlier steps of its size
 """
