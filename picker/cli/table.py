@@ -25,8 +25,8 @@ pool
                               (a,b),!old'
 --endpoint-target-ports PORTS
                               their ports: 1 to 8, separated by commas
---kubeconfig FILE             access to the cluster (default: variable KUBECONFIG, or the Pod's
-                              service account)
+--kubeconfig FILE             access to the cluster (default: variable KUBECONFIG, the Pod's service
+                              account, or ~/.kube/config)
 --kube-context NAME           context of that file (default: its current one)
 --pool POOL                   one of several pools, repeatable: [NAMESPACE/]NAME[:PORT], or
                               name=NAME and any of namespace, group, grpc-port, endpoints-file,
