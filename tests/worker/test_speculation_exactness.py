@@ -21,7 +21,7 @@ from worker.ops.rejection import BLOCK, METHODS, STANDARD, accept, last_tokens, 
 from worker.ops.rejection_torch import log_normalizers, residuals
 from worker.types import SamplingParams
 
-REQUESTS = by_depth(20_000, 200_000)
+REQUESTS = by_depth(20_000, 60_000)
 REPLAYED = by_depth(3, 30)
 CASES: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 0.8},
@@ -165,7 +165,7 @@ def test_wrong_rules_are_caught(toys: dict[str, Toy], rules: Rules, method: str)
     toy = toys["temperature"]
     found = fit(toy.simulate(Drafting("probabilistic", method), rules), toy.exact())
     assert found.p_value < 1e-9
-    assert found.variation > by_depth(1, 2) * found.bound
+    assert found.variation > found.bound
 
 
 @pytest.mark.full

@@ -178,6 +178,7 @@ def test_rows_of_all_kinds_are_drawn_together(scale: float) -> None:
     ]
 
 
+@pytest.mark.full
 def test_flat_rows_are_cut_off_right_after_any_number_of_draws() -> None:
     """By some of the limits, nearly all tokens that are drawn are rejected."""
     wishes: list[dict[str, Any]] = [

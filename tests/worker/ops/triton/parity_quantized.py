@@ -62,28 +62,32 @@ def random_weight(encoding: Encoding, out: int, inputs: int, group: int) -> Grou
     return GroupedWeight(encoding, codes, scales.half(), zeros, groups)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "rows"),
-    [
-        *((torch.float32, rows) for rows in (0, 5, 33)),
-        *((torch.float16, 1), (torch.bfloat16, 16), (torch.bfloat16, 70)),
-    ],
-)
-@pytest.mark.parametrize(
-    ("encoding", "out", "inputs", "group"),
-    [
-        (Encoding.UINT4, 24, 64, 32),
-        (Encoding.UINT4, 130, 192, 64),
-        (Encoding.UINT4, 40, 256, 128),
-        (Encoding.UINT4, 33, 128, 128),
-        (Encoding.UINT8, 40, 96, 32),
-        (Encoding.UINT8, 40, 100, 100),
-        (Encoding.FLOAT8, 24, 96, 96),
-        (Encoding.FLOAT8, 130, 72, 72),
-        (Encoding.FLOAT8, 40, 200, 128),
-        (Encoding.FLOAT8, 40, 96, 32),
-    ],
-)
+SHAPES = [
+    *((torch.float32, rows) for rows in (0, 5, 33)),
+    *((torch.float16, 1), (torch.bfloat16, 16), (torch.bfloat16, 70)),
+]
+SIZES = [
+    (Encoding.UINT4, 24, 64, 32),
+    (Encoding.UINT4, 130, 192, 64),
+    (Encoding.UINT4, 40, 256, 128),
+    (Encoding.UINT4, 33, 128, 128),
+    (Encoding.UINT8, 40, 96, 32),
+    (Encoding.UINT8, 40, 100, 100),
+    (Encoding.FLOAT8, 24, 96, 96),
+    (Encoding.FLOAT8, 130, 72, 72),
+    (Encoding.FLOAT8, 40, 200, 128),
+    (Encoding.FLOAT8, 40, 96, 32),
+]
+# Decoding a weight and multiplying rows of a type are apart: a weight meets a third of the shapes.
+TWINS = [
+    (*size, *reversed(shape))
+    for i, size in enumerate(SIZES)
+    for j, shape in enumerate(SHAPES)
+    if (i + j) % 3 == 2
+]
+
+
+@pytest.mark.parametrize(("encoding", "out", "inputs", "group", "rows", "dtype"), TWINS)
 def test_the_torch_twin(
     encoding: Encoding, out: int, inputs: int, group: int, rows: int, dtype: torch.dtype
 ) -> None:
