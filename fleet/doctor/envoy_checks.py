@@ -38,6 +38,12 @@ _DEFAULT_RETRIES = 3
 _BODY_MODES = ("FULL_DUPLEX_STREAMED", "BUFFERED")
 # One name for each family of headers.
 _FAMILIES = tuple(f"{prefix}host-port" for prefix in ROUTING_PREFIXES)
+# A tenant and a priority, in both spellings.
+_IDENTITY = tuple(
+    f"{family}inference-{name}"
+    for family in ("x-gateway-", "x-llm-d-")
+    for name in ("fairness-id", "objective")
+)
 _ATTRIBUTES = ("upstream.address", "upstream.request_attempt_count")
 _LOCAL_FAILURES = "consecutive_local_origin_failure"
 _BREAKERS = ("max_connections", "max_pending_requests", "max_requests")
@@ -131,6 +137,10 @@ def _strip(lane: Lane) -> Iterator[JudgeFinding]:
     if left:
         astray = is_original_destination(lane.cluster) and ROUTING_HEADERS[0] in left
         yield found("astray" if astray else "left", place=lane.place, names=", ".join(left))
+    elif not lane.authenticates:
+        open_names = [name for name in _IDENTITY if not lane.strips(name)]
+        if open_names:
+            yield found("identity", place=lane.place, names=", ".join(open_names))
 
 
 def _namespaces(lane: Lane) -> Iterator[JudgeFinding]:

@@ -21,6 +21,7 @@ from fleet.errors import FleetError
 
 PROCESSOR = ".ext_proc.v3.ExternalProcessor"
 ROUTER = ".router.v3.Router"
+_AUTHENTICATORS = (".ApiKeyAuth", ".JwtAuthentication", ".ExtAuthz", ".BasicAuth", ".OAuth2")
 OVERRIDE_HOST = ".OverrideHost"
 _MANAGER = ".HttpConnectionManager"
 _PARTS = {"configs", "static_resources", "staticResources", "dynamic_resources", "node"}
@@ -75,6 +76,18 @@ class Lane:
                 break
             mutations += listed(one, "typed_config", "mutations", "request_mutations")
         return any(_removes(one, name) for one in mutations)
+
+    @property
+    def authenticates(self) -> bool:
+        """True if a filter before the picker's identifies clients."""
+        for one in self.manager.filters:
+            wrapped = at(one, "typed_config", "extension_config")
+            kind = type_of(wrapped if isinstance(wrapped, dict) else one)
+            if kind.endswith(_AUTHENTICATORS):
+                return True
+            if kind.endswith(PROCESSOR):
+                return False
+        return False
 
     @property
     def picker_name(self) -> str:

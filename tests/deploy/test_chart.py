@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from fleet.command_lines import parser_of
+from fleet.commands.cli import main
 from picker.planner.autoscale_file import read_autoscale_file
 from tests.support.kube.crd_rules import CrdRules
 from tests.support.kube.deploy_wiring import loose_ends
@@ -168,6 +169,29 @@ def test_probes_of_a_port_with_a_certificate_speak_tls() -> None:
         assert picker[probe]["httpGet"]["path"] in ("/healthz", "/readyz")  # without a token
     [plain] = pod_of(workloads(charted("mode=standalone"))[0])["initContainers"]
     assert "scheme" not in plain["readinessProbe"]["httpGet"]
+
+
+def test_tenants_of_a_secret_are_added_before_envoy_starts(tmp_path: Path) -> None:
+    settings = ("mode=standalone", "standalone.tenantsSecret=tenants")
+    [workload] = workloads(charted(*settings, "standalone.responseBodies=usage"))
+    pod = pod_of(workload)
+    assert violations(pod) == []
+    adding, picker = pod["initContainers"]
+    [envoy] = pod["containers"]
+    assert "--token-limits" in picker["args"]
+    assert {one["name"] for one in pod["volumes"]} >= {"tenants", "bootstrap", "envoy"}
+    mounts = {one["name"]: one["mountPath"] for one in adding["volumeMounts"]}
+    (tmp_path / "tenants.yaml").write_text("tenants: [{name: a, keys: [{file: key}]}]")
+    (tmp_path / "key").write_text("sk-0123456789abcdef\n")
+    places = {mounts["envoy"]: CHART / "envoy", mounts["tenants"]: tmp_path, "/run/envoy": tmp_path}
+    words = [*adding["command"][1:], *adding["args"]]
+    for place, folder in places.items():
+        words = [word.replace(place, str(folder)) for word in words]
+    assert main(words) == 0
+    written = Path(envoy["args"][1].replace("/run/envoy", str(tmp_path))).read_text()
+    assert "sk-0123456789abcdef" in written
+    refused = helm_says(*settings)
+    assert "standalone.tenantsSecret needs standalone.responseBodies" in refused.stderr
 
 
 def test_a_seed_of_ones_own_is_mounted(tmp_path: Path) -> None:

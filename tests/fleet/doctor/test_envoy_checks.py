@@ -14,6 +14,7 @@ from fleet.doctor.diagnosis import Diagnosis, Facts
 from fleet.doctor.envoy_look import EnvoyFacts, HostSeen, read_envoy_file, read_setup
 from fleet.doctor.picker_look import PickerFacts
 from fleet.envoy.settings import Mechanism
+from fleet.envoy.tenants import AllowedTenant, Tenants, Tokens
 from picker.config.findings import Severity
 from picker.flowcontrol.views import QueuesView
 from tests.support.fleet.spoilt_bootstraps import (
@@ -27,6 +28,9 @@ from tests.support.fleet.spoilt_bootstraps import (
     route,
 )
 
+TENANTS = Tenants(
+    (AllowedTenant("acme", ("sk-0123456789abcdef",), "acme"),), Tokens("i", (), "sub", "{}")
+)
 COMMITTED = sorted((Path(__file__).parents[3] / "deploy" / "envoy").glob("*.yaml"))
 
 
@@ -49,7 +53,7 @@ def test_committed_bootstraps_are_in_order(path: Path) -> None:
         {"mechanism": Mechanism.ORIGINAL_DST, "buffer_request_body": True},
         {"response_bodies": ResponseBodies.ALL, "buffer_request_body": True},
         {"response_bodies": ResponseBodies.USAGE, "buffer_request_body": True},
-        {"trust_control_headers": True},
+        {"tenants": TENANTS},
         {"endpoints_file": "/pool.json", "pickers_file": "/pickers.json"},
         {"failure_mode_allow": False},
     ],
@@ -76,6 +80,13 @@ def test_a_removed_part_is_found(
     together = {"envoy-destination": {"envoy-override-host"}}
     if check not in ("envoy-ext-proc", "envoy-picker-cluster"):
         assert {one.check for one in found} <= {check} | together.get(check, set())
+
+
+def test_clients_that_can_name_a_tenant_without_a_key_are_a_warning() -> None:
+    (finding,) = findings_of(bootstrap(trust_control_headers=True))
+    assert (finding.check, finding.severity) == ("envoy-header-strip", Severity.WARNING)
+    assert "x-llm-d-inference-fairness-id" in finding.seen
+    assert findings_of(bootstrap(trust_control_headers=True, tenants=TENANTS)) == ()
 
 
 def test_clients_that_can_name_any_address_are_an_error() -> None:

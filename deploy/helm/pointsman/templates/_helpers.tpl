@@ -254,6 +254,9 @@ readinessProbe:
   {{- if and (eq .Values.mode "standalone") (ne .Values.standalone.responseBodies "off") }}
   - --response-bodies={{ .Values.standalone.responseBodies }}
   {{- end }}
+  {{- if and $standalone .Values.standalone.tenantsSecret }}
+  - --token-limits
+  {{- end }}
   {{- range .Values.picker.extraArgs }}
   - {{ . | quote }}
   {{- end }}
