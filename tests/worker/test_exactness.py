@@ -139,6 +139,7 @@ def together(executor: Any, requests: Requests) -> dict[str, list[int]]:
     return answers
 
 
+@pytest.mark.full
 def test_answers_of_a_batch_match_transformers(
     oracle: Any, requests: Requests, together: dict[str, list[int]]
 ) -> None:
@@ -173,7 +174,7 @@ def many() -> Requests:
     stems = [[rng.randrange(17, 49152) for _ in range(length)] for length in (16, 23, 32, 41)]
     greedy = replace(GREEDY, max_tokens=6)
     requests = {}
-    for index in range(by_depth(16, 200)):
+    for index in range(by_depth(16, 80)):
         stem = rng.choice(stems) if rng.random() < 0.5 else []
         length = rng.randrange(max(10, len(stem) + 1), 61)
         own = [rng.randrange(17, 49152) for _ in range(length - len(stem))]

@@ -165,6 +165,7 @@ def portable_only(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.full
 def test_an_instruction_set_without_kernels_is_an_error_that_names_the_fix(
     portable_only: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +178,7 @@ def test_an_instruction_set_without_kernels_is_an_error_that_names_the_fix(
         open_kernels(1)
 
 
+@pytest.mark.full
 def test_the_best_kernels_that_were_built_are_used(
     portable_only: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
