@@ -234,7 +234,10 @@ class _Fleet:
                 phases.create_task(phase("workers", f"127.0.0.1:{ports}", *all_workers))
             waiting.cancel()
         await self._until_envoy_sees_all()
-        reply = await probe.until(plan.ingress, "/v1/models")
+        # With tenants Envoy answers nothing without a key.
+        has_tenants = self._options.tenants is not None
+        asked = plan.workers[0].address if has_tenants else plan.ingress
+        reply = await probe.until(asked, "/v1/models")
         model = str(json.loads(reply.body)["data"][0]["id"])
         done("ready", model)
         self._invite(model)
@@ -245,7 +248,8 @@ class _Fleet:
             size = f"{better.size_bytes / 1e6:.0f} MB"
             text = f"a small one, often wrong; better: --model {better.name} ({size})"
             self._say(_row("model", text))
-        self._say(f"\n{_first_call(plan.ingress.url, model)}\n")
+        has_tenants = self._options.tenants is not None
+        self._say(f"\n{_first_call(plan.ingress.url, model, needs_key=has_tenants)}\n")
         for what, text in (
             ("dashboard", plan.dashboard.url),
             ("metrics", f"{plan.dashboard.url}/metrics"),
@@ -380,7 +384,7 @@ def _row(what: str, text: str) -> str:
     return f"  {what:<10}{text}"
 
 
-def _first_call(url: str, model: str) -> str:
+def _first_call(url: str, model: str, *, needs_key: bool) -> str:
     """Return a curl command; the default model answers its prompt correctly (docs/models.md)."""
     body = {
         "model": model,
@@ -388,7 +392,8 @@ def _first_call(url: str, model: str) -> str:
         "max_tokens": 200,
         "messages": [{"role": "user", "content": "What is the capital of Japan?"}],
     }
+    key = ' \\\n  -H "authorization: Bearer $KEY"' if needs_key else ""
     return (
-        f"curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\\n"
+        f"curl -N {url}/v1/chat/completions -H 'content-type: application/json'{key} \\\n"
         f"  -d '{json.dumps(body)}'"
     )

@@ -49,6 +49,7 @@ SMALLEST: dict[str, tuple[str, ...]] = {
         "libraries --model {model} --vocab 49152 --masks 10",
         "steps --model {model} --sequences 1 --tokens 4 --runs 1",
     ),
+    "tenants": ("--seconds 2 --tokens 4 --workers 1 --settle 1",),
     "worker_engine": (
         "--peers --model {model} --threads 1 --batches 1 --steps 2 --repeats 1",
         "--weights --layers 1 --batches 1 --steps 1 --repeats 1",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import openai
 import pytest
 from aiohttp import web
 
@@ -20,6 +21,7 @@ from fleet.envoy.bootstrap import build, to_yaml
 from fleet.envoy.settings import BootstrapConfig, SocketAddress
 from fleet.envoy.tenants import read_tenants
 from tests.support.fleet.envoy_process import EnvoyProcess
+from tests.support.fleet.running_fleet import Fleet, ready_fleet
 from tests.support.local_ports import free_port
 from tests.support.picker.metrics_pages import Pod, page
 from tests.support.picker.whole_picker import HEAD, WholePicker, whole_picker
@@ -249,3 +251,26 @@ async def _limited_in_requests(s: Scene) -> None:
     assert refused.headers["x-ratelimit-limit"] == "2"
     acme = await s.as_tenant(ACME)
     assert (acme.status, "x-ratelimit-limit" in acme.headers) == (200, False)
+
+
+@pytest.mark.full
+async def test_a_fleet_with_tenants_is_ready_and_counts_tokens(tmp_path: Path) -> None:
+    file = tmp_path / "tenants.yaml"
+    file.write_text(f"tenants: [{{name: acme, keys: [{{value: {ACME}}}], tokensPerMinute: 60}}]")
+    async with ready_fleet("--workers", "1", "--tenants", str(file)) as fleet:
+        assert f"curl -N {fleet.url}" in fleet.output
+        assert 'authorization: Bearer $KEY"' in fleet.output
+        with pytest.raises(openai.AuthenticationError):
+            await fleet.say_hello()
+        fleet.openai.api_key = ACME
+        assert await fleet.say_hello() == 4
+        with pytest.raises(openai.RateLimitError) as refused:
+            await _hellos(fleet, 60)  # each uses one token at least
+        assert refused.value.body["message"] == "'acme' has used its 60 tokens a minute"
+        assert int(refused.value.response.headers["retry-after"]) >= 1
+        await fleet.interrupt()
+
+
+async def _hellos(fleet: Fleet, count: int) -> None:
+    for _ in range(count):
+        await fleet.say_hello()
