@@ -52,6 +52,10 @@ SAME: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "base": (QUIET, ("deploy/k8s/base",)),
     "gateway": ((), (f"{OVERLAYS}/gateway",)),
     "standalone": (("mode=standalone",), (f"{OVERLAYS}/standalone",)),
+    "standalone with a front": (
+        ("mode=standalone", "standalone.front.enabled=true"),
+        (f"{OVERLAYS}/standalone-front",),
+    ),
     "ha": (("picker.highAvailability=leader-election", "picker.replicas=2"), (f"{OVERLAYS}/ha",)),
     "active-active": (
         ("picker.highAvailability=active-active", "picker.replicas=2"),

@@ -52,6 +52,7 @@ MODES = {
         "autoscaling.kind=picker",
         "picker.hashSeedSecret=seed",
         "standalone.service.type=LoadBalancer",
+        "standalone.front.enabled=true",
     ),
     "several pools": (
         "pools[0].name=llama",

@@ -8,6 +8,7 @@ import pytest
 
 import picker.__main__
 import worker.cli.flags
+from fleet.command_lines import parser_of
 from picker.cli.flags import options_of
 from picker.config.build import build
 from picker.config.catalog import builtin_plugins
@@ -22,6 +23,7 @@ from tests.support.kube.manifests import (
     containers,
     file_of,
     kustomized,
+    name_of,
     of_kind,
     pod_of,
     workloads,
@@ -39,6 +41,23 @@ ENVIRONMENT = {
     "POD_NAME": "pointsman-picker-abc-xyz",
     "POD_IP": "10.0.0.1",
 }
+
+
+def test_clients_reach_the_front_that_asks_the_envoy_of_its_pod() -> None:
+    objects = kustomized("deploy/k8s/overlays/standalone-front")
+    [pod] = map(pod_of, workloads(objects))
+    [front], [picker, envoy] = pod["containers"], pod["initContainers"]
+    taken = parser_of("front").parse_args(front["args"])
+    assert taken.gateway == f"http://127.0.0.1:{envoy['ports'][0]['containerPort']}"
+    assert front["ports"] == [{"name": "http", "containerPort": taken.port}]
+    [service] = [one for one in of_kind(objects, "Service") if name_of(one)[1] == "pointsman"]
+    assert service["spec"]["ports"][0]["targetPort"] == "http"
+    # Sidecars end after the front, and the last of them first.
+    assert [one["restartPolicy"] for one in (picker, envoy)] == ["Always", "Always"]
+    assert "lifecycle" not in envoy
+    waits = front["lifecycle"]["preStop"]["sleep"]["seconds"] + taken.drain_timeout
+    assert waits < pod["terminationGracePeriodSeconds"]
+    assert front["image"] == picker["image"]
 
 
 @pytest.mark.parametrize("folder", WHOLE)

@@ -167,19 +167,20 @@ readinessProbe:
   failureThreshold: 2
 {{- end -}}
 
+{{/* Of the port with this name. */}}
 {{- define "pointsman.tcpProbes" -}}
 startupProbe:
-  tcpSocket: {port: http}
+  tcpSocket: {port: {{ . }}}
   periodSeconds: 1
   timeoutSeconds: 2
   failureThreshold: 60
 livenessProbe:
-  tcpSocket: {port: http}
+  tcpSocket: {port: {{ . }}}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 3
 readinessProbe:
-  tcpSocket: {port: http}
+  tcpSocket: {port: {{ . }}}
   periodSeconds: 2
   timeoutSeconds: 2
   failureThreshold: 2
@@ -347,7 +348,7 @@ readinessProbe:
   - {name: NVIDIA_VISIBLE_DEVICES, value: void}
   ports:
   - {name: http, containerPort: 8000}
-  {{- include "pointsman.tcpProbes" . | nindent 2 }}
+  {{- include "pointsman.tcpProbes" "http" | nindent 2 }}
   resources:
     {{- toYaml $sidecar.resources | nindent 4 }}
   securityContext:
