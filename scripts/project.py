@@ -16,7 +16,7 @@ _URL = r"https://github\.com/[\w.-]+/[\w.-]+?"
 _VERSION = r"\d+\.\d+\.\d+(?:[a-z]+\d+)?"
 _CHART_VERSION = r"\d+\.\d+\.\d+(?:-[a-z]+\.\d+)?"
 _PRE_RELEASE = re.compile(r"(?<=\d)(a|b|rc)(?=\d+$)")
-_OWN_REGISTRY = r"(?!registry\.example)[\w-]+[.:][\w.:-]*(?:/[\w.-]+)*"
+_OWN_REGISTRY = r"(?![\w.-]+\.example\b)[\w-]+[.:][\w.:-]*(?:/[\w.-]+)*"
 
 
 @dataclass(frozen=True, slots=True)
