@@ -6,6 +6,7 @@
 # `make test-agents` runs ten turns of each client framework of tests/integration/agents.txt, which it
 # installs into .venv-agents.
 # `make test-slow` prints the 50 slowest tests of the last run.
+# `make generate` writes what follows from other files: manifests, chart, tables of the docs.
 # `make docs` builds the site. `make release-dry` makes all that a release consists of, into dist/, and
 # publishes nothing; `make renew` renews the digests and locks of images (RELEASING.md).
 # Each creates .venv first and reuses it until pyproject.toml, constraints.txt or the kernels change.
@@ -24,7 +25,7 @@ ARITHMETIC_TESTS := $(addprefix tests/worker/,ops models executor test_exactness
 	$(addprefix --ignore tests/worker/,ops/triton executor/drafting executor/test_graphs.py executor/test_model_runner_out_of_memory.py)
 
 .PHONY: up test test-all test-rest test-agents test-avx2 test-slow test-budget soak check check-types check-rules fuzz conformance format clean \
-	docs renew release-check release-parts release-dry
+	docs generate renew release-check release-parts release-dry
 .DEFAULT_GOAL := up
 
 KERNELS := $(wildcard worker/ops/cpu/*.cpp worker/ops/cpu/*.h worker/ops/cpu/*.inc scripts/build_kernels.py)
@@ -128,10 +129,16 @@ release-check: $(VENV)/ready
 release-parts release-dry: $(VENV)/ready
 	@$(BIN)/python scripts/release.py $(@:release-%=%)
 
+generate: $(VENV)/ready
+	@$(BIN)/python scripts/gen_deploy.py
+	@for part in chart flags plugins; do $(BIN)/python scripts/document_$$part.py --write; done
+	@$(BIN)/python scripts/wrap_prose.py --write
+
 renew: $(VENV)/ready
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python scripts/lock_images.py
 	@$(BIN)/python scripts/pin_images.py
+	@$(MAKE) generate
 
 clean:
 	rm -rf $(VENV) $(AGENTS) .mypy_cache .ruff_cache .pytest_cache .hypothesis

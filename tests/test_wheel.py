@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from scripts.project import read_project
 from tests.support.local_ports import free_port
 
 ROOT = Path(__file__).parent.parent
+VERSION = read_project(ROOT).version
 NAMES = ("base", "picker", "worker", "fleet")
 COMMANDS = (
     *("up", "restart", "chat", "top", "explain", "doctor", "bench", "worker", "picker", "config"),
@@ -91,14 +93,14 @@ def run(*argv: object, folder: Path | None = None) -> None:
 
 def test_one_package_is_installed_for_any_python(installed: Installed) -> None:
     """Without a compiler the wheel has no kernels, and fits any system."""
-    assert installed.wheel.name == "pointsman-0.1.0-py3-none-any.whl"
+    assert installed.wheel.name == f"pointsman-{VERSION}-py3-none-any.whl"
     with zipfile.ZipFile(installed.wheel) as file:
         names = file.namelist()
         assert {name.partition("/")[0] for name in names} == {
             "pointsman",
-            "pointsman-0.1.0.dist-info",
+            f"pointsman-{VERSION}.dist-info",
         }
-        assert file.read("pointsman-0.1.0.dist-info/top_level.txt") == b"pointsman\n"
+        assert file.read(f"pointsman-{VERSION}.dist-info/top_level.txt") == b"pointsman\n"
         for data in (
             *("picker/admin/page/index.html", "worker/training/prompts.yaml", "py.typed"),
             *("fleet/deploy/envoy/eds.yaml", "fleet/deploy/systemd/pointsman-picker.service"),
@@ -108,7 +110,7 @@ def test_one_package_is_installed_for_any_python(installed: Installed) -> None:
 
 def test_its_page_on_an_index_is_complete(installed: Installed) -> None:
     with zipfile.ZipFile(installed.wheel) as file:
-        page = Parser().parsestr(file.read("pointsman-0.1.0.dist-info/METADATA").decode())
+        page = Parser().parsestr(file.read(f"pointsman-{VERSION}.dist-info/METADATA").decode())
     for name in ("Author", "Keywords", "License-Expression", "Project-URL", "Requires-Python"):
         assert page[name], name
     text = str(page.get_payload())

@@ -11,10 +11,12 @@ import yaml
 from fleet.command_lines import parser_of
 from fleet.commands.cli import main
 from picker.planner.autoscale_file import read_autoscale_file
+from scripts.project import read_project
 from tests.support.kube.crd_rules import CrdRules
 from tests.support.kube.deploy_wiring import loose_ends
 from tests.support.kube.manifests import (
     CHART,
+    ROOT,
     Object,
     charted,
     composed,
@@ -399,20 +401,21 @@ def test_notes_say_where_to_look(helm: Path) -> None:
         assert word in rendered.stdout.split("NOTES:")[1]
 
 
+VERSION = read_project(ROOT).version
 _OF_ENVOY = yaml.safe_load((CHART / "values.yaml").read_text())["images"]["envoy"]
 ENVOY = "{repository}:{tag}@{digest}".format(**_OF_ENVOY).removesuffix("@")
 IMAGES = {
     "a registry for all": (
         ("images.registry=ghcr.example/a/b",),
-        {"ghcr.example/a/b/pointsman-picker:0.1.0", "ghcr.example/a/b/pointsman-worker-cpu:0.1.0"},
+        {f"ghcr.example/a/b/pointsman-{one}:{VERSION}" for one in ("picker", "worker-cpu")},
     ),
     "the registry of a parent chart": (
         ("global.imageRegistry=localhost:5000", "images.registry=unused.example"),
         {
             f"localhost:5000/{one}"
             for one in (
-                "pointsman-picker:0.1.0",
-                "pointsman-worker-cpu:0.1.0",
+                f"pointsman-picker:{VERSION}",
+                f"pointsman-worker-cpu:{VERSION}",
                 ENVOY.partition("/")[2],
             )
         },
@@ -424,7 +427,7 @@ IMAGES = {
             f"images.workerCpu.digest=sha256:{'0a' * 32}",
             "images.registry=unused.example",
         ),
-        {"quay.example/epp:0.1.0", f"localhost/cpu:0.1.0@sha256:{'0a' * 32}"},
+        {f"quay.example/epp:{VERSION}", f"localhost/cpu:{VERSION}@sha256:{'0a' * 32}"},
     ),
 }
 
@@ -486,7 +489,7 @@ def test_objects_and_pods_carry_what_others_need() -> None:
     for one in objects:
         labels = one["metadata"]["labels"]
         assert labels["app.kubernetes.io/instance"] == "chat"
-        assert (labels["app.kubernetes.io/version"], labels["team"]) == ("0.1.0", "search")
+        assert (labels["app.kubernetes.io/version"], labels["team"]) == (VERSION, "search")
     worker, picker = sorted(workloads(objects), key=lambda one: one["kind"] + name_of(one)[1])[::-1]
     for workload, tier in ((picker, "gold"), (worker, "bronze")):
         template = workload["spec"]["template"]["metadata"]

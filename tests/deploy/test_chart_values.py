@@ -12,9 +12,11 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from scripts.project import read_project
 from tests.depth import by_depth
 from tests.support.kube.manifests import (
     CHART,
+    ROOT,
     Object,
     charted,
     containers,
@@ -168,7 +170,7 @@ def test_every_object_has_the_labels_and_names_of_its_release(usual: list[Object
             labels = one["metadata"]["labels"]
             assert labels["app.kubernetes.io/instance"] == "chat"
             assert labels["app.kubernetes.io/part-of"] == "pointsman"
-            assert labels["helm.sh/chart"] == "pointsman-0.1.0"
+            assert labels["helm.sh/chart"] == f"pointsman-{read_project(ROOT).chart_version}"
 
 
 def test_values_of_one_kind_of_worker_go_before_those_of_all() -> None:

@@ -30,7 +30,9 @@ def flags_of(service: str) -> Any:
 
 @pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
 def test_images_are_pinned_and_files_are_there(service: dict[str, Any]) -> None:
-    assert re.fullmatch(r"[\w./-]+:v?\d+\.\d+\.\d+(@sha256:[0-9a-f]{64})?", service["image"])
+    assert re.fullmatch(
+        r"[\w./-]+:v?\d+\.\d+\.\d+(rc\d+)?(@sha256:[0-9a-f]{64})?", service["image"]
+    )
     if "build" in service:
         assert (FOLDER / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
     for mount in service.get("configs", ()):
