@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-import base.tracing
+from base import tracing
 from base.tracing import Span, Tracer, Tracing, TracingError
 from picker.decisions.decision import Decision, FilteredOutError
 from picker.decisions.steps import PluginStep
@@ -36,7 +36,7 @@ PRODUCER_SPANS: Mapping[str, str] = {
     "token-producer": "tokenize_render",
 }
 TOP = 5
-TRACED = base.tracing.Traced(
+TRACED = tracing.Traced(
     "picker",
     "llm-d-epp",  # the name of the reference picker, for its dashboards
     "gateway.request",
@@ -227,6 +227,6 @@ def _describe_stages(span: Span, headers: Mapping[str, str]) -> None:
 def build_tracing(enabled: bool, environment: Mapping[str, str]) -> Tracing:
     """Create the tracer, if enabled. Raises `ConfigError`, also if the library is missing."""
     try:
-        return base.tracing.build_tracing(enabled, environment, TRACED)
+        return tracing.build_tracing(enabled, environment, TRACED)
     except TracingError as error:
         raise ConfigError(str(error)) from error
