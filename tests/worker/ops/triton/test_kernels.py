@@ -13,26 +13,21 @@ from tests.depth import by_depth
 
 HERE = Path(__file__).parent
 PYTEST = ("-m", "pytest", "-p", "no:cacheprovider")
-# Files, and which of their tests: none of the runs is long.
+# Files, and which of their tests: none of the runs is long, and each takes seconds to import torch.
 MERGING = "split or share or long or alone"
 ALL_RUNS = [
-    (["parity_attention.py"], "mixture"),
     (["parity_attention.py"], MERGING),
-    (["parity_attention.py"], f"not (mixture or {MERGING})"),
+    (["parity_attention.py"], f"not ({MERGING})"),
     (["parity_draws.py"], ""),
-    (["parity_experts.py"], ""),
-    (["parity_fused.py"], ""),
-    (["parity_lora.py"], ""),
+    (["parity_experts.py", "parity_fused.py"], ""),
+    (["parity_lora.py", "parity_rejection.py"], ""),
     (["parity_models.py"], ""),
     *(
-        (["parity_engine.py"], way)
-        for way in ("alone", "batched", "chunked", "drafts", "graphs", "eight")
+        (["parity_engine.py"], ways)
+        for ways in ("alone or batched", "chunked or drafts", "graphs or eight")
     ),
-    (["parity_planes.py"], "twin"),
-    (["parity_planes.py"], "not twin"),
-    (["parity_quantized.py"], "twin"),
-    (["parity_quantized.py"], "not twin"),
-    (["parity_rejection.py"], ""),
+    (["parity_planes.py"], ""),
+    (["parity_quantized.py"], ""),
 ]
 # Models and engines run the same kernels again.
 KERNELS = [
