@@ -157,6 +157,16 @@ class SampleSpec:
         )
 
 
+class BlockTable(tuple[int, ...]):
+    """A copy of a sequence's block table: the same object in every step until the table changes.
+    Its first `num_same` blocks are those of `before`, the copy that was made before it. `before` is
+    None when a later copy exists: its reader compares the tables.
+    """
+
+    before: BlockTable | None = None
+    num_same = 0
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduledSequence:
     """One sequence's share of a step: run `token_ids` at positions `start`, `start`+1, …
@@ -300,14 +310,12 @@ class TokenLogprobs:
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(msgspec.Struct, frozen=True, gc=False):
     token_id: int
     logprobs: TokenLogprobs | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Drafts:
+class Drafts(msgspec.Struct, frozen=True, gc=False):
     """Guesses of the next tokens of a sequence whose next token has index `position`.
     `confidences[i]`, in (0, 1], is the drafter's confidence in `token_ids[i]`, given that the
     drafts before it are accepted, on the drafter's own scale (`engine.speculation` calibrates it).

@@ -262,11 +262,11 @@ def run_answers(
     return torch.cat((tokens, runs.states[:, None], runs.ends[:, None]), 1), runs.lasts
 
 
-def run_of(answer: Sequence[int], width: int, num_drafts: int) -> tuple[list[int], int]:
+def run_of(answer: list[int], width: int, num_drafts: int) -> tuple[list[int], int]:
     """Return a run's tokens, and the `DrawState` of the draw that ends it."""
     first, end = width - 1 - num_drafts, answer[-1] if width > 1 else 0
     state = answer[width]
-    return list(answer[first : end + (state == DrawState.DRAWN)]), state
+    return answer[first : end + (not state)], state  # `DRAWN` is 0
 
 
 def _score(

@@ -20,10 +20,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
-from math import isfinite
+from math import isnan
 from typing import Protocol
 
 import numpy as np
@@ -58,6 +57,8 @@ from worker.types import Drafts, Draw, ModelOutput, SampleSpec, SamplingParams, 
 # block table: slot, index, block; the slot for the last draw; the slot of its adapter (-1: none);
 # and the end of the room for new drafts.
 _ROW_FIELDS, _FIELDS = 3, 9
+# One of `DRAWS` as bytes: numpy copies structs field by field.
+_DRAW = np.dtype((np.void, DRAWS.itemsize))
 _LARGE_STEP = 8
 # Attention treats a sequence with more rows as a chunk.
 _MAX_DRAFTS = 15
@@ -254,30 +255,31 @@ class DecodeGraphs:
         if captured is None or key is None or (key, owners is not None) not in captured.graphs:
             return None
         state, count = captured.state, len(sequences)
-        slots, changes = state.enter_quietly(sequences)
+        places, changes, moved = state.enter_quietly(sequences)
         # The tables grew and moved; graphs hold their address.
         if captured.tables is not state.device_tables:
             self.capture(captured.model, captured.cache, state, captured.drafter)
             captured = self._captured or captured
-        drafts = captured.drafts_of(key, sequences, _moved(sequences, slots, changes, state))
+        drafts = captured.drafts_of(key, sequences, moved)
         # A packed step has room for one change of a table per sequence.
-        if len(changes) > key.size:
+        if changes.shape[1] > key.size:
             state.send(changes)
-            changes = []
-        places = np.array(slots, np.int32)
-        is_plain = self._draws.describe(sequences, slots)
-        is_plain = is_plain and not (verification and verification.proposals)
+            changes = changes[:, :0]
+        draws = self._draws.rows(sequences, places)
+        if verification and verification.proposals:
+            draws = None
         self._turn = 1 - self._turn
         buffers = self._buffers[key][self._turn]
         buffers.pack(sequences, places, state, captured.scratch)
-        buffers.draws[:] = 0
-        if is_plain:
-            buffers.draws[:count] = self._draws.table[places][:, None]
+        unset = 0 if draws is None else count
+        if unset < key.size:
+            buffers.draws[unset:] = 0
+        if draws is not None:
+            buffers.draws.view(_DRAW)[:count] = draws[:, None]
             # Rows before the first real row may have any draw parameters.
             buffers.draws["position"][:count] = buffers.positions[:count] + 1
             buffers.fields[6, :count] = places
-        if changes:
-            buffers.fields[3:6, : len(changes)] = np.array(changes, np.int32).T
+        buffers.fields[3:6, : changes.shape[1]] = changes
         if owners is not None:
             buffers.fields[7] = -1
             buffers.fields[7, :count] = owners
@@ -286,7 +288,7 @@ class DecodeGraphs:
         # Its answers are still being fetched while the step is sent.
         self._device.spare_fetched()
         captured.graphs[key, owners is not None]()
-        if not is_plain:
+        if draws is None:
             known = AnsweredRows([with_history(sequence) for sequence in sequences], places)
             logits = captured.logits_of(key, sequences)
             answers = PendingAnswers(known, logits, lambda rows: rows, verification, sampler)
@@ -300,13 +302,22 @@ class DecodeGraphs:
         ticket = _DecodeTicket(sequences, key.width, wait, buffers.received)
         if seconds is None or captured.drafter is None:
             return ticket, False
-        made = buffers.drafts(key, drafts.rounds)
-        return _DraftedTicket(ticket, captured.drafter, drafts.limits, made, seconds), True
+        made = buffers.fetched[key.size * key.num_answers : size].reshape(2, -1)
+        return _DraftedTicket(ticket, captured.drafter, drafts, made, seconds), True
 
     def _key(self, sequences: Sequence[ScheduledSequence]) -> _Key | None:
-        if not all(map(_decodes, sequences)):
-            return None
-        drafts = max([sequence.num_drafts for sequence in sequences])
+        drafts = 0
+        for sequence in sequences:
+            num_drafts = sequence.num_drafts
+            if (
+                len(sequence.token_ids) + sequence.takes_pending != 1 + num_drafts
+                or len(sequence.samples) != 1
+                or sequence.prompt_targets
+                or sequence.num_pooled
+            ):
+                return None  # it does more than to decode
+            if num_drafts > drafts:
+                drafts = num_drafts
         keys = self._verifying if drafts else self._decoding
         place = bisect_left(keys, len(sequences), key=lambda key: key.size)
         return keys[place] if place < len(keys) and keys[place].width > drafts else None
@@ -318,35 +329,12 @@ def _rounds(most_drafts: int) -> tuple[int, ...]:
     return (*(each for each in powers if each < most_drafts), most_drafts) if most_drafts else ()
 
 
-def _moved(
-    sequences: Sequence[ScheduledSequence],
-    slots: Sequence[int],
-    changes: Sequence[tuple[int, int, int]],
-    state: DeviceState,
-) -> set[int]:
-    """Return the indices of sequences that have another block at a position before this step."""
-    if not changes:
-        return set()
-    index_of = {slot: index for index, slot in enumerate(slots)}
-    owners = ((index_of[slot], column) for slot, column, _ in changes)
-    return {index for index, column in owners if column * state.block_size < sequences[index].start}
-
-
-def _decodes(sequence: ScheduledSequence) -> bool:
-    return (
-        len(sequence.token_ids) + sequence.takes_pending == 1 + sequence.num_drafts
-        and len(sequence.samples) == 1
-        and not sequence.prompt_targets
-        and not sequence.num_pooled
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Buffers:
     """The host buffers of steps of one shape. `step` is the packed step: `draws` [size, width] of
     `DRAWS`, `tokens`, `positions` and `slots` of the cache [size, width], and `fields` [9, size].
     `answers` is the fetched result with room for drafts, `fetched` its view, and `received` [size,
-    n] that of its first part.
+    n] that of its first part. `back` [width] are the places of rows before a sequence's last one.
     """
 
     step: Tensor
@@ -358,6 +346,7 @@ class _Buffers:
     answers: Tensor
     fetched: Ints
     received: Ints
+    back: Ints
 
     @staticmethod
     def of(key: _Key, step: Tensor, answers: Tensor) -> _Buffers:
@@ -369,13 +358,8 @@ class _Buffers:
         fetched = answers.numpy()
         received = fetched[:num_answers].reshape(key.size, key.num_answers)
         arrays = (table, tokens, positions, slots, fields.numpy())
-        return _Buffers(step, *arrays, answers, fetched, received)
-
-    def drafts(self, key: _Key, rounds: int) -> tuple[Ints, npt.NDArray[np.float32]]:
-        """Return views of the fetched drafts and confidences [size, rounds]."""
-        first, count = key.size * key.num_answers, key.size * rounds
-        drafts, shares = self.fetched[first : first + 2 * count].reshape(2, key.size, rounds)
-        return drafts, shares.view(np.float32)
+        back = np.arange(1 - key.width, 1, dtype=np.int32)
+        return _Buffers(step, *arrays, answers, fetched, received, back)
 
     def pack(
         self, sequences: Sequence[ScheduledSequence], slots: Ints, state: DeviceState, scratch: int
@@ -385,8 +369,9 @@ class _Buffers:
         starts = np.array([sequence.start for sequence in sequences], np.int32)
         self.fields[:] = 0
         self.fields[0, :count] = slots
-        self.tokens[count:] = self.positions[count:] = 0
-        self.slots[count:] = scratch
+        if count < len(self.tokens):
+            self.tokens[count:] = self.positions[count:] = 0
+            self.slots[count:] = scratch
         if width == 1:
             self.tokens[:count, 0] = [-1 if s.takes_pending else s.token_ids[0] for s in sequences]
             self.positions[:count, 0] = starts
@@ -395,15 +380,20 @@ class _Buffers:
             self.fields[1, :count] = starts + 1
             return
         drafts = np.array([sequence.num_drafts for sequence in sequences], np.int32)
-        given = [[*sequence.token_ids] or [-1] for sequence in sequences]
-        self.tokens[:count] = [[0] * (width - len(own)) + own for own in given]
-        places = np.arange(1 - width, 1, dtype=np.int32) + drafts[:, None]
+        ends = starts + drafts
+        positions = self.back + ends[:, None]
+        own = positions >= starts[:, None]
+        given: list[int] = []
+        for sequence in sequences:
+            given += sequence.token_ids or (-1,)
+        self.tokens[:count] = 0
+        self.tokens[:count][own] = np.array(given, np.int32)
         # No position comes before a sequence's beginning.
-        positions = np.maximum(places + starts[:, None], 0)
-        blocks = state.blocks(slots[:, None], positions // size)
-        self.positions[:count] = positions
-        self.slots[:count] = np.where(places < 0, scratch, blocks * size + positions % size)
-        self.fields[1, :count] = starts + 1 + drafts
+        positions = np.maximum(positions, 0, out=self.positions[:count])
+        columns, offsets = np.divmod(positions, size)
+        blocks = state.blocks(slots[:, None], columns)
+        self.slots[:count] = np.where(own, blocks * size + offsets, scratch)
+        self.fields[1, :count] = ends + 1
         self.fields[2, :count] = drafts
 
 
@@ -419,33 +409,45 @@ class _SlotDraws:
     """The draw parameters of each slot, without the position."""
 
     def __init__(self) -> None:
-        self.table = np.zeros(0, DRAWS)
+        self._table = np.zeros(0, _DRAW)
         self._is_plain = np.zeros(0, np.bool_)
         self._params: list[SamplingParams | None] = []
+        self._given: list[SamplingParams] = []
+        self._slots: Ints | None = None
+        self._rows: npt.NDArray[np.void] | None = None
 
-    def describe(self, sequences: Sequence[ScheduledSequence], slots: list[int]) -> bool:
-        """Update `slots`; return True if no draw is adjusted or asks for log probabilities."""
-        missing = max(slots) + 1 - len(self._params)
+    def rows(
+        self, sequences: Sequence[ScheduledSequence], slots: Ints
+    ) -> npt.NDArray[np.void] | None:
+        """Return the parameters [n] of sequences in `slots`; None if a draw is adjusted or asks for
+        log probabilities.
+        """
+        specs = [sequence.samples[0] for sequence in sequences]
+        given = [spec.params for spec in specs]
+        if slots is not self._slots or given != self._given:
+            self._slots, self._given = slots, given
+            self._describe(slots, given)
+        masked = [spec for spec in specs if spec.banned_ids or spec.masks]
+        return None if masked else self._rows
+
+    def _describe(self, slots: Ints, given: Sequence[SamplingParams]) -> None:
+        missing = int(slots.max()) + 1 - len(self._params)
         if missing > 0:
             self._grow(max(missing, len(self._params)))
-        params, is_plain = self._params, True
-        for slot, sequence in zip(slots, sequences, strict=True):
-            spec = sequence.samples[0]
-            if params[slot] is not spec.params:
-                self._describe_one(slot, spec.params)
-            if spec.banned_ids or spec.masks:
-                is_plain = False
-        return is_plain and bool(self._is_plain[slots].all())
+        for slot, params in zip(slots.tolist(), given, strict=True):
+            if params is not self._params[slot]:
+                self._describe_one(slot, params)
+        self._rows = self._table[slots] if self._is_plain[slots].all() else None
 
     def _describe_one(self, slot: int, params: SamplingParams) -> None:
         spec = SampleSpec(params, 0)
-        self._params[slot], self.table[slot] = params, draw_table([0], [spec])[0]
+        self._params[slot], self._table[slot] = params, draw_table([0], [spec]).view(_DRAW)[0]
         needs_logits = params.logprobs is not None or bool(params.logprob_token_ids)
         self._is_plain[slot] = not needs_logits and not adjusts(spec)
 
     def _grow(self, count: int) -> None:
         self._params += [None] * count
-        self.table = np.concatenate((self.table, np.zeros(count, DRAWS)))
+        self._table = np.concatenate((self._table, np.zeros(count, _DRAW)))
         self._is_plain = np.concatenate((self._is_plain, np.zeros(count, np.bool_)))
 
 
@@ -527,14 +529,11 @@ class _Captured:
         """Return the drafts to make after a step; sequences in `moved` have other blocks than
         before.
         """
-        no_drafts = _Drafts([0] * len(sequences))
-        if self.drafter is None:
-            return no_drafts
-        limits = self.drafter.follow(sequences, moved)
-        wanted = max(sequence.num_to_draft for sequence in sequences)
+        limits = None if self.drafter is None else self.drafter.follow(sequences, moved)
+        wanted = max([sequence.num_to_draft for sequence in sequences])
         fitting = min((n for n in self._drafts[key] if n >= wanted), default=0)
         if limits is None or not wanted or not fitting:
-            return no_drafts
+            return _Drafts([0] * len(sequences))
         return _Drafts(limits, fitting, self._drafts[key][fitting])
 
     def logits_of(self, key: _Key, sequences: Sequence[ScheduledSequence]) -> Tensor:
@@ -624,31 +623,37 @@ class _DecodeTicket:
 
 @dataclass(frozen=True, slots=True)
 class _DraftedTicket:
-    """A step after which a graph drafted; `limits` are those of `CachedDrafter.follow`."""
+    """A step after which a graph made `drafts`: `fetched` are their tokens, and their confidences
+    as bits, [2, size · rounds].
+    """
 
     step: _DecodeTicket
     drafter: CachedDrafter
-    limits: Sequence[int]
-    drafts: tuple[Ints, npt.NDArray[np.float32]]
+    drafts: _Drafts
+    fetched: Ints
     seconds: Callable[[], float]
 
     def collect(self) -> ModelOutput:
         output = self.step.collect()
-        tokens, confidences = (values.tolist() for values in self.drafts)
+        values = (self.fetched[0].tolist(), self.fetched[1].view(np.float32).tolist())
         found: dict[int, Drafts] = {}
-        starts: list[tuple[int, int]] = []
-        for index, (sequence, limit) in enumerate(
-            zip(self.step.sequences, self.limits, strict=True)
+        starts: dict[int, int] = {}
+        # Tuples: a slice of a whole tuple is that tuple.
+        rows = (zip(*[iter(every)] * self.drafts.rounds, strict=True) for every in values)
+        for sequence, limit, drafts, confidences in zip(
+            self.step.sequences, self.drafts.limits, *rows, strict=False
         ):
-            draws = output.sampled.get(sequence.seq_id)
+            seq_id = sequence.seq_id
+            draws = output.sampled.get(seq_id)
             if not limit or draws is None:
                 continue
             last = sequence.start + len(draws)
-            shares = [*takewhile(isfinite, confidences[index])]
-            count = min(sequence.num_to_draft, limit - last, len(shares))
+            count = min(sequence.num_to_draft, limit - last)
+            # They are nan from the first row on whose logits are not numbers.
+            while count > 0 and isnan(confidences[count - 1]):
+                count -= 1
             if count > 0:
-                drafts = tuple(tokens[index][:count])
-                found[sequence.seq_id] = Drafts(last + 1, drafts, tuple(shares[:count]))
-                starts.append((sequence.seq_id, last))
+                found[seq_id] = Drafts(last + 1, drafts[:count], confidences[:count])
+                starts[seq_id] = last
         self.drafter.drafted(starts)
-        return replace(output, drafts=found, drafting_seconds=self.seconds())
+        return ModelOutput(output.sampled, {}, output.failed, found, self.seconds())

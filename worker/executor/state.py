@@ -1,7 +1,7 @@
 """The state of sequences on the device from one step to the next: block tables and last tokens."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from worker.ops.step import sent
-from worker.types import ScheduledSequence
+from worker.types import BlockTable, ScheduledSequence
 
 Ints = npt.NDArray[np.int32]
 
@@ -37,39 +37,55 @@ class DeviceState:
         self._used = [0] * num_slots  # the last step that used each slot
         self._held: list[tuple[int, ...]] = [()] * num_slots
         self._step = 0
+        self._entered, self._places = list[int](), np.zeros(0, np.int32)  # the last step's
         self._tables: Ints = np.zeros((num_slots, width), np.int32)
         self.device_tables = self._sent(self._tables)
         self._last_tokens = torch.zeros(num_slots, dtype=torch.int32, device=device)
 
     def enter(self, sequences: Sequence[ScheduledSequence]) -> Ints:
         """Begin a step; return the sequences' slots [S], with the tables of the step."""
-        slots, changes = self.enter_quietly(sequences)
-        if changes and not self._is_shared:
+        slots, changes, _ = self.enter_quietly(sequences)
+        if changes.size and not self._is_shared:
             self.send(changes)
-        return np.array(slots, np.int32)
+        return slots
 
     def enter_quietly(
         self, sequences: Sequence[ScheduledSequence]
-    ) -> tuple[list[int], list[tuple[int, int, int]]]:
-        """Begin a step as `enter` does, but leave the changes of the tables (slot, index, block) to
-        the caller. `device_tables` that had to grow contain the changes already.
+    ) -> tuple[Ints, Ints, Collection[int]]:
+        """Begin a step as `enter` does, but leave the changes of the tables (slots, indices and
+        blocks [3, n]) to the caller. `device_tables` that had to grow contain the changes already.
+        The last value has the indices of sequences that have another block below their start.
         """
         self._step += 1
-        slots = [self._slot(sequence.seq_id) for sequence in sequences]
-        changes: list[tuple[int, int, int]] = []
-        for slot, sequence in zip(slots, sequences, strict=True):
-            held, table = self._held[slot], tuple(sequence.block_table)
-            if held is table:  # most are, and a comparison takes time
+        ids = [sequence.seq_id for sequence in sequences]
+        if ids != self._entered:  # most steps have the sequences of the one before
+            self._places = np.array([self._slot(seq_id) for seq_id in ids], np.int32)
+            self._entered = ids
+        changes: list[int] = []
+        moved: list[int] = []
+        held, used = self._held, self._used
+        for index, slot in enumerate(self._places.tolist()):
+            used[slot] = self._step
+            table, before = sequences[index].block_table, held[slot]
+            if table is before:
                 continue
-            num_equal = _num_equal(held, table)
-            changes += [(slot, place, table[place]) for place in range(num_equal, len(table))]
-            self._held[slot] = table
+            if isinstance(table, BlockTable) and table.before is before:
+                num_equal = table.num_same  # a comparison takes time
+            else:
+                table = table if isinstance(table, tuple) else tuple(table)
+                num_equal = _num_equal(before, table)
+            for place in range(num_equal, len(table)):
+                changes += (slot, place, table[place])
+            held[slot] = table
+            if num_equal * self.block_size < sequences[index].start:
+                moved.append(index)
+        packed = np.array(changes, np.int32).reshape(-1, 3).T
         if changes:
-            self._write(changes)
-        return slots, changes
+            self._write(packed)
+        return self._places, packed, moved
 
-    def send(self, changes: list[tuple[int, int, int]]) -> None:
-        rows, columns, blocks = sent(np.array(changes, np.int32).T.copy(), self.device)
+    def send(self, changes: Ints) -> None:
+        rows, columns, blocks = sent(changes.copy(), self.device)
         self.device_tables[rows, columns] = blocks
 
     def blocks(self, slots: Ints, columns: Ints) -> Ints:
@@ -101,6 +117,7 @@ class DeviceState:
     def forget(self) -> None:
         """Free all slots, after a step whose changes may not have reached the device."""
         self._slots.clear()
+        self._entered, self._places = [], self._places[:0]
         self._held = [()] * len(self._held)
 
     def _slot(self, seq_id: int) -> int:
@@ -125,8 +142,8 @@ class DeviceState:
             self._held += [()] * taken
         return taken
 
-    def _write(self, changes: list[tuple[int, int, int]]) -> None:
-        rows, columns, blocks = np.array(changes, np.int32).T
+    def _write(self, changes: Ints) -> None:
+        rows, columns, blocks = changes
         width, needed = self._tables.shape[1], int(columns.max())
         while width <= needed:
             width *= 2

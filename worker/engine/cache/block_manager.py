@@ -16,7 +16,7 @@ Every operation either does all it says or returns False and changes nothing.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from worker.config import CacheConfig
 from worker.engine.cache.block_hash import BlockHash, PartialBlock, extra_keys, key_of
@@ -25,7 +25,7 @@ from worker.engine.cache.free_queue import FreeQueue
 from worker.engine.cache.prefix_cache import PrefixCache
 from worker.engine.messages import CachedBlock
 from worker.errors import IntegrityError, UnknownSequenceError
-from worker.types import Adapter
+from worker.types import Adapter, BlockTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,19 @@ NO_HIT = PrefixHit()
 
 @dataclass(slots=True)
 class _Holding:
-    """A sequence's blocks, of which `num_sealed` are sealed; `copy` is a copy of the table."""
+    """A sequence's blocks, of which `num_sealed` are sealed. `copy` is the last copy of the table,
+    with the same `num_same` leading blocks (None: all).
+    """
 
     table: list[int]
     num_sealed: int
     tenant: str
-    copy: tuple[int, ...] | None = None
+    copy: BlockTable = field(default_factory=BlockTable)
+    num_same: int | None = 0
+
+    def change(self, first: int) -> None:
+        """Note that the blocks from `first` on are about to change."""
+        self.num_same = first if self.num_same is None else min(self.num_same, first)
 
 
 class BlockManager:
@@ -105,11 +112,14 @@ class BlockManager:
         """
         return self._holding(seq_id).table
 
-    def table_copy(self, seq_id: int) -> tuple[int, ...]:
-        """Return a copy of the table: the same object until the table changes, quick to compare."""
+    def table_copy(self, seq_id: int) -> BlockTable:
+        """Return a copy of the table, the same object until the table changes."""
         holding = self._holding(seq_id)
-        if holding.copy is None:
-            holding.copy = tuple(holding.table)
+        if holding.num_same is not None:
+            before, holding.copy = holding.copy, BlockTable(holding.table)
+            before.before = None  # or each copy would hold all earlier ones
+            holding.copy.before, holding.copy.num_same = before, holding.num_same
+            holding.num_same = None
         return holding.copy
 
     def num_shared_tokens(self, seq_id: int) -> int:
@@ -198,7 +208,7 @@ class BlockManager:
             return True
         if max(num_new, 0) + shared_tail > len(self._free):
             return False
-        holding.copy = None
+        holding.change(tail if shared_tail else len(table))
         if shared_tail:
             source, table[tail] = table[tail], self._take(holding.tenant)
             self._copy(source, table[tail])
@@ -214,8 +224,9 @@ class BlockManager:
         """Give back a sequence's blocks beyond `end` tokens, which it has not used."""
         holding = self._holding(seq_id)
         num_left = max(-(-end // self._block_size), holding.num_sealed)
+        if len(holding.table) > num_left:
+            holding.change(num_left)
         while len(holding.table) > num_left:
-            holding.copy = None
             block = holding.table.pop()
             self._references[block] -= 1
             if self._references[block] == 0:
@@ -327,7 +338,7 @@ class BlockManager:
     def check_integrity(self) -> None:
         references = [0] * self._num_blocks
         for seq_id, holding in self._holdings.items():
-            if holding.copy is not None and holding.copy != tuple(holding.table):
+            if holding.copy[: holding.num_same] != tuple(holding.table[: holding.num_same]):
                 raise IntegrityError(f"the copy of sequence {seq_id}'s table is out of date")
             if len(set(holding.table)) != len(holding.table):
                 raise IntegrityError(f"sequence {seq_id} holds a block twice: {holding.table}")

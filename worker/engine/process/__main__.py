@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 WARM_UP_SECONDS = 60.0
 FAILURE_SECONDS = 2.0
+# Steps make little garbage in cycles. By default, most steps of large batches would look for it.
+_GARBAGE = 10_000
 
 
 def run(config: EngineConfig, channel: EngineSocket, budget: StepBudget, pulse: Pulse) -> int:
@@ -48,6 +50,7 @@ def run(config: EngineConfig, channel: EngineSocket, budget: StepBudget, pulse: 
             )
         gc.collect()
         gc.freeze()  # objects of the start-up stay; later collections skip them
+        gc.set_threshold(_GARBAGE)
         # The kernel ends a process that is stuck or stopped, which no thread of its own can.
         die_with_parent()
         elapsed = time.monotonic() - started

@@ -132,7 +132,7 @@ class CachedDrafter:
         """
         held, self._proposals = self._proposals, {}
         found: dict[int, Tensor] = {}
-        for sequence in sequences:
+        for sequence in sequences if held else ():
             proposal = held.get(sequence.seq_id)
             if proposal is None or sequence.num_drafts == 0:
                 continue
@@ -192,21 +192,23 @@ class CachedDrafter:
         """
         network, _ = self._awake()
         synced, self._synced, self._ahead = self._synced, {}, {}
-        limits = [0] * len(sequences)
+        limits: list[int] = []
+        size, most = self._block_size, network.max_positions
         for index, sequence in enumerate(sequences):
             if not sequence.num_to_draft:
-                continue
-            if index in moved or synced.get(sequence.seq_id) != sequence.start:
+                limits.append(0)
+            elif synced.get(sequence.seq_id) == sequence.start and index not in moved:
+                room = len(sequence.block_table) * size
+                limits.append(room if room < most else most)
+            else:
                 return None
-            room = len(sequence.block_table) * self._block_size
-            limits[index] = min(room, network.max_positions)
         return limits
 
-    def drafted(self, starts: Iterable[tuple[int, int]]) -> None:
-        """Note (sequence id, start of its next step) of the sequences that a graph has drafted for,
-        and whose logits were numbers.
+    def drafted(self, starts: dict[int, int]) -> None:
+        """Note, by sequence id, where the next steps start of the sequences that a graph has
+        drafted for, and whose logits were numbers.
         """
-        self._synced = dict(starts)
+        self._synced = starts
 
     def propose(self, requests: Sequence[DraftRequest], num_step_tokens: int) -> Drafted:
         """Catch up and draft; repeated failures are logged once, unless ranks must agree. Drafts

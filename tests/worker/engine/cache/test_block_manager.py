@@ -20,6 +20,7 @@ from worker.engine.cache.block_hash import BlockHash, BlockHasher, PartialBlock,
 from worker.engine.cache.block_manager import NO_HIT, BlockManager, PrefixHit
 from worker.engine.cache.cache_events import BlockRemoved, BlocksStored, CacheCleared, CacheEvent
 from worker.errors import IntegrityError, UnknownSequenceError
+from worker.types import BlockTable
 
 
 def test_a_sequence_holds_the_blocks_that_its_tokens_fill() -> None:
@@ -463,6 +464,7 @@ class BlockWalk(RuleBasedStateMachine):
         self.mirror: Counter[bytes] = Counter()
         self.written: list[tuple[list[int], str | None]] = []  # lately, with their salts
         self.next_id = 0
+        self.copies: dict[int, BlockTable] = {}
 
     def extend(self, walker: Walker, num_blocks: int) -> None:
         self.hasher.extend(walker.chain, walker.tokens, num_blocks, walker.salt)
@@ -560,13 +562,25 @@ class BlockWalk(RuleBasedStateMachine):
     def launch(self) -> None:
         step = Step(self.blocks.take_copies(), [], {})
         for seq_id, walker in self.walkers.items():
-            table = self.blocks.table(seq_id)
+            table = self.copied(seq_id)
             step.writes += [
                 (table[p // SIZE], p % SIZE, walker.kv(p))
                 for p in range(walker.launched, walker.planned)
             ]
             walker.launched = step.ends[seq_id] = walker.planned
         self.in_flight = step
+
+    def copied(self, seq_id: int) -> BlockTable:
+        """Copy a table, which says what is left of the copy before."""
+        table, before = self.blocks.table_copy(seq_id), self.copies.get(seq_id, BlockTable())
+        assert table == tuple(self.blocks.table(seq_id))
+        if seq_id in self.copies and table is not before:
+            assert table.before is before
+            assert before.before is None
+            assert table[: table.num_same] == before[: table.num_same]
+            assert table.num_same <= min(len(table), len(before))
+        self.copies[seq_id] = table
+        return table
 
     @precondition(lambda self: self.in_flight is not None)
     @rule(sealing=st.sampled_from([True, True, True, False]))
