@@ -1,6 +1,7 @@
 """The source archive makes a wheel, and the wheel works in an empty environment, in any folder."""
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -22,11 +23,20 @@ COMMANDS = (
     *("up", "restart", "chat", "top", "explain", "doctor", "bench", "worker", "picker", "config"),
     *("replay", "train-draft", "version"),
 )
+# Each starts if it is found: on PATH, or among the paths of the variable.
+NEWER_PYTHONS = ("3.12", "3.13", "3.14")
+PYTHONS_VARIABLE = "POINTSMAN_TEST_PYTHONS"
+KERNELS = """
+import ctypes, pathlib, pointsman
+[path] = pathlib.Path(pointsman.__file__).parent.rglob("_kernels.so")
+print(ctypes.CDLL(str(path)).pointsman_runs(b"portable"))
+"""
 BUILD = "from setuptools.build_meta import build_{0}; build_{0}({1!r})"
 
 
 @dataclass(frozen=True)
 class Installed:
+    sources: Path
     wheel: Path
     python: Path
     folder: Path
@@ -55,7 +65,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     [archive] = folder.glob("*.tar.gz")
     with tarfile.open(archive) as file:
         file.extractall(folder, filter="data")
-    build("wheel", folder / archive.name.removesuffix(".tar.gz"), folder)
+    sources = folder / archive.name.removesuffix(".tar.gz")
+    build("wheel", sources, folder)
     [wheel] = folder.glob("*.whl")
     python = folder / "env" / "bin" / "python"
     run(sys.executable, "-m", "venv", "--without-pip", folder / "env")
@@ -65,7 +76,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     for name in NAMES:
         (place / name).mkdir(parents=True)
         (place / name / "__init__.py").write_text("raise SystemExit('not ours')\n")
-    return Installed(wheel, python, place)
+    return Installed(sources, wheel, python, place)
 
 
 @pytest.fixture
@@ -75,15 +86,16 @@ def complete(installed: Installed) -> Installed:
     return installed
 
 
-def build(what: str, sources: Path, out: Path) -> None:
-    run(sys.executable, "-c", BUILD.format(what, str(out)), folder=sources)
+def build(what: str, sources: Path, out: Path, compiler: str = "false", **environment: str) -> None:
+    code = BUILD.format(what, str(out))
+    run(sys.executable, "-c", code, folder=sources, CC=compiler, CXX=compiler, **environment)
 
 
-def run(*argv: object, folder: Path | None = None) -> None:
+def run(*argv: object, folder: Path | None = None, **environment: str) -> None:
     done = subprocess.run(
         [str(word) for word in argv],
         cwd=folder,
-        env={**os.environ, "CC": "false", "CXX": "false", "PYTHONPATH": ""},
+        env={**os.environ, "PYTHONPATH": "", **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -158,11 +170,16 @@ def test_the_files_of_the_tutorials_are_written(complete: Installed) -> None:
 
 
 def test_a_fleet_starts_beside_packages_of_the_same_names(complete: Installed) -> None:
-    argv = (complete.python.with_name("pointsman"), "up", "--engine", "sim", "--workers", "1")
+    assert "ready     sim" in started(complete)
+
+
+def started(installed: Installed) -> str:
+    """Start a fleet, stop it when it is ready, and return its output."""
+    argv = (installed.python.with_name("pointsman"), "up", "--engine", "sim", "--workers", "1")
     with subprocess.Popen(
         (*argv, "--port", str(free_port())),
-        cwd=complete.folder,
-        env={"PATH": os.environ["PATH"], "HOME": str(complete.folder)},
+        cwd=installed.folder,
+        env={"PATH": os.environ["PATH"], "HOME": str(installed.folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -174,4 +191,56 @@ def test_a_fleet_starts_beside_packages_of_the_same_names(complete: Installed) -
             if "curl -N" in line:
                 fleet.terminate()
     assert fleet.returncode == 0, "".join(lines)
-    assert any("ready     sim" in line for line in lines)
+    return "".join(lines)
+
+
+@pytest.fixture(scope="module")
+def wheel_with_kernels(installed: Installed) -> Path:
+    compiler, folder = shutil.which("g++"), installed.folder.parent / "kernels"
+    if compiler is None:
+        pytest.skip("there is no g++")
+    build("wheel", installed.sources, folder, compiler, POINTSMAN_KERNEL_ISAS="portable")
+    [wheel] = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.mark.full
+def test_a_wheel_with_kernels_is_for_any_python(wheel_with_kernels: Path) -> None:
+    assert "-py3-none-manylinux_2_" in wheel_with_kernels.name
+    with zipfile.ZipFile(wheel_with_kernels) as file:
+        [library] = [name for name in file.namelist() if name.endswith(".so")]
+        assert library == "pointsman/worker/ops/cpu/_kernels.so"
+        assert b"\0Py" not in file.read(library)  # a symbol of Python's
+
+
+@pytest.mark.full
+@pytest.mark.envoy
+@pytest.mark.parametrize("version", NEWER_PYTHONS)
+def test_newer_pythons_start_a_fleet_from_that_wheel(
+    version: str, installed: Installed, wheel_with_kernels: Path, tmp_path: Path
+) -> None:
+    found = python_of(version)
+    if found is None:
+        pytest.skip(f"no python{version} on PATH or in {PYTHONS_VARIABLE}")
+    run(found, "-m", "venv", tmp_path / "env")
+    python = tmp_path / "env" / "bin" / "python"
+    pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    constraints = installed.sources / "constraints.txt"
+    run(*pip, "--only-binary=:all:", "-c", constraints, f"{wheel_with_kernels}[sim]")
+    for code, out in (("import sys; print(sys.version)", f"{version}."), (KERNELS, "1\n")):
+        argv = (python, "-I", "-c", code)
+        said = subprocess.run(argv, capture_output=True, text=True, check=True)
+        assert said.stdout.startswith(out)
+    said_by_up = started(Installed(installed.sources, wheel_with_kernels, python, tmp_path))
+    assert "ready     sim" in said_by_up
+    assert "Traceback" not in said_by_up
+
+
+def python_of(version: str) -> str | None:
+    named = os.environ.get(PYTHONS_VARIABLE, "").split(os.pathsep)
+    for path in (*(name for name in named if name), shutil.which(f"python{version}")):
+        if path is not None:
+            code = f"import sys, venv; sys.exit('%d.%d' % sys.version_info[:2] != '{version}')"
+            if subprocess.run((path, "-c", code), capture_output=True, check=False).returncode == 0:
+                return path
+    return None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _OURS = ("pointsman", "base", "picker", "worker", "fleet")
 _SHELVES = ("picker.planner", "worker.sim", "worker.training")
+_NOT_ON_WINDOWS = ("fcntl", "resource", "termios", "tty", "uvloop")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,20 +52,24 @@ def _run(arguments: list[str]) -> int:
         print(f"pointsman: {error}", file=sys.stderr)
         return error.status
     except ModuleNotFoundError as error:
-        if error.name is not None and error.name in _SHELVES:
-            print(f"pointsman: {name} needs {error.name}, which is not installed", file=sys.stderr)
-            return 1
         # A missing module of ours is a fault, and no extra brings it.
-        if error.name is None or error.name.partition(".")[0] in _OURS:
+        if error.name not in _SHELVES and (error.name or "").partition(".")[0] in ("", *_OURS):
             raise
-        from fleet.extras import install_command
-
-        needed = install_command(_EXTRAS.get(name, ""))
-        text = f"`pointsman {name}` needs {error.name}: {needed}"
-        print(f"pointsman: {text}", file=sys.stderr)
+        print(f"pointsman: {_missing(name, error.name)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _missing(name: str, module: str | None) -> str:
+    """Say what the command `name` needs, where `module` is not there to import."""
+    if module in _SHELVES:
+        return f"{name} needs {module}, which is not installed"
+    if module in _NOT_ON_WINDOWS and sys.platform == "win32":
+        return f"{name} needs Linux: use WSL2 or a container"
+    from fleet.extras import install_command
+
+    return f"`pointsman {name}` needs {module}: {install_command(_EXTRAS.get(name, ''))}"
 
 
 def _calls(name: str, module: str, function: str, *others: object) -> Callable[[list[str]], int]:

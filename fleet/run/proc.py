@@ -1,4 +1,4 @@
-"""Facts from Linux about processes of this machine: open files, sockets and command lines."""
+"""Facts from the system about its processes: CPUs, open files, sockets and command lines."""
 
 import contextlib
 import os
@@ -15,6 +15,13 @@ _PROC = Path("/proc")
 class Listener:
     files: tuple[int, int]
     words: tuple[str, ...]
+
+
+def cores() -> int:
+    """Count the CPUs that this process may use; all of them where the system sets no limit."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def connections(pid: int, port: int) -> int:

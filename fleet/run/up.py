@@ -30,6 +30,7 @@ from fleet.run.layout import PORTS_OF_A_PICKER, FleetOptions, FleetPlan, PickerP
 from fleet.run.members import Members, Rotation, Say, write_bootstrap
 from fleet.run.ports import free_ports
 from fleet.run.preflight import check_programs
+from fleet.run.proc import cores
 from fleet.run.process import Child, Reaper
 from fleet.run.rolling import RollingRestart, Scene
 from fleet.run.running_picker import RunningFleet, shown
@@ -98,7 +99,7 @@ def _site(options: FleetOptions, folder: Path, gpus: Sequence[Gpu]) -> Site:
         dashboard_port=dashboard,
         picker_ports=(ports[0], ports[1], ports[2]),
         worker_ports=tuple(ports[PORTS_OF_A_PICKER:first_decoder]),
-        cores=len(os.sched_getaffinity(0)),
+        cores=cores(),
         envoy=find_envoy(),
         hot_restart_id=secrets.randbits(_HOT_RESTART_BITS) if has_memory else None,
         gpus=tuple(gpus),

@@ -23,10 +23,11 @@ from fleet.bench.workload import Sessions, traced_sessions
 from fleet.errors import UsageError
 from fleet.policies import POLICIES, policy
 from fleet.run.layout import DISAGGREGATED_CONFIG
+from fleet.run.proc import cores
 from fleet.sim.fast_worker import is_linear
 from fleet.sim.flags import Event, SimulateSettings, build_parser, read_settings
 from fleet.sim.latency import WorkerLimits, worker_settings
-from fleet.sim.processes import Processes, cores
+from fleet.sim.processes import Processes
 from fleet.sim.scenarios import ELSEWHERE, SCENARIOS
 from fleet.sim.simulation import Tenant, simulate
 from fleet.sim.virtual_fleet import Simulation

@@ -95,10 +95,6 @@ class Processes(Generic[J, R]):
         return _Worker(process, ours)
 
 
-def cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
 def _serve(pipe: Connection, function: Callable[[object], object]) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:

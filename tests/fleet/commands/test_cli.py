@@ -237,3 +237,51 @@ def test_the_command_names_the_missing_shelf(shelf: str, command: list[str]) -> 
     )
     assert done.returncode == 1, done.stderr
     assert done.stderr == f"pointsman: {command[0]} needs {shelf}, which is not installed\n"
+
+
+ON_WINDOWS = """
+import asyncio, subprocess, sys
+for name in ("fcntl", "resource", "termios", "tty", "uvloop"):
+    sys.modules[name] = None
+from fleet.commands.cli import main
+sys.platform = "win32"
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("command", ["picker", "top"])
+def test_a_command_that_windows_cannot_run_names_wsl(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ON_WINDOWS, command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stderr == f"pointsman: {command} needs Linux: use WSL2 or a container\n"
+
+
+ON_A_MAC = """
+import ctypes, importlib, os, pkgutil, sys, types
+del os.sched_getaffinity, os.memfd_create
+sys.platform = "darwin"
+nothing = types.SimpleNamespace(_get_proxy_settings=dict, _get_proxies=dict)
+sys.modules["_scproxy"] = nothing  # what urllib imports there
+ctypes.CDLL = lambda *_, **__: nothing
+import base, fleet, picker
+for root in (base, picker, fleet):
+    for module in pkgutil.walk_packages(root.__path__, f"{root.__name__}."):
+        importlib.import_module(module.name)
+from fleet.run.proc import cores
+from picker.app.memory import keep_freed_pages
+from picker.file_changes import _open_watch
+print(cores() == os.cpu_count(), keep_freed_pages({}))
+try:
+    _open_watch("/")
+except OSError as error:
+    print(error)
+"""
+
+
+@pytest.mark.full
+def test_picker_and_commands_need_nothing_that_only_linux_has() -> None:
+    argv = (sys.executable, "-c", ON_A_MAC)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("True False\nthis system has no inotify\n", "")
