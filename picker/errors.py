@@ -200,6 +200,7 @@ _OPENAI_TYPES: Final[Mapping[int, str]] = MappingProxyType(
         401: "AuthenticationError",
         403: "PermissionDeniedError",
         404: "NotFoundError",
+        413: "Request Entity Too Large",  # the phrase of Python before 3.13
         429: "RateLimitError",
         500: "InternalServerError",
     }

@@ -250,6 +250,7 @@ def tls_context(location: PageLocation) -> ssl.SSLContext | None:
         return None
     files: TlsFiles = location.tls
     context = ssl.create_default_context(cafile=files.ca_cert_path or None)
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # the default since Python 3.13
     if not files.verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

@@ -451,6 +451,7 @@ async def test_tls_verifies_as_the_file_demands(home: Home) -> None:
     served, client = authority.issue("server", "kubernetes"), authority.issue("picker")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.path)
     context.load_cert_chain(served.certificate, served.key)
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # as the picker verifies, on any Python
     context.verify_mode = ssl.CERT_REQUIRED
     api = KubeApi()
     await api.start(context)
