@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import fsum
 
 from base import tracing
 from base.tracing import Span, Tracer, Tracing, TracingError
@@ -164,7 +165,7 @@ class _Spans:
                 one.set("llm_d.epp.scorer.endpoints_scored", len(scores))
                 if len(scores):
                     one.set("llm_d.epp.scorer.score.max", max(scores))
-                    one.set("llm_d.epp.scorer.score.avg", sum(scores) / len(scores))
+                    one.set("llm_d.epp.scorer.score.avg", fsum(scores) / len(scores))
             self.end(one, at)
         self.end(span, at)
         return at
