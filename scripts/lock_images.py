@@ -25,8 +25,8 @@ PYTHON = f"3.{MINOR}"
 MACHINES = ("aarch64", "x86_64")
 IMAGES = {
     "picker": ("k8s", "cel", "otel"),
-    "worker-cpu": ("worker",),
-    "worker-gpu": ("worker", "gpu"),
+    "worker-cpu": ("worker", "otel"),
+    "worker-gpu": ("worker", "gpu", "otel"),
 }
 BUILD = "build"
 # Another index has torch for CPUs, under the same version, with other digests and without CUDA.
