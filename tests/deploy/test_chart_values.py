@@ -55,6 +55,7 @@ MODES = {
         "picker.hashSeedSecret=seed",
         "standalone.service.type=LoadBalancer",
         "standalone.front.enabled=true",
+        "tracing.endpoint=http://otel-collector:4318",
     ),
     "several pools": (
         "pools[0].name=llama",
@@ -188,6 +189,21 @@ def test_values_of_one_kind_of_worker_go_before_those_of_all() -> None:
     assert _at(gpu, "main.securityContext.runAsNonRoot") is False
     assert _at(gpu, "pod.serviceAccountName") == "mine"
     assert "mine" not in {name_of(one)[1] for one in of_kind(objects, "ServiceAccount")}
+
+
+def test_every_program_sends_its_spans_to_the_collector() -> None:
+    values = {"tracing": {"endpoint": "http://otel:4318", "samplerRatio": 0.5}}
+    with_front = "standalone.front.enabled=true"
+    objects = charted(*DISAGGREGATED, with_front, *ALL_WORKERS, values=values)
+    sending = {
+        one["name"]
+        for workload in workloads(objects)
+        for one in containers(pod_of(workload))
+        if "--tracing" in one["args"]
+        and {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://otel:4318"} in one["env"]
+        and {"name": "OTEL_TRACES_SAMPLER_ARG", "value": "0.5"} in one["env"]
+    }
+    assert sending == {"picker", "front", "sidecar", "worker"}
 
 
 def test_ids_of_users_are_left_to_openshift() -> None:

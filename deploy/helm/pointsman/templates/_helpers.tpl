@@ -204,6 +204,19 @@ readinessProbe:
   failureThreshold: 2
 {{- end -}}
 
+{{/* The flag and the variables of a program that sends spans. */}}
+{{- define "pointsman.tracingArgs" -}}
+{{- if .Values.tracing.endpoint }}
+- --tracing
+{{- end }}
+{{- end -}}
+{{- define "pointsman.tracingEnv" -}}
+{{- with .Values.tracing.endpoint }}
+- {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ . | quote }}}
+- {name: OTEL_TRACES_SAMPLER_ARG, value: {{ $.Values.tracing.samplerRatio | quote }}}
+{{- end }}
+{{- end -}}
+
 {{/* The picker's container, which is a sidecar of Envoy's in mode standalone. */}}
 {{- define "pointsman.pickerContainer" -}}
 {{- $standalone := eq .Values.mode "standalone" -}}
@@ -258,6 +271,7 @@ readinessProbe:
   {{- if and $standalone .Values.standalone.tenantsSecret }}
   - --token-limits
   {{- end }}
+  {{- include "pointsman.tracingArgs" . | indent 2 }}
   {{- range .Values.picker.extraArgs }}
   - {{ . | quote }}
   {{- end }}
@@ -268,6 +282,7 @@ readinessProbe:
     valueFrom: {fieldRef: {fieldPath: metadata.name}}
   - name: POD_IP
     valueFrom: {fieldRef: {fieldPath: status.podIP}}
+  {{- include "pointsman.tracingEnv" . | indent 2 }}
   {{- with .Values.picker.extraEnv }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -343,9 +358,11 @@ readinessProbe:
   {{- with $sidecar.prefillerNetworks }}
   - --prefiller-networks={{ join "," . }}
   {{- end }}
+  {{- include "pointsman.tracingArgs" . | indent 2 }}
   env:
   # The image asks for all GPUs of the node; this container needs none.
   - {name: NVIDIA_VISIBLE_DEVICES, value: void}
+  {{- include "pointsman.tracingEnv" . | indent 2 }}
   ports:
   - {name: http, containerPort: 8000}
   {{- include "pointsman.tcpProbes" "http" | nindent 2 }}

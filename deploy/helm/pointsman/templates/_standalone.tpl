@@ -50,8 +50,13 @@
   - --port=8081
   - --gateway=http://127.0.0.1:8080
   - --drain-timeout=100
+  {{- include "pointsman.tracingArgs" . | indent 2 }}
   {{- range .Values.standalone.front.extraArgs }}
   - {{ . | quote }}
+  {{- end }}
+  {{- with include "pointsman.tracingEnv" . | trim }}
+  env:
+  {{- . | nindent 2 }}
   {{- end }}
   ports:
   - {name: http, containerPort: 8081}
