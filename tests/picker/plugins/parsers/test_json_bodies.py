@@ -42,7 +42,7 @@ def test_an_object_is_decoded() -> None:
         (b'{"a":"\xff"}', "a string in it is not UTF-8"),
         (b'{"a":"\xed\xa0\xbd"}', "a string in it is not UTF-8"),
         (b'{"\xff":1}', "a string in it is not UTF-8"),
-        (b'{"a":' * 9999, "it is nested too deeply"),
+        (b'{"a":' * 199_999, "it is nested too deeply"),
         (b"[" * 9999, "it must be an object, not a list"),
         (b'{"a":NaN}', "invalid character (byte 5)"),
         (b'{"a":1e999}', "Number out of range"),
@@ -51,7 +51,7 @@ def test_an_object_is_decoded() -> None:
         (b'{"a":"\\ud83d\\udxyz"}', "invalid character in unicode escape"),
         (b'{"a":"\\ud83d",}', "trailing comma in object"),
         (b'{"a":"\\ud83d","b":"\xff"}', "a string in it is not UTF-8"),
-        (b'{"b":"\\ud83d","a":' + b'{"a":' * 9999, "it is nested too deeply"),
+        (b'{"b":"\\ud83d","a":' + b'{"a":' * 199_999, "it is nested too deeply"),
         (b'\\ud83d{"a":1}', "invalid character"),
     ],
 )
