@@ -152,6 +152,9 @@ _SIDECAR = """
 --port PORT = 8000            port to listen on
 --decoder URL = http://127.0.0.1:8200
                               the decode worker
+--data-parallel-size N[1..] = 1
+                              number of its data-parallel ranks, which have the ports from
+                              --decoder's on; each has one from --port on here
 --kv-connector nixlv2|sglang = nixlv2
                               protocol of KV between workers: vLLM's NIXL connector (nixlv2), or
                               SGLang's

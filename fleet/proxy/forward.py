@@ -81,9 +81,10 @@ async def serve(
     drains: Callable[[], None] = lambda: None,
     *,
     reads: bool = False,
+    num_ports: int = 1,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then until all requests have ended or `drain_seconds` are
-    over. Raises `FleetError`.
+    """Serve at `num_ports` ports, of which `address` has the first, until SIGTERM or SIGINT, then
+    until all requests have ended or `drain_seconds` are over. Raises `FleetError`.
     """
     host, port = address
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -94,7 +95,8 @@ async def serve(
     runner = runner_of(handle, drain_seconds, reads)
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port).start()
+        for each in range(port, port + num_ports):
+            await web.TCPSite(runner, host, each).start()
     except OSError as error:
         await runner.cleanup()
         where = f"--host {host} --port {port}"

@@ -6,6 +6,9 @@ description of the KV (`worker.api.routes.prefill_leg`). With `sglang` both get 
 once: it names a room at the prefill worker's bootstrap server, where the decode worker waits for
 the KV.
 
+With `--data-parallel-size` each rank of the decode worker has a port here, in their order, and is
+also named by the header `x-data-parallel-host-port`.
+
 When a client disconnects, the running leg ends; but SGLang's prefill worker is not interrupted,
 because the decode worker may be reading from its room.
 """
@@ -24,6 +27,7 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 from aiohttp import web
+from yarl import URL
 
 from base.forwarding import Headers, forwarded_headers, new_session
 from base.tracing import RequestTrace, Traced, call_of
@@ -42,6 +46,7 @@ from worker.errors import RequestError
 # llm-d's names.
 TRACED = Traced("sidecar", "pointsman-sidecar", "llm_d.pd_proxy.request")
 DECODE_SPAN = "llm_d.pd_proxy.decode"
+DATA_PARALLEL_HEADER = "x-data-parallel-host-port"
 _ROOMS_AT_ONCE = 1000  # started in the same nanosecond
 
 
@@ -58,6 +63,7 @@ class SidecarOptions:
     prefill_timeout: float
     drain_timeout: float
     tracing: bool = False
+    data_parallel_size: int = 1
 
 
 def sidecar_command(given: argparse.Namespace) -> int:
@@ -68,7 +74,8 @@ def sidecar_command(given: argparse.Namespace) -> int:
 async def _serve(options: SidecarOptions) -> int:
     async with tracing_of(options.tracing, TRACED) as tracing, Sidecar.running(options) as sidecar:
         address, handle = (options.host, options.port), with_traces(sidecar.handle, tracing)
-        await serve("sidecar", handle, address, options.drain_timeout, reads=True)
+        count = options.data_parallel_size
+        await serve("sidecar", handle, address, options.drain_timeout, reads=True, num_ports=count)
     return 0
 
 
@@ -78,6 +85,9 @@ class Sidecar:
         self._session = session
         self._leg = PrefillLeg(options.prefiller_networks, options.prefill_timeout)
         self._prefills: set[asyncio.Task[bytes | None]] = set()
+        first = URL(options.decoder)
+        ports = range(first.port or 0, (first.port or 0) + options.data_parallel_size)
+        self._decoders = [str(first.with_port(port)).rstrip("/") for port in ports]
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -95,9 +105,11 @@ class Sidecar:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         named, trace = request.headers.get(PREFILLER_HEADER), request.get(TRACE)
         # The body is decompressed here: whatever its coding, it is searched for sources of KV.
-        headers = forwarded_headers(request.headers.items(), PREFILLER_HEADER, "content-encoding")
+        removed = (PREFILLER_HEADER, DATA_PARALLEL_HEADER, "content-encoding")
+        headers = forwarded_headers(request.headers.items(), *removed)
         has_two_legs = request.method == "POST" and request.path in PATHS
         try:
+            decoder = self._decoder_of(request)
             body = without_source(await request.read())
             prefiller = self._leg.prefiller(named) if named and has_two_legs else ""
         except RequestError as error:
@@ -112,10 +124,29 @@ class Sidecar:
                 path = request.path
                 with call_of(trace, PREFILL_SPAN, headers, url=url) as within:
                     body = await self._leg.second_body(self._session, url, within, path, body)
-        url = f"{self._options.decoder.rstrip('/')}{request.rel_url}"
+        url = f"{decoder}{request.rel_url}"
         data = body if body or request.body_exists else None
         with call_of(trace, DECODE_SPAN, headers, url=url) as within:
             return await pass_on(self._session, request, url, data, within)
+
+    def _decoder_of(self, request: web.Request) -> str:
+        """Return the decode worker of the rank that the header names, else of the port that was
+        asked. Raises `RequestError` (400) if the header names none of this sidecar's ports.
+        """
+        own: tuple[str, int] = request.get_extra_info("sockname", ("", 0))[:2]
+        host, port = own
+        named = request.headers.get(DATA_PARALLEL_HEADER)
+        if named is not None:
+            named_host, _, text = named.rpartition(":")
+            if named_host.strip("[]") != host or not text.isdecimal():
+                raise RequestError(f"{DATA_PARALLEL_HEADER} {named} is not an address of this one")
+            port = int(text)
+        rank = port - self._options.port
+        if 0 <= rank < len(self._decoders):
+            return self._decoders[rank]
+        if named is not None:
+            raise RequestError(f"{DATA_PARALLEL_HEADER} {named} is of no rank here")
+        return self._decoders[0]
 
     def _begin_prefill(
         self, prefiller: str, request: web.Request, headers: Headers, body: bytes

@@ -17,7 +17,8 @@ from aiohttp import web
 from fleet.command_lines import parser_of
 from fleet.proxy.forward import runner_of
 from fleet.proxy.sidecar import Sidecar, SidecarOptions
-from tests.support.web_server import Handler, Server, listening
+from tests.support.web_server import Handler, Server, for_all_paths, listening
+from tests.support.web_server import runner_of as web_runner_of
 from worker.api.routes.prefill_leg import prefill_body
 
 SOURCE = {
@@ -132,6 +133,41 @@ async def test_both_legs_name_the_caches_to_ask(house: House) -> None:
     await house.ask(**{"x-kv-cache-source-host-port": "10.0.0.7:8000"})
     legs = [server.asked[0][2] for server in (house.prefiller, house.decoder)]
     assert [leg["x-kv-cache-source-host-port"] for leg in legs] == ["10.0.0.7:8000"] * 2
+
+
+async def two_ports_of(stack: AsyncExitStack, *servers: Server) -> int:
+    """Serve each at a port after that of the one before; return the first."""
+    while True:
+        async with AsyncExitStack() as tried:
+            port = 0
+            try:
+                for server in servers:
+                    runner = web_runner_of(for_all_paths(server.handle))
+                    tried.push_async_callback(runner.cleanup)
+                    await runner.setup()
+                    await web.TCPSite(runner, "127.0.0.1", port and port + 1).start()
+                    port = int(runner.addresses[0][1])
+            except OSError:  # another program has the port
+                continue
+            stack.push_async_exit(tried.pop_all())
+            return port - len(servers) + 1
+
+
+async def test_each_rank_has_a_port_and_a_name(house: House) -> None:
+    """The picker's `data-parallel-profile-handler` names a rank by the sidecar's port for it."""
+    async with AsyncExitStack() as stack:
+        second = Server(streams)
+        first_port = await two_ports_of(stack, house.decoder, second)
+        decoder = f"http://127.0.0.1:{first_port}"
+        await house.start(decoder=decoder, port=7000, data_parallel_size=2)
+        named = "x-data-parallel-host-port"
+        for header, server in (("127.0.0.1:7000", house.decoder), ("127.0.0.1:7001", second)):
+            status, _ = await house.ask(**{named: header})
+            assert status == 200
+            assert named not in server.asked.pop()[2]
+        for header in ("127.0.0.1:7002", "127.0.0.1:6999", "10.0.0.1:7000", "127.0.0.1:", "x"):
+            assert (await house.ask(**{named: header}))[0] == 400, header
+        assert (house.decoder.asked, second.asked) == ([], [])
 
 
 async def test_both_legs_have_one_request_id(house: House) -> None:
