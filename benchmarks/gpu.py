@@ -8,6 +8,7 @@ copies, and of products of matrices. Then, for each shape:
 
 - each kernel against its twin in torch: whether the answer is the same, and only then the times, of
   the kernel replayed from a graph and of the twin as launched from Python;
+- attention over a cache of eight bits, as a part of the time over one of the model's type;
 - decoding by graphs and launched anew: tokens a second, and the bytes that a step must read (all
   weights and the contexts of all sequences) over its time, as a part of the speed of copies;
 - decoding by graphs with LoRA adapters (rank 16, all products): the time of a step as a multiple of
@@ -86,6 +87,7 @@ from worker.types import (
 BLOCK, CONTEXT, LONG, PROMPT, STEPS, ROUNDS = 16, 1024, 8192, 4096, 20, 5
 DRAWN_FROM, DRAWN_ROWS = 128256, (16, 256)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+ROUNDED, CACHED = torch.float8_e4m3fn, (1024, 4096, 16384, 65536)
 ADAPTED, ADAPTERS, RANK = (1, 8, 64), (1, 8, 32), 16
 DRAFTED, DRAFTS = (1, 8, 64), 4
 ENCODINGS = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
@@ -240,31 +242,43 @@ class Kernel(NamedTuple):
     num_bytes: float
 
 
+def attention(
+    model: LlamaModel, step: StepTensors, cache_dtype: torch.dtype
+) -> Callable[[Backend], Tensor]:
+    """Attention of a step over a random cache, whose numbers a cache of eight bits scales."""
+    config, device = model.config, model.device
+    noise = torch.Generator(device).manual_seed(3)
+    scale = config.head_dim**-0.5
+    heads = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, BLOCK, scale)
+    sizes = (step.block_tables.numel(), 2, config.num_kv_heads, BLOCK, config.head_dim)
+    of_model = {"dtype": model.dtype, "device": device}
+    cache = torch.empty(*sizes, **of_model).normal_(generator=noise).to(cache_dtype)
+    rows = (len(step.token_ids), config.num_heads, config.head_dim)
+    queries = torch.empty(*rows, **of_model).normal_(generator=noise)
+    scales = torch.full((2, config.num_kv_heads), 0.5, device=device)
+
+    def run(backend: Backend) -> Tensor:
+        planned = backend.plan(step, heads, model.rope)
+        return planned.run(queries, cache, scales=scales if cache_dtype == ROUNDED else None)
+
+    return run
+
+
 def kernels(model: LlamaModel, size: Size, prompt: int) -> Iterator[Kernel]:
     """The kernels of a decode step of `size`, and attention of a prompt of `prompt` tokens."""
     config, device, dtype = model.config, model.device, model.dtype
     noise = torch.Generator(device).manual_seed(2)
-    scale = config.head_dim**-0.5
-    heads = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, BLOCK, scale)
 
     def normal(*sizes: int) -> Tensor:
         return torch.empty(*sizes, dtype=dtype, device=device).normal_(generator=noise)
 
-    def attention(step: StepTensors) -> Callable[[Backend], Tensor]:
-        held = step.block_tables.numel()
-        cache = normal(held, 2, config.num_kv_heads, BLOCK, config.head_dim)
-        queries = normal(len(step.token_ids), config.num_heads, config.head_dim)
-
-        def run(backend: Backend) -> Tensor:
-            return backend.plan(step, heads, model.rope).run(queries, cache)
-
-        return run
-
     count, item = size.sequences, dtype.itemsize
     kv_bytes = 2 * config.num_kv_heads * config.head_dim * item
-    yield Kernel("attention", attention(step_of(size, 1, device)), count * size.context * kv_bytes)
+    step, read = step_of(size, 1, device), count * size.context * kv_bytes
+    yield Kernel("attention", attention(model, step, dtype), read)
+    yield Kernel("attention, e4m3", attention(model, step, ROUNDED), read / item)
     chunk = step_of(Size(1, prompt), prompt, device)
-    yield Kernel("attention, prompt", attention(chunk), prompt * kv_bytes)
+    yield Kernel("attention, prompt", attention(model, chunk, dtype), prompt * kv_bytes)
     x, gates = normal(count, config.hidden_size), normal(count, 2 * config.intermediate_size)
     weight = normal(config.hidden_size)
     yield Kernel("norm", lambda b: b.rms_norm(x, weight, 1e-5), 2 * x.numel() * item)
@@ -525,6 +539,7 @@ def report(config: ModelConfig, backend: Backend, bandwidth: float, peak: float)
         part = num_bytes / graphed / bandwidth
         rates = f"{count / graphed:14.0f} {part:9.0%} {count / anew:15.0f}"
         print(f"{count:4} x {CONTEXT} {rates}", flush=True)
+    report_caches(model, backend)
     report_adapters(model)
     report_drafts(model)
     step = step_of(Size(1, PROMPT), PROMPT, device)
@@ -536,6 +551,17 @@ def report(config: ModelConfig, backend: Backend, bandwidth: float, peak: float)
     rate = (2 * body * PROMPT + pairs) / spent
     print(f"prompt of {PROMPT}: {rate / 1e12:.0f} TFLOP/s, {rate / peak:.0%} of products")
     report_moves(cache, num_blocks=PROMPT // BLOCK)
+
+
+def report_caches(model: LlamaModel, backend: Backend) -> None:
+    """Print attention's time over a cache of eight bits, of that over one of the model's type."""
+    print("16 contexts of    us   e4m3: us   of that")
+    for context in CACHED:
+        step = step_of(Size(16, context), 1, model.device)
+        runs = (attention(model, step, kind) for kind in (model.dtype, ROUNDED))
+        spent = [replayed(lambda run=run: run(backend)) for run in runs]  # type: ignore[misc]
+        times = f"{spent[0] * 1e6:8.1f} {spent[1] * 1e6:10.1f} {spent[1] / spent[0]:9.0%}"
+        print(f"{context:12} {times}", flush=True)
 
 
 def report_adapters(model: LlamaModel) -> None:
