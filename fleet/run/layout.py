@@ -39,8 +39,8 @@ DISAGGREGATED_CONFIG = """\
 apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
 plugins:
-- {type: disagg-profile-handler, parameters: {deciders: {prefill: prefix-based-pd-decider}}}
-- {type: prefix-based-pd-decider, parameters: {nonCachedTokens: 512}}
+- {type: disagg-profile-handler, parameters: {deciders: {prefill: latency-based-pd-decider}}}
+- {type: latency-based-pd-decider, parameters: {nonCachedTokens: 512}}
 - {type: prefill-filter}
 - {type: decode-filter}
 - {type: queue-scorer}

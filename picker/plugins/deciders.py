@@ -167,6 +167,7 @@ class LatencyBasedPdDecider:
         self._rule = parameters
         self.consumes = parameters.consumes
         self._asked_key: DataKey[_Asked] = DataKey("Asked", name)
+        self.produces = (self._asked_key,)
         self._paths: dict[str, _Paths] = {}
         self._all = _Paths()
         self._num_asked = 0
