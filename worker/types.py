@@ -254,7 +254,7 @@ class KvPart:
     start: int
     end: int
     data: memoryview
-    arrived_seconds: float | None = None
+    arrived_seconds: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,14 +79,19 @@ def run_lines() -> set[str]:
     return {line for step in steps() for line in step.get("run", "").splitlines()}
 
 
+_OUTSIDE = {name: v for name, v in os.environ.items() if not name.startswith("MAKE")}
+
+
 def execute(line: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a line as a runner's shell does; `make` takes this environment for its own."""
+    """Run a line as a runner's shell does; `make` takes this environment for its own. It knows
+    nothing of a `make` that runs these tests.
+    """
     line = line.replace("make ", f"make -o .venv/ready BIN={BIN} ", 1)
     path = f"{environment.pop('PATH', BIN)}:{os.environ['PATH']}"
     return subprocess.run(
         ["bash", "-e", "-c", line],
         cwd=folder,
-        env={**os.environ, "PATH": path, **environment},
+        env={**_OUTSIDE, "PATH": path, **environment},
         capture_output=True,
         text=True,
         check=False,
