@@ -1,5 +1,6 @@
 """Workers as deploy/ renders them: what they ask of a node, and that they serve."""
 
+import json
 import re
 import subprocess
 import sys
@@ -8,16 +9,21 @@ from pathlib import Path
 
 import pytest
 
+from fleet.command_lines import parser_of
 from tests.support.kube.manifests import (
     DEPLOY,
     ROOT,
     Object,
+    charted,
     containers,
     kustomized,
+    name_of,
     pod_of,
     workloads,
 )
 from tests.support.worker.running_worker import running_worker
+from worker.cli.speculation import LOOKUP, parse, speculative_config
+from worker.config import SpeculativeConfig
 
 pytestmark = pytest.mark.usefixtures("kubectl")
 OVERLAYS = "deploy/k8s/overlays"
@@ -66,6 +72,22 @@ def test_the_images_fetch_models(image: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-2:] == ["--model", str(tmp_path / "model.gguf")]
+
+
+def speculation(objects: list[Object], name: str) -> SpeculativeConfig | None:
+    [workload] = [one for one in workloads(objects) if name_of(one)[1] == name]
+    [container] = containers(pod_of(workload))
+    assert not [one for one in container["env"] if "SPECULATIVE" in one["name"]]
+    return speculative_config(parser_of("worker").parse_args(container["args"]))
+
+
+@pytest.mark.usefixtures("helm")
+def test_workers_with_a_model_speculate_as_by_default() -> None:
+    default = parse(json.loads(LOOKUP))
+    for kind in ("cpu", "gpu"):
+        name = f"pointsman-worker-{kind}"
+        assert speculation(kustomized(f"{OVERLAYS}/{kind}-workers"), name) == default
+        assert speculation(charted(f"workers.{kind}.enabled=true"), name) == default
 
 
 @pytest.mark.model
