@@ -68,6 +68,10 @@ SAME: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (f"{OVERLAYS}/several-pools", f"{ADDONS}/network-policy", f"{ADDONS}/network-policy-pools"),
     ),
     "several namespaces": (POOLS, (f"{OVERLAYS}/several-namespaces",)),
+    "body-based routing": (
+        (*POOLS[:4], "bodyBasedRouting.enabled=true"),
+        (f"{OVERLAYS}/body-based-routing",),
+    ),
     "workers": (
         ("workers.sim.enabled=true", "workers.cpu.enabled=true", "workers.gpu.enabled=true"),
         tuple(
@@ -308,6 +312,18 @@ def test_the_picker_of_pools_of_other_namespaces_asks_nothing_in_its_own() -> No
     assert roles["pointsman"] == []
     assert [rule["resources"] for rule in roles["team-b"]][:2] == [["pods"], ["inferencepools"]]
     assert loose_ends(objects) == []
+
+
+def test_a_gateway_s_own_filter_may_ask_the_picker_for_models() -> None:
+    enabled = "bodyBasedRouting.enabled=true"
+    theirs = charted(*POOLS, enabled, "bodyBasedRouting.provider=none")
+    assert not {"EnvoyFilter", "DestinationRule"} & {name_of(one)[0] for one in theirs}
+    ours = charted(*POOLS, enabled, release="chat", namespace="team-a")
+    assert loose_ends(ours) == []
+    for objects in (theirs, ours):
+        [picker] = pod_of(workloads(objects)[0])["containers"]
+        assert picker["args"][-2:] == ["--route-by-model", "--model-header-only"]
+    assert "bodyBasedRouting: only with pools" in helm_says(enabled).stderr
 
 
 def test_pools_have_what_they_are_given() -> None:

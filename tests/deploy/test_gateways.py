@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
+from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2
+from envoy.extensions.filters.network.http_connection_manager.v3 import http_connection_manager_pb2
+from google.protobuf import json_format
 
 from fleet.envoy.settings import CONTROL_PREFIXES, ROUTING_HEADERS, ROUTING_PREFIXES
 from tests.support.kube.crd_rules import CrdRules
@@ -23,13 +26,15 @@ from tests.support.kube.manifests import (
     name_of,
     of_kind,
 )
-from tests.support.kube.recorded_schemas import FOLDER, main, problems, shapes
+from tests.support.kube.recorded_schemas import FOLDER, main, shapes
+from tests.support.kube.recorded_schemas import problems as problems_of_fields
 
 GATEWAYS = K8S / "gateways"
 FOLDERS = sorted(path.name for path in GATEWAYS.iterdir())
 ASIDE = ("kustomization.yaml", "values.yaml")
 MANIFESTS = [path for path in sorted(GATEWAYS.rglob("*.yaml")) if path.name not in ASIDE]
 MANIFESTS += sorted((K8S / "addons" / "istio").glob("destinationrule.yaml"))
+MANIFESTS.append(K8S / "components" / "body-based-routing" / "envoyfilter.yaml")
 POOL = CrdRules.load(ROOT / "crds" / "inference.networking.k8s.io_inferencepools.yaml")
 PAGES = sorted((ROOT / "docs" / "gateways").glob("*.md"))
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -53,6 +58,25 @@ def named(path: Path) -> str:
 
 def foreign(path: Path) -> list[Object]:
     return [one for one in objects_of(path) if (one["apiVersion"], one["kind"]) in shapes()]
+
+
+def problems(one: Object) -> list[str]:
+    """Also of the filters that an EnvoyFilter adds, by Envoy's own definitions."""
+    found = problems_of_fields(one)
+    for patch in one["spec"].get("configPatches", ()) if one["kind"] == "EnvoyFilter" else ():
+        if not found:
+            found += problems_of_filter(patch["patch"]["value"])
+    return found
+
+
+def problems_of_filter(value: Object) -> list[str]:
+    http_filter = http_connection_manager_pb2.HttpFilter()
+    try:
+        json_format.ParseDict(value, http_filter)
+    except (json_format.ParseError, AttributeError) as error:  # the latter: "@type" is no string
+        return [str(error)]
+    settings = ext_proc_pb2.ExternalProcessor()
+    return [] if http_filter.typed_config.Unpack(settings) else ["this is no ext_proc filter"]
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=named)

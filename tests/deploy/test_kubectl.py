@@ -27,6 +27,7 @@ KINDS = {
     "monitoring.coreos.com/v1": ("ServiceMonitor", "PodMonitor", "PrometheusRule"),
     "keda.sh/v1alpha1": ("ScaledObject",),
     "networking.istio.io/v1": ("DestinationRule",),
+    "networking.istio.io/v1alpha3": ("EnvoyFilter",),
     "cert-manager.io/v1": ("Issuer", "Certificate"),
     "networking.gke.io/v1": ("GCPBackendPolicy", "HealthCheckPolicy"),
     "gateway.envoyproxy.io/v1alpha1": (

@@ -53,6 +53,7 @@ EXPECTED = {
     "active-active-tls": POOL | PEERS,
     "ha": POOL | LEASE,
     "several-pools": pools("llama", "qwen"),
+    "body-based-routing": pools("llama", "qwen"),
     "several-namespaces": pools("llama", "qwen"),
     "metrics-auth": POOL,
 }

@@ -10,8 +10,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fleet.envoy.settings import Mechanism
+from picker.app.model_choice import MODEL_HEADER
 from picker.config.pool_file import read_pool_file
 from tests.support.fleet.envoy_of_pools import (
     Answer,
@@ -26,6 +28,7 @@ from tests.support.fleet.envoy_of_pools import (
     by_cluster,
     by_metadata,
     ext_proc,
+    http_filters,
     pools_scene,
     running,
     served_pool,
@@ -203,7 +206,17 @@ async def test_the_model_chooses_the_pool(
             assert (await scene.counted(picker, "pointsman_unknown_model_total"))[""] >= 1
 
 
-@pytest.mark.parametrize("is_buffered", [False, True], ids=["streamed", "buffered"])
+def of_istio(filters: list[Document]) -> None:
+    """Replace our filter by the one that deploy/ adds to Istio's gateways."""
+    folder = ROOT / "deploy" / "k8s" / "components" / "body-based-routing"
+    [patch] = yaml.safe_load((folder / "envoyfilter.yaml").read_text())["spec"]["configPatches"]
+    added = patch["patch"]["value"]
+    assert filters[0]["name"] != added["name"]
+    added["typed_config"]["grpc_service"] = filters[0]["typed_config"]["grpc_service"]
+    filters[0] = added
+
+
+@pytest.mark.parametrize("is_buffered", [False, True], ids=["istio", "buffered"])
 async def test_a_gateway_s_routes_match_the_model_that_the_picker_names(
     tmp_path: Path, is_buffered: bool
 ) -> None:
@@ -217,6 +230,8 @@ async def test_a_gateway_s_routes_match_the_model_that_the_picker_names(
         document = bootstrap(
             scene, picker, Mechanism.OVERRIDE_HOST, route_by_model=True, **buffered
         )
+        if not is_buffered:
+            of_istio(http_filters(document))
         text = json.dumps(document).replace("x-pointsman-pool", "x-gateway-model-name")
         async with running(picker):
             await scene.start_envoy(text)
@@ -230,6 +245,9 @@ async def test_a_gateway_s_routes_match_the_model_that_the_picker_names(
             assert {one.destination for _, one in answers} == {None}
             assert (await scene.by_model("nobody's")).status == 503  # no route matches
             assert await scene.counted(picker, "llm_d_epp_request_total") == {}
+        if not is_buffered:
+            lost = await scene.send("POST", "/v1/completions", {"model": A}, {MODEL_HEADER: A})
+            assert lost.status == 500  # the client's header is not believed
 
 
 async def test_simulated_workers_of_two_models_share_an_address(tmp_path: Path) -> None:

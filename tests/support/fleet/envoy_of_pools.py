@@ -290,10 +290,15 @@ def routes(document: Document) -> list[Document]:
     return manager["route_config"]["virtual_hosts"][0]["routes"]
 
 
-def ext_proc(document: Document) -> Document:
+def http_filters(document: Document) -> list[Document]:
     (listener,) = document["static_resources"]["listeners"]
     manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
-    return manager["http_filters"][0]["typed_config"]
+    filters: list[Document] = manager["http_filters"]
+    return filters
+
+
+def ext_proc(document: Document) -> Document:
+    return http_filters(document)[0]["typed_config"]
 
 
 def _overrides(overrides: Document) -> Document:

@@ -146,8 +146,26 @@ def _references(objects: Sequence[Object]) -> Iterator[str]:
                 yield f"{name}: there is no pool {backend['name']}"
             elif not _has_picker(found, of_kind(objects, "Service"), namespace):
                 yield f"{name}: the picker of {backend['name']} is in another namespace"
+    for one in of_kind(objects, "EnvoyFilter"):
+        yield from _filter(one, gateways, of_kind(objects, "Service"))
     yield from _flagged(objects, pools)
     yield from _aims(objects, {name for _, name in pools})
+
+
+def _filter(one: Object, gateways: set[Place], services: Sequence[Object]) -> Iterator[str]:
+    """Check an ext_proc filter of Istio's gateways; its cluster is Istio's name of a port."""
+    name, (namespace, _) = one["metadata"]["name"], _place(one)
+    if not {(namespace, ref["name"]) for ref in one["spec"]["targetRefs"]} <= gateways:
+        yield f"{name}: its gateway is missing"
+    there = {
+        f"outbound|{port['port']}||{place[1]}.{place[0]}.svc.cluster.local"
+        for place, ports in ((_place(service), service["spec"]["ports"]) for service in services)
+        for port in ports
+    }
+    for patch in one["spec"]["configPatches"]:
+        asked = patch["patch"]["value"]["typed_config"]["grpc_service"]["envoy_grpc"]
+        if asked["cluster_name"] not in there:
+            yield f"{name}: no Service has the port {asked['cluster_name']}"
 
 
 def _has_picker(pool: Object, services: Sequence[Object], namespace: str | None = None) -> bool:

@@ -4,10 +4,10 @@ A file of `tests/data/gateway_schemas` records one release. Its shapes are writt
 
     {name!: string, mode: A|B, ports: [integer], labels: {'*': string}, rest: ...}
 
-with `!` behind a required field, `|` between the values of an enumeration, and `...` for a field
-whose own structure is not recorded, so that an object that uses it is refused. `python -m
-tests.support.kube.recorded_schemas CRDS.yaml OBJECTS.yaml` prints the shapes of the objects' kinds,
-recorded as deep as the objects reach.
+with `!` behind a required field, `|` between the values of an enumeration, `object` for one whose
+fields the definition leaves open, and `...` for a field whose own structure is not recorded, so
+that an object that uses it is refused. `python -m tests.support.kube.recorded_schemas CRDS.yaml
+OBJECTS.yaml` prints the shapes of the objects' kinds, recorded as deep as the objects reach.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ Shape: TypeAlias = Any
 
 FOLDER: Final = Path(__file__).parents[2] / "data" / "gateway_schemas"
 UNRECORDED: Final = "..."
-_PLAIN: Final = {"string": str, "integer": int, "number": (int, float), "boolean": bool}
+_PLAIN: Final = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "object": dict,
+}
 _ANYWHERE: Final = ("apiVersion", "kind", "metadata")
 
 
@@ -112,6 +118,8 @@ def _shape(schema: Object, used: Sequence[Any]) -> Shape:
         return kind
     if not used:
         return UNRECORDED
+    if schema.get("x-kubernetes-preserve-unknown-fields"):
+        return kind
     if "properties" not in schema:
         inner = [one for value in used for one in value.values()]
         return {"*": _shape(schema["additionalProperties"], inner)}

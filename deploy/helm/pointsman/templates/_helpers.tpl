@@ -272,6 +272,10 @@ readinessProbe:
   - --token-limits
   {{- end }}
   {{- include "pointsman.tracingArgs" . | indent 2 }}
+  {{- if .Values.bodyBasedRouting.enabled }}
+  - --route-by-model
+  - --model-header-only
+  {{- end }}
   {{- range .Values.picker.extraArgs }}
   - {{ . | quote }}
   {{- end }}

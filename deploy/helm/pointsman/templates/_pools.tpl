@@ -20,6 +20,8 @@
 {{- if $all }}
 {{- if ne .Values.mode "gateway" }}{{ fail "pools: only with mode gateway" }}{{ end }}
 {{- if ne .Values.autoscaling.kind "none" }}{{ fail "pools: autoscaling is for one pool; scale their Pods by objects of your own" }}{{ end }}
+{{- else if .Values.bodyBasedRouting.enabled }}
+{{- fail "bodyBasedRouting: only with pools, between which it chooses" }}
 {{- end }}
 {{- dict "all" $all | toYaml }}
 {{- end -}}
