@@ -1,7 +1,7 @@
 """The exchange of one pool's state with the other replicas."""
 
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import TypeAlias
@@ -11,6 +11,7 @@ from picker.app.in_use import ConfigInUse
 from picker.cli.options import Options, PeerFlags
 from picker.config.build import Assembly
 from picker.errors import ConfigError
+from picker.framework.replicas import SharesLoads
 from picker.k8s.service_addresses import follow_service, of_service
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.credentials import PeerCredentials
@@ -38,8 +39,13 @@ class Peering:
         datastore: Datastore,
         inflight: InflightLoad,
         metrics: PickerMetrics,
+        shared: Mapping[str, SharesLoads],
     ) -> None:
-        """Raise `ConfigError` for unreadable certificates, or for slices without a cluster."""
+        """Exchange what plugins learn, and `shared`, which are no plugins.
+
+        Raise `ConfigError` for unreadable certificates, or for slices without a cluster.
+        """
+        self._shared = shared
         self._access: ClusterAccess | None = None
         credentials = None if flags.cert_path is None else PeerCredentials(flags.cert_path)
         is_configured = options.hash_seed_file is not None
@@ -58,9 +64,15 @@ class Peering:
         config.subscribe(self._use)
 
     def _use(self, assembly: Assembly) -> None:
-        self._exchange.use({name: one.plugin for name, one in assembly.instances.items()})
+        plugins = {name: one.plugin for name, one in assembly.instances.items()}
+        self._exchange.use({**plugins, **self._shared})
         interval = assembly.data_layer.replica_interval_seconds
         self._mesh.interval_seconds = INTERVAL_SECONDS if interval is None else interval
+
+    @property
+    def num_peers(self) -> int | None:
+        """The number of other replicas; None while one does not answer."""
+        return self._mesh.num_peers
 
     @property
     def works(self) -> dict[str, Work]:

@@ -98,8 +98,10 @@ class ServedPool:
         self._effective: tuple[Assembly, str] | None = None
         self.peers: Peering | None = None
         if options.peers is not None:
-            shared = (self.datastore, self.inflight, metrics)
-            self.peers = Peering(options, options.peers, self.config, *shared)
+            parts = (self.datastore, self.inflight, metrics)
+            scaler = self._autoscaler
+            shared = {} if scaler is None else {"--autoscale": scaler.shared}
+            self.peers = Peering(options, options.peers, self.config, *parts, shared)
 
     def _recording(self) -> tuple[RecordingFile | None, Recorder | None]:
         options, flags, now = self._options, self._options.record, time.monotonic()
@@ -193,13 +195,15 @@ class ServedPool:
     def _autoscaler_of(self, options: Options) -> Autoscaler | None:
         if options.autoscale is None:
             return None
-        cluster = options.kubernetes
+        cluster, name = options.kubernetes, options.pool_key or options.pool_name
         sight = PoolSight(
-            options.pool_name,
+            name,
+            options.pool_keys or (name,),
             "" if cluster is None else cluster.pool_namespace,
             lambda: self.datastore.snapshot().candidates,
             lambda: self.waiting,
             self._leadership.is_leader,
+            lambda: 0 if self.peers is None else self.peers.num_peers,
             time.monotonic,
         )
         return autoscaler(options.autoscale, sight, cluster, self.metrics.autoscale)

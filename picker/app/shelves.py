@@ -12,6 +12,7 @@ from typing import Final, Protocol, cast
 from base.shelves import load_shelf
 from picker.cli.options import KubernetesFlags, XdsFlags
 from picker.errors import ConfigError
+from picker.framework.replicas import SharesLoads
 from picker.metrics.picker_metrics import AutoscaleSeries, XdsSeries
 from picker.pool.datastore import Datastore
 from picker.types import Candidate
@@ -24,13 +25,15 @@ _SHELVES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PoolSight:
-    """One pool, as a shelf sees it."""
+    """One of the `pools` of a picker, as a shelf sees it."""
 
     name: str
+    pools: Sequence[str]
     namespace: str
     endpoints: Callable[[], Sequence[Candidate]]
     waiting: Callable[[], int]
     is_leader: Callable[[], bool]
+    num_peers: Callable[[], int | None]  # other replicas; None while one does not answer
     clock: Callable[[], float]
 
 
@@ -39,6 +42,9 @@ class Autoscaler(Protocol):
 
     @property
     def watcher(self) -> object: ...
+
+    @property
+    def shared(self) -> SharesLoads: ...
 
     def load(self) -> None: ...
 
@@ -67,10 +73,13 @@ class PublishedPool:
 
 def autoscaler(
     path: Path, sight: PoolSight, cluster: KubernetesFlags | None, series: AutoscaleSeries
-) -> Autoscaler:
-    """Build the autoscaler of a pool from the file at `path`. Raises `ConfigError`."""
+) -> Autoscaler | None:
+    """Build the autoscaler of a pool from the file at `path`; None if nothing in it is of the pool.
+
+    Raises `ConfigError`.
+    """
     build = _builder("--autoscale")
-    return cast("Autoscaler", build(path, sight, cluster, series))
+    return cast("Autoscaler | None", build(path, sight, cluster, series))
 
 
 def discovery_port(

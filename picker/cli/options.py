@@ -119,8 +119,8 @@ class PoolFlags:
 @dataclass(frozen=True, slots=True)
 class Options:
     """A port of 0 takes a free one; without `tls` it uses plain text. A picker of several pools has
-    `pools`, for each of which `pools.split` derives options with a `pool_key`; a picker of one pool
-    has neither.
+    `pools`, for each of which `pools.split` derives options with a `pool_key`, and the `pool_keys`
+    of all; a picker of one pool has none of them.
     """
 
     config_file: Path | None = None
@@ -131,6 +131,7 @@ class Options:
     endpoints_file: Path | None = None
     pools: tuple[PoolFlags, ...] = ()
     pool_key: str = ""
+    pool_keys: tuple[str, ...] = ()
     route_by_model: bool = False
     model_header_only: bool = False
     pool_name: str = DEFAULT_POOL_NAME

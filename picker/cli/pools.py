@@ -66,7 +66,9 @@ def split(options: Options) -> tuple[OnePool, ...]:
     if not options.pools:
         return (OnePool("", (options.pool_name,), options),)
     same = Counter(one.name for one in options.pools)
-    return tuple(_one_of(options, one, same[one.name] == 1) for one in options.pools)
+    found = [_one_of(options, one, same[one.name] == 1) for one in options.pools]
+    keys = tuple(one.key for one in found)
+    return tuple(replace(one, options=replace(one.options, pool_keys=keys)) for one in found)
 
 
 def _one_of(options: Options, pool: PoolFlags, is_alone: bool) -> OnePool:

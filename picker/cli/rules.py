@@ -124,18 +124,6 @@ RULES: Final[tuple[tuple[str, Callable[[argparse.Namespace], object], str], ...]
         "{flag} names all replicas; give it without other peers",
     ),
     (
-        "--autoscale",
-        lambda flags: flags.pool,
-        "{flag} is for a picker of one pool: remove --pool, or scale each pool by a picker of its "
-        "own",
-    ),
-    (
-        "--autoscale",
-        has_peers,
-        "{flag} needs a picker that receives all requests, and each of several peers receives a "
-        "part; use --ha-enable-leader-election",
-    ),
-    (
         "--metrics-endpoint-auth",
         lambda flags: not follows_cluster(flags),
         f"{{flag}} needs a cluster, which can check tokens: {_CLUSTER}",

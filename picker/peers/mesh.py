@@ -54,6 +54,7 @@ class Mesh:
         self.interval_seconds = interval_seconds
         self._round = asyncio.Event()  # set when the next round begins
         self._connected: dict[bytes, str] = {}  # targets, by replica
+        self._reached: set[PeerAddress] = set()  # or not needed: of itself, or of a known peer
         self._wanted: Sequence[PeerAddress] = ()
         self._changed = asyncio.Event()
         self._clients: dict[PeerAddress, asyncio.Task[None]] = {}
@@ -93,10 +94,23 @@ class Mesh:
     def _match(self, group: asyncio.TaskGroup) -> None:
         for address in set(self._clients) - set(self._wanted):
             self._clients.pop(address).cancel()
+            self._reached.discard(address)
         for address in self._wanted:
             if address not in self._clients:
                 running = PeerClient(address, self).run()
                 self._clients[address] = group.create_task(running, name=f"peer {address.target}")
+
+    @property
+    def num_peers(self) -> int | None:
+        """The number of other replicas; None before any is found, and while one does not answer."""
+        is_known = self._wanted and self._reached.issuperset(self._wanted)
+        return len(self._connected) if is_known else None
+
+    def found(self, address: PeerAddress, is_reached: bool) -> None:
+        if is_reached:
+            self._reached.add(address)
+        else:
+            self._reached.discard(address)
 
     @contextmanager
     def connected(self, peer: bytes, target: str) -> Iterator[None]:
@@ -171,6 +185,7 @@ class PeerClient:
             self._complain(f"{error.code().name}: {error.details()}")
             refused = error.code() is grpc.StatusCode.FAILED_PRECONDITION
             result = "refused" if refused else "unreachable"
+        self._mesh.found(self._address, is_reached=pause is not None)
         self._mesh.series.calls_total.labels(result).inc()
         return pause
 
@@ -195,6 +210,7 @@ class PeerClient:
             peer, cursor = exchange.welcomed(answer, clock())
             with self._mesh.connected(peer, target):
                 self._complaint = ""
+                self._mesh.found(self._address, is_reached=True)
                 log.info("reporting to peer %s at %s", peer.hex()[:8], target)
                 await self._report(call, cursor)
         finally:

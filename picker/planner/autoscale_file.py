@@ -6,6 +6,7 @@ groups:
 - {deployment: pointsman-worker-gpu, maxReplicas: 8, costPerReplicaHour: 2.5}
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -14,6 +15,7 @@ import msgspec
 from picker.config.decode import decode
 from picker.config.documents import as_plain, unusable, yaml_loader
 from picker.config.findings import Findings, Source
+from picker.errors import ConfigError
 from picker.framework.disaggregation import DECODE_ROLES, PREFILL_ROLES, ROLE_LABEL
 from picker.framework.registry import NonNegativeFloat, NonNegativeInt, PositiveInt
 from picker.planner.capacity import LatencyObjective, Stage, WorkerCapacity
@@ -39,6 +41,7 @@ class GroupSection(_Section, frozen=True):
     name: str = ""
     deployment: _Name | Literal[""] = ""
     namespace: str = ""
+    pool: str = ""
     stage: Literal["both", "prefill", "decode"] = "both"
     min_replicas: NonNegativeInt = 1
     max_replicas: _MaxReplicas = 8
@@ -60,13 +63,16 @@ class AutoscaleSection(_Section, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ScaledGroup:
-    """A group of workers; with `deployment` "" nothing is written; `namespace` "" is the pool's."""
+    """A group of workers; with `deployment` "" nothing is written; `namespace` "" is the pool's.
+    `pool` "" is the only one.
+    """
 
     name: str
     deployment: str
     namespace: str
     scaling: Scaling
     cost_per_replica_hour: float
+    pool: str = ""
 
     def has(self, endpoint: Endpoint) -> bool:
         """Return whether the worker belongs to the group, by its role (`llm-d.ai/role`)."""
@@ -92,6 +98,21 @@ def read_autoscale_file(content: bytes, name: str) -> tuple[ScaledGroup, ...]:
     return () if section is None else tuple(_group(section, one) for one in section.groups)
 
 
+def groups_of(
+    pool: str, pools: Sequence[str], groups: Sequence[ScaledGroup], name: str
+) -> tuple[ScaledGroup, ...]:
+    """Return the groups of one of the picker's `pools`. Raises `ConfigError`."""
+    named = ", ".join(pools)
+    for one in groups:
+        if not one.pool and len(pools) > 1:
+            text = f"group '{one.name}' needs the key pool, one of {named}"
+            raise ConfigError(f"{name}: {text}")
+        if one.pool and one.pool not in pools:
+            text = f"group '{one.name}' has the pool '{one.pool}', which is none of {named}"
+            raise ConfigError(f"{name}: {text}")
+    return tuple(one for one in groups if one.pool in ("", pool))
+
+
 def _check(section: AutoscaleSection, findings: Findings) -> None:
     if not section.groups:
         findings.error(("groups",), "is empty; name at least one group of workers")
@@ -100,7 +121,7 @@ def _check(section: AutoscaleSection, findings: Findings) -> None:
     ):
         text = "mode slo needs ttftSeconds or itlSeconds here; or write mode: thresholds"
         findings.error(("slo",), text)
-    seen: set[tuple[str, str, str]] = set()
+    seen: set[tuple[str, str, str, str]] = set()
     for index, one in enumerate(section.groups):
         at = ("groups", index)
         if section.mode == "slo" and one.capacity is None and section.capacity is None:
@@ -109,7 +130,7 @@ def _check(section: AutoscaleSection, findings: Findings) -> None:
         if one.min_replicas > one.max_replicas:
             text = f"is {one.min_replicas}, more than maxReplicas ({one.max_replicas})"
             findings.error((*at, "minReplicas"), text)
-        key = (_name(one), one.deployment, one.namespace)
+        key = (_name(one), one.pool, one.deployment, one.namespace)
         if key in seen:
             findings.error(at, f"has the name '{key[0]}' of another group; give it a name")
         seen.add(key)
@@ -133,4 +154,6 @@ def _group(section: AutoscaleSection, group: GroupSection) -> ScaledGroup:
         **bounds,
     )
     cost = group.cost_per_replica_hour
-    return ScaledGroup(_name(group), group.deployment, group.namespace, scaling, cost)
+    return ScaledGroup(
+        _name(group), group.deployment, group.namespace, scaling, cost, pool=group.pool
+    )

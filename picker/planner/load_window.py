@@ -49,6 +49,15 @@ class LoadWindow:
             decoding = max(0.0, decision.seconds - response.ttft_seconds)
             self.gaps = self.gaps.plus(decoding / (tokens - 1))
 
+    def plus(self, other: LoadWindow) -> LoadWindow:
+        return LoadWindow(
+            self.arrivals + other.arrivals,
+            self.fresh.merged(other.fresh),
+            self.cached.merged(other.cached),
+            self.output.merged(other.output),
+            self.gaps.merged(other.gaps),
+        )
+
     def take(self) -> LoadWindow:
         taken = LoadWindow(self.arrivals, self.fresh, self.cached, self.output, self.gaps)
         self.arrivals = 0

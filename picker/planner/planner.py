@@ -85,6 +85,10 @@ class Sums:
     def plus(self, value: float) -> Sums:
         return Sums(self.count + 1, self.total + value, self.squares + value * value)
 
+    def merged(self, other: Sums) -> Sums:
+        count, total = self.count + other.count, self.total + other.total
+        return Sums(count, total, self.squares + other.squares)
+
     @property
     def mean(self) -> float:
         return self.total / self.count if self.count else 0.0
@@ -116,6 +120,7 @@ class Observation:
     kv_usage: float = 0.0
     itl_seconds: float | None = None  # None: nothing measures it
     is_whole: bool = True  # else the metrics of some worker were missing
+    hears_all: bool = True  # else there are requests of replicas that are not reached
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +147,9 @@ class Planner:
 
     def next(self, seen: Observation) -> Plan:
         """Return the plan after an interval; called once for each interval, in order."""
-        self._rate.add(seen.arrivals, seen.seconds)
+        # Of some replicas, fewer requests than forecast say nothing about all of them.
+        if seen.hears_all or seen.arrivals / seen.seconds > self._rate.at(0):
+            self._rate.add(seen.arrivals, seen.seconds)
         self._shape = _mixed(self._shape, seen)
         idle = seen.is_whole and not (seen.arrivals or seen.waiting or seen.running)
         self._idle_intervals = self._idle_intervals + 1 if idle else 0
@@ -211,6 +218,9 @@ class Planner:
             wanted, reason = 0, "no request arrived"
         elif not self._idle_intervals:
             wanted = max(1, wanted)
+        if wanted < now and not seen.hears_all:
+            is_idle, wanted = False, now
+            reason += "; none is removed while a replica of the picker is not reached"
         self._wanted.append(wanted)
         if wanted < now and not is_idle:
             is_known = len(self._wanted) == scaling.patience_intervals

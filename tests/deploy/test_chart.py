@@ -280,6 +280,21 @@ SCALED = {
         {"both": "vllm", "decode": ""},
         {"research": {"vllm"}},
     ),
+    "those of several pools": (
+        (
+            *POOLS,
+            "picker.highAvailability=active-active",
+            "autoscaling.plan.groups[0].pool=llama",
+            "autoscaling.plan.groups[0].deployment=vllm",
+            "autoscaling.plan.groups[0].maxReplicas=4",
+            "autoscaling.plan.groups[1].pool=mixtral",
+            "autoscaling.plan.groups[1].deployment=experts",
+            "autoscaling.plan.groups[1].stage=decode",
+            "autoscaling.plan.groups[1].maxReplicas=4",
+        ),
+        {"both": "vllm", "decode": "experts"},
+        {"team-a": {"vllm"}, "research": {"experts"}},
+    ),
 }
 
 
@@ -359,10 +374,11 @@ CONTRADICTIONS = {
     "one autoscaler of several pools": (*POOLS[:4], "autoscaling.kind=hpa"),
     "tokens in plain text": ("picker.metrics.auth=true",),
     "a plan for nothing": ("autoscaling.kind=picker",),
-    "a plan of each replica": (
+    "a plan for no pool": (
+        *POOLS[:2],
         "autoscaling.kind=picker",
-        "workers.gpu.enabled=true",
-        "picker.highAvailability=active-active",
+        "autoscaling.plan.groups[0].pool=lama",
+        "autoscaling.plan.groups[0].deployment=vllm",
     ),
     "an autoscaler of workers that are not there": (
         "autoscaling.kind=keda",

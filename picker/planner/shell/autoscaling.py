@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import secrets
+import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
@@ -15,9 +17,10 @@ from picker.cli.options import KubernetesFlags
 from picker.errors import ConfigError
 from picker.k8s.api import KubernetesApi
 from picker.metrics.picker_metrics import AutoscaleSeries
-from picker.planner.autoscale_file import ScaledGroup, read_autoscale_file
+from picker.planner.autoscale_file import ScaledGroup, groups_of, read_autoscale_file
 from picker.planner.load_window import LoadWindow
-from picker.planner.planner import NO_SUMS, Observation, Planner, Sums
+from picker.planner.planner import NO_SUMS, Observation, Plan, Planner, Sums
+from picker.planner.shared_load import SharedLoad
 from picker.planner.shell.scale import DeploymentScale, ScaleError, replicas_of
 from picker.types import Candidate
 
@@ -35,7 +38,11 @@ class ApiAccess(Protocol):
 
 
 class Autoscaling:
-    """Owns the planners of the groups; standbys plan nothing, because they receive no requests."""
+    """Owns the planners of the groups; standbys plan nothing, because they receive no requests.
+
+    Of several replicas that receive requests, each plans with the load of all, and the first one
+    writes and reports; a planner that takes over knows the intervals before.
+    """
 
     def __init__(
         self,
@@ -43,9 +50,13 @@ class Autoscaling:
         sight: PoolSight,
         access: ApiAccess | None,
         series: AutoscaleSeries,
+        shared: SharedLoad,
     ) -> None:
         self._sight, self._access = sight, access
         self.watcher = LoadWindow()
+        self.shared = shared
+        self._seen = LoadWindow()  # by all replicas, since the last plan
+        self._hears_all = True
         self._groups = [_Group(group, sight, series) for group in groups]
         self._interval = groups[0].scaling.interval_seconds
 
@@ -68,23 +79,44 @@ class Autoscaling:
                     await self._plan(api, seconds)
 
     def _sample(self) -> None:
-        workers = self._sight.endpoints()
+        sight, workers = self._sight, self._sight.endpoints()
         for group in self._groups:
             group.sample(workers)
+        own = self.watcher.take()
+        self._seen = self._seen.plus(self.shared.exchange(own, sight.waiting(), sight.is_leader()))
+        # A replica that is reached and reports nothing may be of another version.
+        self._hears_all &= sight.num_peers() == self.shared.num_others
 
     def _must_wake(self) -> bool:
         """Return whether requests wait for a group without workers."""
-        is_wanted = self.watcher.arrivals > 0 or self._sight.waiting() > 0
+        is_wanted = self._seen.arrivals > 0 or self._waiting > 0
         return is_wanted and any(group.replicas == 0 for group in self._groups)
 
+    @property
+    def _waiting(self) -> int:
+        return self._sight.waiting() + self.shared.waiting_elsewhere
+
     async def _plan(self, api: KubernetesApi | None, seconds: float) -> None:
-        taken = self.watcher.take()
+        seen, hears_all = self._seen, self._hears_all
+        self._seen, self._hears_all = LoadWindow(), True
         if not self._sight.is_leader():
             for group in self._groups:
                 group.stand_by()
             return
+        interval = _Interval(seen, seconds, self._waiting, hears_all)
         for group in self._groups:
-            await group.plan(api, taken, seconds)
+            if self.shared.is_first:
+                await group.plan(api, interval)
+            else:
+                await group.follow(api, interval)
+
+
+@dataclass(frozen=True, slots=True)
+class _Interval:
+    seen: LoadWindow
+    seconds: float
+    waiting: int  # in the picker
+    hears_all: bool
 
 
 @dataclass(slots=True)
@@ -137,14 +169,24 @@ class _Group:
         """Discard an interval in which another replica of the picker planned."""
         self._begin()
         self._planner = Planner(self._group.scaling)
-        for gauge in self._gauges():
-            gauge.remove(*self._labels)
+        self._report_nothing()
 
-    async def plan(self, api: KubernetesApi | None, taken: LoadWindow, seconds: float) -> None:
-        known = await self._read(api)
-        seen = self._observation(taken, seconds)
+    async def follow(self, api: KubernetesApi | None, interval: _Interval) -> None:
+        """Plan for the case that this replica is the next one to write."""
+        await self._read(api)
+        plan, _ = self._next(interval)
+        if self._scale is None:
+            self.replicas = plan.replicas
+        self._report_nothing()
+
+    def _next(self, interval: _Interval) -> tuple[Plan, Observation]:
+        seen = self._observation(interval)
         self._begin()
-        plan = self._planner.next(seen)
+        return self._planner.next(seen), seen
+
+    async def plan(self, api: KubernetesApi | None, interval: _Interval) -> None:
+        known = await self._read(api)
+        plan, seen = self._next(interval)
         wanted, current, cost = self._gauges()
         wanted.labels(*self._labels).set(plan.replicas)
         current.labels(*self._labels).set(seen.replicas)
@@ -179,13 +221,13 @@ class _Group:
         self.replicas = replicas_of(found)
         return found
 
-    def _observation(self, taken: LoadWindow, seconds: float) -> Observation:
+    def _observation(self, interval: _Interval) -> Observation:
         """Return what was observed in the interval.
 
         Output tokens and the time between them come from responses, else from the workers' counters
         (the time then by Little's law).
         """
-        samples = self._samples
+        samples, taken, seconds = self._samples, interval.seen, interval.seconds
         running = samples.running.mean
         generated = sum(last - first for first, last in samples.tokens.values())
         output, gaps = taken.output, taken.gaps
@@ -202,12 +244,13 @@ class _Group:
             cached=taken.cached,
             fresh=taken.fresh,
             output=output,
-            waiting=self._sight.waiting() + samples.last_waiting,
+            waiting=interval.waiting + samples.last_waiting,
             mean_waiting=samples.waiting.mean,
             running=running,
             kv_usage=samples.kv_usage.mean,
             itl_seconds=itl,
             is_whole=samples.is_whole,
+            hears_all=interval.hears_all,
         )
 
     def _begin(self) -> None:
@@ -215,6 +258,10 @@ class _Group:
         seen = self._samples.tokens
         tokens = {key: (last, last) for key, (_, last) in seen.items() if key in there}
         self._samples = _Samples(tokens=tokens)
+
+    def _report_nothing(self) -> None:
+        for gauge in self._gauges():
+            gauge.remove(*self._labels)
 
     def _gauges(self) -> tuple[Gauge, Gauge, Gauge]:
         series = self._series
@@ -248,15 +295,23 @@ def access_for(
         return None
     if flags is None:
         raise ConfigError(
-            f"{path}: deployment {named[0]} is in a cluster, and the pool is not: give --pool-name "
-            "or --endpoint-selector without --endpoints-file, or take `deployment` away"
+            f"{path}: deployment {named[0]} is in a cluster, and the pool is not: give "
+            "--pool-name, --pool or --endpoint-selector without --endpoints-file, or take "
+            "`deployment` away"
         )
     return ClusterAccess(flags)
 
 
 def build(
     path: Path, sight: PoolSight, cluster: KubernetesFlags | None, series: AutoscaleSeries
-) -> Autoscaling:
-    """Build the autoscaling of a pool from the file of `--autoscale`. Raises `ConfigError`."""
-    groups = read_groups(path)
-    return Autoscaling(groups, sight, access_for(groups, cluster, path), series)
+) -> Autoscaling | None:
+    """Build the autoscaling of a pool; None if the file of `--autoscale` has no group of it.
+
+    Raises `ConfigError`.
+    """
+    groups = groups_of(sight.name, sight.pools, read_groups(path), str(path))
+    if not groups:
+        return None
+    # The longest-running replica is the first.
+    shared = SharedLoad(f"{time.time_ns():020d}-{secrets.token_hex(8)}")
+    return Autoscaling(groups, sight, access_for(groups, cluster, path), series, shared)

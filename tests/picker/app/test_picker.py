@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from picker.app.picker import Options, StartError, compose
-from picker.cli.options import MetricsTls, TlsFlags
+from picker.cli.options import MetricsTls, PoolFlags, TlsFlags
 from picker.errors import ConfigError
 from picker.rpc.options import TlsMaterial
 from picker.rpc.self_signed import self_signed
@@ -229,3 +229,14 @@ async def test_streams_are_counted_on_demand(tmp_path: Path, counted: bool) -> N
     ):
         name = "llm_d_epp_extproc_streams_inflight"
         assert await fleet.series(name) == float(counted)
+
+
+def test_autoscaling_of_several_pools_needs_the_pool_of_each_group(tmp_path: Path) -> None:
+    file, endpoints = tmp_path / "a.yaml", options(tmp_path).endpoints_file
+    pools = tuple(PoolFlags(name, endpoints_file=endpoints) for name in "ab")
+    given = options(tmp_path, pools=pools, autoscale=file)
+    file.write_text("mode: thresholds\ngroups: [{pool: b}]")
+    compose(given)
+    file.write_text("mode: thresholds\ngroups: [{}]")
+    with pytest.raises(ConfigError, match="'both' needs the key pool, one of a, b"):
+        compose(given)

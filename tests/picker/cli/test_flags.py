@@ -109,8 +109,6 @@ def test_only_a_local_port_is_plain_text_by_default(address: str, is_plain: bool
     [
         (["--ha-enable-leader-election=perhaps"], "neither true nor false"),
         (["--metrics-endpoint-auth"], "needs a cluster"),
-        (["--autoscale=a.yaml", "--peers=a:1"], "needs a picker that receives all requests"),
-        (["--autoscale=a.yaml", "--pool=a"], "is for a picker of one pool"),
         (["--total-queued-requests-metric", "x"], "engineConfigs"),
         (["--total-running-requests-metric", "x"], "engineConfigs"),
         (["--kv-cache-usage-percentage-metric", "x"], "engineConfigs"),

@@ -188,6 +188,7 @@ def test_a_key_has_a_namespace_only_where_names_are_equal() -> None:
     }
     assert [one.options.pool_key for one in found.values()] == ["a", "x/b", "y/b"]
     assert [one.options.pool_name for one in found.values()] == ["a", "b", "b"]
+    assert {one.options.pool_keys for one in found.values()} == {("a", "x/b", "y/b")}
     assert all(one.options.pools == () for one in found.values())
 
 

@@ -50,8 +50,13 @@ async def test_endpoint_slices_add_and_remove_replicas(tmp_path: Path) -> None:
             cluster = KubernetesFlags("pool", kubeconfig=api.write_kubeconfig(tmp_path / "config"))
             peers = PeerFlags((), 0, slices=PeerName("peers", port))
             changes = {"endpoints_file": None, "kubernetes": cluster, "pool_name": "pool"}
-            async with whole_picker(tmp_path, (), FOUR_SCORERS, peers=peers, **changes):
+            plan = tmp_path / "autoscale.yaml"
+            plan.write_text("mode: thresholds\ngroups: [{}]")
+            changes |= {"peers": peers, "autoscale": plan}
+            async with whole_picker(tmp_path, (), FOUR_SCORERS, **changes):
                 await until(lambda: reporting() == 1)
+                # For a planner there, which needs the load of all replicas.
+                await until(lambda: "--autoscale" in other.exchange.inbox.loads())
                 api.write(peers_slice())
                 await until(lambda: reporting() == 0)
     finally:

@@ -112,11 +112,16 @@ async def test_a_mesh_follows_addresses_but_not_its_own() -> None:
             def connected() -> float:
                 return dict(metrics.connected.numbers()).get((), 0)
 
+            assert mesh.num_peers is None
             await until(lambda: ended("self") == 1 and connected() == 1)
+            assert mesh.num_peers == 1
             here.placements.place(KEYS[1], 4, 5)
             await until(lambda: (KEYS[1], (4, 5)) in there.placements.known)
-            mesh.follow([])
-            await until(lambda: connected() == 0)
+            mesh.follow([PeerAddress("127.0.0.1:1", "")])
+            await until(lambda: ended("unreachable") == 1)
+            assert (connected(), mesh.num_peers) == (0, None)
+            mesh.follow([PeerAddress(own.address, "")])
+            await until(lambda: mesh.num_peers == 0)
         finally:
             for task in tasks:
                 task.cancel()

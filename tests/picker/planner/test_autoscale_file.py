@@ -3,7 +3,8 @@
 import pytest
 
 from picker.config.findings import InvalidConfigError
-from picker.planner.autoscale_file import read_autoscale_file
+from picker.errors import ConfigError
+from picker.planner.autoscale_file import groups_of, read_autoscale_file
 from picker.planner.capacity import LatencyObjective, Stage, WorkerCapacity
 from picker.planner.planner import Mode
 from picker.types import Endpoint
@@ -80,3 +81,17 @@ def test_a_worker_belongs_to_the_group_of_its_role(role: str | None, stage: str)
     worker = Endpoint("w", "10.0.0.1", 8000, labels=labels)
     groups = read_autoscale_file(text.encode(), "a.yaml")
     assert [group.name for group in groups if group.has(worker)] == [stage]
+
+
+def test_each_pool_has_the_groups_that_name_it() -> None:
+    text = "mode: thresholds\ngroups: [{pool: a}, {pool: b}, {pool: a, stage: decode}, {name: c}]"
+    *named, unnamed = read_autoscale_file(text.encode(), "a.yaml")
+    a, b, decoders = named
+    assert groups_of("a", ("a", "b", "c"), named, "a.yaml") == (a, decoders)
+    assert groups_of("b", ("a", "b", "c"), named, "a.yaml") == (b,)
+    assert groups_of("c", ("a", "b", "c"), named, "a.yaml") == ()
+    assert groups_of("a", ("a",), (a, unnamed), "a.yaml") == (a, unnamed)
+    with pytest.raises(ConfigError, match=r"^a.yaml: group 'c' needs the key pool, one of a, b$"):
+        groups_of("a", ("a", "b"), (*named, unnamed), "a.yaml")
+    with pytest.raises(ConfigError, match=r"group 'both' has the pool 'b', which is none of a$"):
+        groups_of("a", ("a",), named, "a.yaml")

@@ -19,7 +19,7 @@
 {{- end }}
 {{- if $all }}
 {{- if ne .Values.mode "gateway" }}{{ fail "pools: only with mode gateway" }}{{ end }}
-{{- if ne .Values.autoscaling.kind "none" }}{{ fail "pools: autoscaling is for one pool; scale their Pods by objects of your own" }}{{ end }}
+{{- if has .Values.autoscaling.kind (list "hpa" "keda") }}{{ fail "pools: autoscaling of several is kind picker; or scale their Pods by objects of your own" }}{{ end }}
 {{- else if .Values.bodyBasedRouting.enabled }}
 {{- fail "bodyBasedRouting: only with pools, between which it chooses" }}
 {{- end }}

@@ -2,117 +2,27 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
-from random import Random
-from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
-from picker.app.shelves import PoolSight
 from picker.cli.options import KubernetesFlags
 from picker.errors import ConfigError
+from picker.framework.attributes import EndpointLoad
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.planner.autoscale_file import read_autoscale_file
-from picker.planner.load_window import LoadWindow
-from picker.planner.shell.autoscaling import Autoscaling, access_for, read_groups
+from picker.planner.shell.autoscaling import access_for, read_groups
 from picker.planner.shell.scale import DeploymentScale, ScaleError
-from picker.types import Candidate, Endpoint, EndpointMetrics, ServedTotals, Usage
+from picker.types import ServedTotals
 from tests.fakes.kube_api.clock import LoopClock
 from tests.fakes.kube_api.server import KubeApi
-from tests.support.kube.in_process_kube_api import InProcessKubeApi
 from tests.support.picker.admin_scene import decision
+from tests.support.picker.autoscale_scene import FILE, SPEEDS, Scene, scene
 
 pytestmark = pytest.mark.looptime
-FILE = """slo: {ttftSeconds: 2, itlSeconds: 0.045}
-capacity: {prefillTokensPerSecond: 8000, decodeBaseSeconds: 0.02, decodePerSequenceSeconds: 0.001}
-intervalSeconds: 10
-patienceIntervals: 3
-groups:
-- {deployment: workers, maxReplicas: 6, costPerReplicaHour: 2.5, %s}
-"""
-LABELS = {"group": "workers", "inference_pool": "pool"}
-
-
-@dataclass
-class Scene:
-    server: KubeApi
-    more: str = ""
-    workers: list[Candidate] = field(default_factory=list)
-    waiting: int = 0
-    leads: bool = True
-    window: LoadWindow = field(init=False)
-    metrics: PickerMetrics = field(default_factory=PickerMetrics)
-
-    def __post_init__(self) -> None:
-        self.api = InProcessKubeApi(self.server, Random(1))
-
-    def deploy(self, replicas: int) -> None:
-        metadata = {"name": "workers", "namespace": "default"}
-        head = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata}
-        self.server.write({**head, "spec": {"replicas": replicas}})
-
-    def work(self, number: int, **metrics: Any) -> None:
-        endpoint = Endpoint(f"w{number}", f"10.0.0.{number + 1}", 8000)
-        found = Candidate(endpoint, EndpointMetrics(**metrics))
-        self.workers = [one for one in self.workers if one.key != found.key] + [found]
-
-    @property
-    def replicas(self) -> int:
-        found: int = self.server.read("deployments", "workers")["spec"]["replicas"]
-        return found
-
-    def series(self, name: str, **labels: str) -> float | None:
-        name = f"pointsman_autoscale_{name}"
-        return self.metrics.registry.get_sample_value(name, LABELS | labels)
-
-    def load(self) -> None:
-        pass
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[InProcessKubeApi]:
-        yield self.api
-
-    async def requests(self, each_second: int, seconds: int) -> None:
-        for _ in range(seconds):
-            for _ in range(each_second):
-                asked, usage = decision("a", 2000, 0), Usage(2000, 300)
-                self.window.decided(asked)
-                self.window.finished(replace(asked, endpoint_key="default/a", usage=usage))
-            await asyncio.sleep(1.0)
-
-    @asynccontextmanager
-    async def running(self, replicas: int = 0, workers: int = 0) -> AsyncIterator[None]:
-        if replicas:
-            self.deploy(replicas)
-        for number in range(workers):
-            self.work(number)
-        sight = PoolSight(
-            "pool",
-            "default",
-            lambda: self.workers,
-            lambda: self.waiting,
-            lambda: self.leads,
-            asyncio.get_running_loop().time,
-        )
-        groups = read_autoscale_file((FILE % self.more).encode(), "a.yaml")
-        loop = Autoscaling(groups, sight, self, self.metrics.autoscale)
-        self.window = loop.watcher
-        task = asyncio.create_task(loop.run())
-        await asyncio.sleep(0.5)  # between its looks
-        try:
-            yield
-        finally:
-            assert not task.done()
-            task.cancel()
-            await asyncio.wait([task])
-
-
-def scene(more: str = "") -> Scene:
-    return Scene(KubeApi(LoopClock()), more)
 
 
 async def test_a_load_scales_the_deployment_up_and_back() -> None:
@@ -230,3 +140,137 @@ def test_a_deployment_needs_a_cluster(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--autoscale .*none\.yaml: No such file"):
         read_groups(tmp_path / "none.yaml")
+
+
+async def test_each_pool_is_scaled_by_its_own_load() -> None:
+    server, metrics = KubeApi(LoopClock()), PickerMetrics()
+    file = f"{SPEEDS}- {{pool: a, deployment: of-a}}\n- {{pool: b, deployment: of-b}}\n"
+    a, b = (
+        Scene(server, file, pools, f"of-{pools[0]}", metrics=metrics)
+        for pools in (("a", "b"), ("b", "a"))
+    )
+    async with a.running(replicas=1, workers=1), b.running(replicas=2, workers=2):
+        await asyncio.gather(a.requests(3, 30), b.requests(1, 30))
+        assert a.replicas == a.series("wanted_replicas") == a.series("current_replicas") == 4
+        assert b.replicas == b.series("wanted_replicas") == 2
+
+
+@dataclass
+class Fleet:
+    """Replicas of a picker that scale one Deployment, and what its scale was."""
+
+    replicas: list[Scene]
+    scales: list[int] = field(default_factory=list)
+    is_cut: bool = False  # no replica hears another one
+    _stacks: list[AsyncExitStack] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            self.replicas[0].deploy(2)
+            for one in self.replicas:
+                of_one = await stack.enter_async_context(AsyncExitStack())
+                await of_one.enter_async_context(one.running(workers=2))
+                self._stacks.append(of_one)
+            exchange = asyncio.create_task(self._exchange())
+            stack.callback(exchange.cancel)
+            # A second after a plan of the first one; all have heard one another.
+            await asyncio.sleep(11.0 - 0.5 * len(self.replicas))
+            yield
+            assert not exchange.done()
+
+    async def stop_first(self) -> None:
+        await self._stacks.pop(0).aclose()
+        self.replicas.pop(0)
+
+    async def _exchange(self) -> None:
+        while True:
+            for here in self.replicas:
+                loads: dict[str, EndpointLoad] = {}
+                for there in self.replicas:
+                    if there is not here and not self.is_cut:
+                        loads.update(there.shared.own_loads)
+                here.shared.set_loads_elsewhere(loads)
+                here.num_peers = None if self.is_cut else len(self.replicas) - 1
+            self.scales.append(self.replicas[0].replicas)
+            await asyncio.sleep(0.5)
+
+    async def requests(self, shares: Sequence[int], intervals: int) -> None:
+        """Send requests, but none near a plan, when reports may be under way."""
+        for _ in range(intervals):
+            pairs = zip(self.replicas, shares, strict=True)
+            await asyncio.gather(*(one.requests(share, 7) for one, share in pairs))
+            await asyncio.sleep(3.0)
+
+    @property
+    def changes(self) -> list[int]:
+        return [replicas for replicas, _ in groupby(self.scales)]
+
+
+def fleet(*names: str) -> Fleet:
+    server, file = KubeApi(LoopClock()), f"{SPEEDS}- {{deployment: workers, maxReplicas: 40}}\n"
+    return Fleet([Scene(server, file, replica=name) for name in names])
+
+
+async def scales_of_one_picker(*rates: int) -> list[int]:
+    """Return the changes of the scale with a picker that receives all requests."""
+    alone = fleet("1")
+    async with alone.running():
+        for rate in rates:
+            await alone.requests([rate], 8)
+    return alone.changes
+
+
+async def test_replicas_plan_as_one_picker_that_receives_all_requests() -> None:
+    expected, both = await scales_of_one_picker(10, 20, 10), fleet("1", "2")
+    async with both.running():
+        for shares in ((7, 3), (14, 6), (7, 3)):
+            await both.requests(shares, 8)
+        assert both.changes == expected
+        assert max(expected) == 2 * expected[-1] > 10
+        first, second = both.replicas
+        assert first.series("wanted_replicas") == expected[-1]
+        assert second.series("wanted_replicas") is None
+        assert {one.verb for one in second.api.requests} == {"get"}
+
+
+async def test_the_next_replica_continues_where_the_first_one_has_left() -> None:
+    expected, both = await scales_of_one_picker(10, 10, 20), fleet("1", "2")
+    async with both.running():
+        await both.requests((7, 3), 8)
+        await both.stop_first()
+        await both.requests((10,), 8)
+        await both.requests((20,), 8)
+        assert both.changes == expected
+        assert both.replicas[0].series("wanted_replicas") == expected[-1]
+
+
+async def test_replicas_that_do_not_reach_one_another_remove_no_worker() -> None:
+    both = fleet("1", "2")
+    async with both.running():
+        await both.requests((7, 3), 8)
+        before = both.changes
+        for is_cut in (True, False):
+            both.is_cut = is_cut
+            await both.requests((7, 3), 8)
+            assert both.changes == before
+        await both.requests((1, 1), 8)
+        assert both.changes[-1] < before[-1]
+    strangers = fleet("1", "2")
+    strangers.is_cut = True
+    async with strangers.running():
+        await strangers.requests((7, 3), 8)
+        assert len(strangers.changes) > 1
+        assert strangers.changes == sorted(strangers.changes)
+
+
+async def test_the_second_replica_wakes_a_group_without_workers() -> None:
+    both = fleet("1", "2")
+    for one in both.replicas:
+        one.file = FILE % "minReplicas: 0"
+    async with both.running():
+        await asyncio.sleep(40.0)
+        assert both.changes[-1] == 0
+        both.replicas[1].waiting = 1
+        await asyncio.sleep(4.0)
+        assert both.changes[-1] == 1
