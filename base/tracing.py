@@ -62,10 +62,20 @@ class RequestTrace:
     def set(self, name: str, value: Attribute) -> None:
         self._span.set(name, value)
 
-    def stage(self, name: str, began_seconds: float, ended_seconds: float) -> None:
-        """Add a span of something that is over."""
+    def stage(self, name: str, began_seconds: float | None, *ended_seconds: float | None) -> None:
+        """Add a span of something that is over, to the first end that is known; without a time of
+        its own, or an end, it has none.
+        """
+        ended = next((end for end in ended_seconds if end is not None), None)
+        if began_seconds is None or ended is None or ended <= began_seconds:
+            return
         span = self._tracer.begin(name, self._span, self._epoch_ns + int(began_seconds * 1e9))
-        span.end(self._epoch_ns + int(ended_seconds * 1e9))
+        span.end(self._epoch_ns + int(ended * 1e9))
+
+    def latency(self, name: str, began_seconds: float | None, ended_seconds: float | None) -> None:
+        """Set vLLM's attribute of a duration, if both its ends are known."""
+        if began_seconds is not None and ended_seconds is not None:
+            self._span.set(f"gen_ai.latency.{name}", ended_seconds - began_seconds)
 
     @contextmanager
     def call(
@@ -125,9 +135,15 @@ class Traced:
     request_span: str
 
 
-def build_tracing(enabled: bool, environment: Mapping[str, str], traced: Traced) -> Tracing:
-    """Create the tracer, if enabled. Raises `TracingError`, also if the library is missing."""
-    if not enabled:
+def build_tracing(
+    enabled: bool, environment: Mapping[str, str], traced: Traced, endpoint: str | None = None
+) -> Tracing:
+    """Create the tracer, if enabled or given an endpoint, which goes before the environment's.
+    Raises `TracingError`, also if the library is missing.
+    """
+    if endpoint is not None:
+        environment = {**environment, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": endpoint}
+    elif not enabled:
         return Tracing()
     try:
         implementation = import_module(_IMPLEMENTATION)

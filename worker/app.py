@@ -18,7 +18,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from functools import partial
 from typing import NoReturn, Protocol, cast
 
@@ -79,7 +79,7 @@ async def run(config: ServeConfig, checkpoint: Checkpoint | None) -> int:
         _warn_if_open(config, listener)
         _log_default_sampling(config.api)
         metrics = _metrics(config)
-        tracing = _tracing(config, os.environ)
+        tracing = _tracing(config)
 
         def on_step(outputs: StepOutputs) -> None:
             if outputs.num_scheduled_tokens:
@@ -186,12 +186,9 @@ def _kv_address(
     return KvAddress(transfer.kv_ip, ready.kv_port, http_port, transfer.kv_peer_port)
 
 
-def _tracing(config: ServeConfig, environment: Mapping[str, str]) -> Tracing:
-    endpoint = config.otlp_traces_endpoint
-    if endpoint is not None:
-        environment = {**environment, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": endpoint}
+def _tracing(config: ServeConfig) -> Tracing:
     try:
-        return build_tracing(config.tracing or endpoint is not None, environment, TRACED)
+        return build_tracing(config.tracing, os.environ, TRACED, config.otlp_traces_endpoint)
     except TracingError as error:
         raise ConfigError(str(error)) from error
 

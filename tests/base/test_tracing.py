@@ -76,3 +76,9 @@ def test_without_tracing_headers_stay_as_they_are() -> None:
 def test_a_bad_variable_is_an_error_that_names_it() -> None:
     with pytest.raises(TracingError, match="OTEL_TRACES_EXPORTER=zipkin"):
         build_tracing(True, {"OTEL_TRACES_EXPORTER": "zipkin"}, TRACED)
+
+
+def test_an_endpoint_turns_tracing_on() -> None:
+    tracing = build_tracing(False, {}, TRACED, "http://127.0.0.1:9/v1/traces")
+    assert tracing.tracer is not None
+    tracing.close()

@@ -182,5 +182,4 @@ class KvFetcher:
             if data is None:
                 data = await channel.receive_data(size)
         self._state.counts.num_bytes_received += size
-        end = start + size // self._state.token_bytes
-        return KvPart(start, end, data, time.monotonic())
+        return KvPart(start, start + size // self._state.token_bytes, data, time.monotonic())
