@@ -128,7 +128,7 @@ def prompts_with_shared_prefixes(rng: Random, count: int) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def requests() -> Requests:
-    prompts = prompts_with_shared_prefixes(Random(20261121), by_depth(4, 16))
+    prompts = prompts_with_shared_prefixes(Random(20261121), by_depth(4, 10))
     return {f"r{index}": (prompt, GREEDY) for index, prompt in enumerate(prompts)}
 
 
@@ -174,7 +174,7 @@ def many() -> Requests:
     stems = [[rng.randrange(17, 49152) for _ in range(length)] for length in (16, 23, 32, 41)]
     greedy = replace(GREEDY, max_tokens=6)
     requests = {}
-    for index in range(by_depth(16, 80)):
+    for index in range(by_depth(16, 48)):
         stem = rng.choice(stems) if rng.random() < 0.5 else []
         length = rng.randrange(max(10, len(stem) + 1), 61)
         own = [rng.randrange(17, 49152) for _ in range(length - len(stem))]

@@ -157,9 +157,9 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 512
 EOS = 2
-NUM_GREEDY, NUM_MIXED, NUM_ADAPTIVE, NUM_FEW = by_depth((21, 18, 16, 8), (200, 90, 100, 40))
+NUM_GREEDY, NUM_MIXED, NUM_ADAPTIVE, NUM_FEW = by_depth((21, 18, 16, 8), (120, 90, 90, 40))
 # With fewer events the equality would prove little.
-MIN_DRAFTS, MIN_EVENTS, MIN_FAILURES = by_depth((2, 1, 2), (25, 12, 18))
+MIN_DRAFTS, MIN_EVENTS, MIN_FAILURES = by_depth((2, 1, 2), (12, 8, 10))
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
 SPECULATIVE = SpeculativeConfig(
     "ngram",
@@ -426,7 +426,7 @@ def test_every_kind_of_drafts_was_accepted_and_rejected(
 def test_drafts_met_every_other_event(plain: Run, speculative: Run) -> None:
     stats, counts = speculative.stats, speculative.steps.counts
     assert stats.scheduler.num_preemptions > MIN_EVENTS
-    assert stats.scheduler.prefix_cache_hits > by_depth(100, 600)
+    assert stats.scheduler.prefix_cache_hits > by_depth(100, 300)
     assert counts["chunks beside drafts"] > MIN_EVENTS
     assert counts["drafts beside others"] > MIN_EVENTS
     assert stats.scheduler.generation_tokens == plain.stats.scheduler.generation_tokens

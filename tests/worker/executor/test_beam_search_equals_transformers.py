@@ -90,7 +90,7 @@ class Run:
         return [self.tokens(each) for each in names]
 
 
-@pytest.fixture(scope="module", params=range(by_depth(1, 4)))
+@pytest.fixture(scope="module", params=range(by_depth(1, 2)))
 def tiny(request: pytest.FixtureRequest, make_checkpoint: Callable[..., Path]) -> Tiny:
     path = make_checkpoint(seed=40 + request.param)
     config = torch_config(path, block_size=BLOCK_SIZE, num_blocks_override=MAX_BLOCKS)

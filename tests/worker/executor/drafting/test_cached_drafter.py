@@ -105,11 +105,11 @@ def test_a_published_head_drafts_as_if_it_read_everything_anew(
         head = load_eagle_head(path, DEEP, LAYOUTS[layout].method)
     bench = make_bench(DEEP, HeadNetwork(head))
     oracle = functools.partial(drafts_of_published, own)
-    Walk(bench, oracle, random.Random(seed)).run(num_steps=by_depth(20, 40))
+    Walk(bench, oracle, random.Random(seed)).run(num_steps=by_depth(20, 30))
 
 
 @walks
-@examples(by_depth(1, 4))
+@examples(by_depth(1, 2))
 def test_every_draft_of_the_target_itself_is_accepted(seed: int) -> None:
     bench = make_bench(TARGET, ModelNetwork(TARGET))
     oracle = functools.partial(drafts_of_model, TARGET)
@@ -131,7 +131,7 @@ class Counted(PoisonedGraphs):
 
 @pytest.mark.parametrize("kind", ["model", "head", "target"])
 @walks
-@examples(by_depth(1, 4))
+@examples(by_depth(1, 2))
 def test_graphs_draft_as_if_everything_was_read_anew(kind: str, seed: int) -> None:
     network, oracle = {
         "model": (ModelNetwork(SMALL), functools.partial(drafts_of_model, SMALL)),
