@@ -63,11 +63,11 @@ class RequestTrace:
         self._span.set(name, value)
 
     def stage(self, name: str, began_seconds: float | None, *ended_seconds: float | None) -> None:
-        """Add a span of something that is over, to the first end that is known; without a time of
-        its own, or an end, it has none.
+        """Add a span of something that is over, to the first end that is known, if both its ends
+        are. Its length may be zero: two events that a busy process sees at once have one time.
         """
         ended = next((end for end in ended_seconds if end is not None), None)
-        if began_seconds is None or ended is None or ended <= began_seconds:
+        if began_seconds is None or ended is None:
             return
         span = self._tracer.begin(name, self._span, self._epoch_ns + int(began_seconds * 1e9))
         span.end(self._epoch_ns + int(ended * 1e9))

@@ -15,7 +15,8 @@ def add_stages(trace: RequestTrace, request_id: str, records: Sequence[RequestRe
         trace.stage("queue", one.arrival_seconds, one.scheduled_seconds, one.finished_seconds)
         trace.stage("kv_transfer", one.arrival_seconds, one.kv_arrived_seconds)
         trace.stage("prefill", one.scheduled_seconds, one.first_token_seconds, one.finished_seconds)
-        trace.stage("decode", one.first_token_seconds, one.last_token_seconds)
+        if one.num_generation_tokens > 1:
+            trace.stage("decode", one.first_token_seconds, one.last_token_seconds)
     for one in records[:1]:
         trace.set("gen_ai.request.max_tokens", one.max_tokens)
         trace.set("gen_ai.request.n", len(records))

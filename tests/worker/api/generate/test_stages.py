@@ -9,10 +9,12 @@ from worker.metrics.page import RequestRecord
 from worker.types import FinishReason
 
 
-def record(*times: float | None, arrived: float | None = None) -> RequestRecord:
+def record(
+    *times: float | None, arrived: float | None = None, num_tokens: int = 5
+) -> RequestRecord:
     scheduled, first, last = times
     return RequestRecord(
-        FinishReason.LENGTH, 30, 5, 8, 0, 1.0, scheduled, first, last, 9.0, 20, arrived
+        FinishReason.LENGTH, 30, num_tokens, 8, 0, 1.0, scheduled, first, last, 9.0, 20, arrived
     )
 
 
@@ -21,9 +23,11 @@ def record(*times: float | None, arrived: float | None = None) -> RequestRecord:
     [
         (record(2.0, 3.0, 5.0), ["queue", "prefill", "decode"]),
         (record(2.0, 3.0, 5.0, arrived=1.5), ["queue", "kv_transfer", "prefill", "decode"]),
-        (record(2.0, 3.0, 3.0), ["queue", "prefill"]),
-        (record(2.0, None, None), ["queue", "prefill"]),
-        (record(None, None, None), ["queue"]),
+        (record(2.0, 3.0, 3.0, num_tokens=1), ["queue", "prefill"]),
+        (record(2.0, 3.0, 3.0, num_tokens=2), ["queue", "prefill", "decode"]),
+        (record(2.0, 2.0, 2.0, arrived=1.0), ["queue", "kv_transfer", "prefill", "decode"]),
+        (record(2.0, None, None, num_tokens=0), ["queue", "prefill"]),
+        (record(None, None, None, num_tokens=0), ["queue"]),
     ],
 )
 def test_a_stage_that_was_not_reached_has_no_span(ended: RequestRecord, stages: list[str]) -> None:
