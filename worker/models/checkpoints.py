@@ -1,8 +1,7 @@
 """Named tensors on disk: GGUF files and Hugging Face safetensors directories.
 
 Both are read under Hugging Face's tensor names, directly into the model's memory, a piece at a
-time. ggml's encodings are decoded to float32 exactly as llama.cpp does; the common ones are
-vectorised here, because decoding takes most of a start; the rest go through the `gguf` package.
+time. The `gguf` package decodes ggml's encodings to float32, exactly as llama.cpp does.
 """
 
 import json
@@ -379,14 +378,10 @@ def _open_shard(path: Path) -> Any:
         raise ModelError(f"{path}: cannot be read: {error}") from error
 
 
-def read_tensor(file: GgufFile, name: str) -> Float32Array:
-    """Decode a tensor to a fresh, writable float32 array. Raises `ModelError`."""
-    file.tensor_bytes(name)  # an unknown name fails here
-    return read_part(file, name, 0, 1, 1).reshape(file.tensors[name].shape)
-
-
 def read_part(file: GgufFile, name: str, start: int, stop: int, parts: int) -> Float32Array:
-    """Decode parts `start` to `stop` - 1 of a tensor's `parts` equal parts of whole blocks."""
+    """Decode parts `start` to `stop` - 1 of a tensor's `parts` equal parts of whole blocks to a
+    fresh array. Raises `ModelError` for an encoding that the `gguf` package does not decode.
+    """
     # A view of the mapping: only the pages of this part are read.
     info = file.tensors[name]
     size = info.num_bytes // parts
@@ -406,139 +401,25 @@ def read_part(file: GgufFile, name: str, start: int, stop: int, parts: int) -> F
     return np.ascontiguousarray(decoded, np.float32).reshape(-1)
 
 
-def _half(columns: _Bytes) -> Float32Array:
-    return np.ascontiguousarray(columns).view("<f2").astype(np.float32)
-
-
-def _nibbles(packed: _Bytes) -> Float32Array:
-    """Split 16 bytes into 32 values: the low halves first, then the high halves."""
-    values = np.empty((len(packed), 32), np.float32)
-    values[:, :16] = packed & 15
-    values[:, 16:] = packed >> 4
-    return values
-
-
-def _q4_0(raw: _Bytes) -> Float32Array:
-    blocks = raw.reshape(-1, 18)
-    values = _nibbles(blocks[:, 2:])
-    values -= 8
-    values *= _half(blocks[:, :2])
-    return values
-
-
-def _q4_1(raw: _Bytes) -> Float32Array:
-    blocks = raw.reshape(-1, 20)
-    scale_and_min = _half(blocks[:, :4])
-    values = _nibbles(blocks[:, 4:])
-    values *= scale_and_min[:, :1]
-    values += scale_and_min[:, 1:]
-    return values
-
-
-def _q8_0(raw: _Bytes) -> Float32Array:
-    blocks = raw.reshape(-1, 34)
-    values = blocks[:, 2:].view(np.int8).astype(np.float32)
-    values *= _half(blocks[:, :2])
-    return values
-
-
-def _q4_k(raw: _Bytes) -> Float32Array:
-    """Decode super-blocks of 256: eight groups of 32 with a 6-bit scale and 6-bit minimum each."""
-    blocks = raw.reshape(-1, 144)
-    scales, minimums = _six_bit_pairs(blocks[:, 4:16])
-    scales *= _half(blocks[:, :2])
-    minimums *= _half(blocks[:, 2:4])
-    packed = blocks[:, 16:].reshape(-1, 4, 32)
-    values = np.empty((len(blocks), 4, 2, 32), np.float32)
-    values[:, :, 0] = packed & 15
-    values[:, :, 1] = packed >> 4
-    grouped = values.reshape(-1, 8, 32)
-    grouped *= scales[:, :, None]
-    grouped -= minimums[:, :, None]
-    return grouped
-
-
-def _six_bit_pairs(packed: _Bytes) -> tuple[Float32Array, Float32Array]:
-    """Split 12 bytes into eight scales and eight minimums: the first four of each are contiguous;
-    the upper bits of the other four fill the spare bits of the first four.
-    """
-    low, high, split = packed[:, :4], packed[:, 4:8], packed[:, 8:]
-    scales = np.concatenate((low & 63, (split & 15) | ((low >> 6) << 4)), axis=-1)
-    minimums = np.concatenate((high & 63, (split >> 4) | ((high >> 6) << 4)), axis=-1)
-    return scales.astype(np.float32), minimums.astype(np.float32)
-
-
-def _q6_k(raw: _Bytes) -> Float32Array:
-    """Decode super-blocks of 256: two halves of 4 · 32 6-bit values, with an 8-bit scale per 16."""
-    blocks = raw.reshape(-1, 210)
-    low = blocks[:, :128].reshape(-1, 2, 2, 32)
-    high = blocks[:, 128:192].reshape(-1, 2, 32)
-    values = np.empty((len(blocks), 2, 4, 32), np.float32)
-    for row in range(4):
-        nibbles = low[:, :, row & 1] & 15 if row < 2 else low[:, :, row & 1] >> 4
-        values[:, :, row] = nibbles | (((high >> (2 * row)) & 3) << 4)
-    values -= 32
-    scales = blocks[:, 192:208].view(np.int8).astype(np.float32) * _half(blocks[:, 208:])
-    grouped = values.reshape(-1, 16, 16)
-    grouped *= scales[:, :, None]
-    return grouped
-
-
+# Of plain numbers, which need no package.
 _DECODERS: dict[str, Callable[[_Bytes], Float32Array]] = {
     # astype copies: callers may write to the result, but not to the mapping.
     "F32": lambda raw: raw.view("<f4").astype(np.float32),
     "F16": lambda raw: raw.view("<f2").astype(np.float32),
     "BF16": lambda raw: (raw.view("<u2").astype(np.uint32) << 16).view(np.float32),
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q8_0": _q8_0,
-    "Q4_K": _q4_k,
-    "Q6_K": _q6_k,
 }
 
 
 def quantized(weight: Tensor, type_name: str) -> Stored:
-    """Encode a dense weight [rows, cols] in blocks of Q8_0 or Q4_1, byte for byte like ggml's
-    reference (`quantize_row_q8_0_ref`, `quantize_row_q4_1_ref`). `cols` are whole blocks.
-    """
+    """Encode a dense weight [rows, cols] in blocks of Q8_0 or Q4_1. `cols` are whole blocks."""
+    gguf = import_module("gguf")
+    kind = gguf.GGMLQuantizationType[type_name]
     rows, cols = weight.shape
-    num_bytes, encode = _ENCODERS[type_name]
-    data = np.empty((rows, cols // _BLOCK_ELEMENTS, num_bytes), np.uint8)
+    data = np.empty(gguf.quants.quant_shape_to_byte_shape((rows, cols), kind), np.uint8)
     step = max(1, _PIECE_ELEMENTS // cols)
     for start in range(0, rows, step):
-        blocks = weight[start : start + step].float().reshape(-1, _BLOCK_ELEMENTS)
+        piece = weight[start : start + step].float().numpy()
         # A value that is not finite makes its block's scale not finite, whatever the codes are.
         with np.errstate(all="ignore"):
-            data[start : start + step] = encode(blocks).reshape(-1, *data.shape[1:])
+            data[start : start + step] = gguf.quants.quantize(piece, kind)
     return Stored(type_name, rows, cols, data.reshape(-1))
-
-
-def _to_q8_0(blocks: Tensor) -> _Bytes:
-    """Encode [n, 32] float32 as [n, 34]: scales, and multiples of them from -127 to 127."""
-    scales = (blocks.abs().amax(1, keepdim=True) / 127).numpy()
-    scaled = blocks.numpy() * _inverse(scales)
-    sizes = np.abs(scaled)
-    whole = np.floor(sizes)
-    whole += sizes - whole >= 0.5  # round halves away from zero, as in C
-    codes = np.copysign(whole, scaled).astype(np.int8)
-    return np.hstack((scales.astype("<f2").view(np.uint8), codes.view(np.uint8)))
-
-
-def _to_q4_1(blocks: Tensor) -> _Bytes:
-    """Encode [n, 32] float32 as [n, 20]: scales, minimums, multiples of the scales from 0 to 15."""
-    least = blocks.amin(1, keepdim=True)
-    scales = ((blocks.amax(1, keepdim=True) - least) / 15).numpy()
-    codes = ((blocks - least).numpy() * _inverse(scales) + np.float32(0.5)).astype(np.uint8)
-    np.minimum(codes, 15, out=codes)
-    heads = np.hstack((scales, least.numpy())).astype("<f2").view(np.uint8)
-    return np.hstack((heads, codes[:, :16] | codes[:, 16:] << 4))
-
-
-def _inverse(scales: Float32Array) -> Float32Array:
-    return np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
-
-
-_ENCODERS: dict[str, tuple[int, Callable[[Tensor], _Bytes]]] = {
-    "Q8_0": (34, _to_q8_0),
-    "Q4_1": (20, _to_q4_1),
-}

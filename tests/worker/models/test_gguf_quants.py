@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.depth import examples
 from worker.errors import ModelError
 from worker.models import checkpoints
-from worker.models.checkpoints import quantized, read_part, read_tensor
+from worker.models.checkpoints import Float32Array, quantized, read_part
 from worker.models.gguf import GGML_TYPES, GgufFile
 
 Type = gguf.GGMLQuantizationType
@@ -30,6 +30,10 @@ def write(path: Path, encoded: np.ndarray, kind: Type) -> GgufFile:
     writer.write_tensors_to_file()
     writer.close()
     return GgufFile.open(path)
+
+
+def read_tensor(file: GgufFile, name: str) -> Float32Array:
+    return read_part(file, name, 0, 1, 1).reshape(file.tensors[name].shape)
 
 
 def random_blocks(kind: Type, rows: int, blocks: int, seed: int = 2) -> np.ndarray:
@@ -89,7 +93,7 @@ def test_an_encoding_without_a_decoder_is_named(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", sorted(checkpoints._DECODERS))
 @given(st.data())
 @examples(25)
-def test_the_vectorised_decoders_match_the_package(name: str, data: st.DataObject) -> None:
+def test_the_decoders_of_plain_numbers_match_the_package(name: str, data: st.DataObject) -> None:
     kind = Type[name]
     _, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     raw = np.frombuffer(data.draw(st.binary(min_size=num_bytes, max_size=num_bytes)), np.uint8)
