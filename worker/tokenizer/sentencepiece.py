@@ -4,15 +4,21 @@ SentencePiece joins the two neighbours that make the piece with the best score, 
 The library joins by a list of ranked pairs instead: every way to split every piece, by its score.
 Pairs of one piece then rank one after the other rather than equal, which has made no difference in
 any text compared with the original. A `tokenizer.model` is a protobuf message
-(sentencepiece_model.proto of https://github.com/google/sentencepiece), read without protoc.
+(sentencepiece_model.proto of https://github.com/google/sentencepiece).
 """
 
 import re
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+from google.protobuf import text_format
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 from tokenizers import AddedToken, models, normalizers
 from tokenizers import Tokenizer as RustTokenizer
 
@@ -193,13 +199,32 @@ def _bytes_of(text: str) -> bytes:
     return text.replace(SPACE, " ").encode()
 
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_MODEL_PIECES, _MODEL_TRAINER, _MODEL_NORMALIZER = 1, 2, 3
-_PIECE_TEXT, _PIECE_SCORE, _PIECE_KIND = 1, 2, 3
-_TRAINER_MODEL_TYPE, _TRAINER_BOS, _TRAINER_EOS = 3, 41, 42
-_NORMALIZER_CHARSMAP, _NORMALIZER_DUMMY_PREFIX, _NORMALIZER_EXTRA_BLANKS = 2, 3, 4
 _BPE = 2
 _MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
+# What is read of a file; other fields are skipped.
+_SCHEMA = """
+name: "sentencepiece.proto" package: "worker"
+message_type { name: "Piece"
+    field { name: "text" number: 1 type: TYPE_BYTES label: LABEL_OPTIONAL }
+    field { name: "score" number: 2 type: TYPE_FLOAT label: LABEL_OPTIONAL }
+    field { name: "kind" number: 3 type: TYPE_INT32 label: LABEL_OPTIONAL default_value: "1" }
+}
+message_type { name: "Trainer"
+    field { name: "model_type" number: 3 type: TYPE_INT32 label: LABEL_OPTIONAL default_value: "1" }
+    field { name: "bos_id" number: 41 type: TYPE_INT32 label: LABEL_OPTIONAL default_value: "1" }
+    field { name: "eos_id" number: 42 type: TYPE_INT32 label: LABEL_OPTIONAL default_value: "2" }
+}
+message_type { name: "Normalizer"
+    field { name: "charsmap" number: 2 type: TYPE_BYTES label: LABEL_OPTIONAL }
+    field { name: "prefix" number: 3 type: TYPE_BOOL label: LABEL_OPTIONAL default_value: "true" }
+    field { name: "trims" number: 4 type: TYPE_BOOL label: LABEL_OPTIONAL default_value: "true" }
+}
+message_type { name: "Model"
+    field { name: "pieces" number: 1 type_name: ".worker.Piece" label: LABEL_REPEATED }
+    field { name: "trainer" number: 2 type_name: ".worker.Trainer" label: LABEL_OPTIONAL }
+    field { name: "normalizer" number: 3 type_name: ".worker.Normalizer" label: LABEL_OPTIONAL }
+}
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,104 +235,46 @@ class SentencePieceFile:
     add_space_prefix: bool
 
 
-class _DamagedError(Exception): ...
-
-
 def read_sentencepiece(path: Path) -> SentencePieceFile:
     """Read a file; raise `ModelError` if it is damaged, is not BPE, or rewrites text first."""
     try:
-        return _parse(path, path.read_bytes())
+        model = _model_type().FromString(path.read_bytes())
+        pieces = tuple(ScoredPiece(p.text.decode(), p.score, p.kind) for p in model.pieces)
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
-    except (_DamagedError, UnicodeDecodeError, struct.error) as error:
-        raise ModelError(
-            f"{path}: not a SentencePiece model ({error}); a model with another kind of tokenizer"
-            " needs its tokenizer.json"
-        ) from error
-
-
-def _parse(path: Path, data: bytes) -> SentencePieceFile:
-    pieces: list[ScoredPiece] = []
-    trainer: dict[int, int | bytes] = {}
-    normalizer: dict[int, int | bytes] = {}
-    for number, value in _fields(data):
-        if isinstance(value, int):
-            continue
-        if number == _MODEL_PIECES:
-            pieces.append(_piece(value))
-        elif number == _MODEL_TRAINER:
-            trainer = dict(_fields(value))
-        elif number == _MODEL_NORMALIZER:
-            normalizer = dict(_fields(value))
+    except (DecodeError, UnicodeDecodeError) as error:
+        raise _damaged(path, str(error)) from error
     if not pieces:
-        raise _DamagedError("it has no pieces")
-    # protobuf omits fields with their default: a missing type is unigram.
-    kind = trainer.get(_TRAINER_MODEL_TYPE, 1)
-    if kind != _BPE:
-        name = _MODEL_TYPES.get(kind, kind) if isinstance(kind, int) else kind
+        raise _damaged(path, "it has no pieces")
+    for piece in pieces:
+        if not NORMAL <= piece.kind <= BYTE:
+            raise _damaged(path, f"a piece has the unknown type {piece.kind}")
+    trainer, normalizer = model.trainer, model.normalizer
+    if trainer.model_type != _BPE:
+        name = _MODEL_TYPES.get(trainer.model_type, trainer.model_type)
         raise ModelError(
             f"{path}: a SentencePiece model of type {name!r} is not supported, only 'bpe';"
             " put the model's tokenizer.json beside it"
         )
-    if normalizer.get(_NORMALIZER_CHARSMAP) or normalizer.get(_NORMALIZER_EXTRA_BLANKS, 1):
+    if normalizer.charsmap or normalizer.trims:
         raise ModelError(
             f"{path}: its normalizer rewrites text, which is not supported;"
             " put the model's tokenizer.json beside it"
         )
-    return SentencePieceFile(
-        tuple(pieces),
-        _known_id(trainer.get(_TRAINER_BOS, 1), len(pieces)),
-        _known_id(trainer.get(_TRAINER_EOS, 2), len(pieces)),
-        bool(normalizer.get(_NORMALIZER_DUMMY_PREFIX, 1)),
+    # Files have -1 for a missing token.
+    bos_id, eos_id = (i if 0 <= i < len(pieces) else None for i in (trainer.bos_id, trainer.eos_id))
+    return SentencePieceFile(pieces, bos_id, eos_id, normalizer.prefix)
+
+
+def _damaged(path: Path, reason: str) -> ModelError:
+    return ModelError(
+        f"{path}: not a SentencePiece model ({reason}); a model with another kind of tokenizer"
+        " needs its tokenizer.json"
     )
 
 
-def _piece(data: bytes) -> ScoredPiece:
-    fields = dict(_fields(data))
-    text, score = fields.get(_PIECE_TEXT, b""), fields.get(_PIECE_SCORE, b"\0\0\0\0")
-    kind = fields.get(_PIECE_KIND, NORMAL)
-    if not isinstance(text, bytes) or not isinstance(score, bytes) or not isinstance(kind, int):
-        raise _DamagedError("a piece has fields of the wrong type")
-    if not NORMAL <= kind <= BYTE:
-        raise _DamagedError(f"a piece has the unknown type {kind}")
-    return ScoredPiece(text.decode("utf-8"), struct.unpack("<f", score)[0], kind)
-
-
-def _known_id(value: int | bytes, num_pieces: int) -> int | None:
-    """Return a token's id, if it has one: files have -1 (as 64 bits) for a missing token."""
-    return value if isinstance(value, int) and value < num_pieces else None
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield fields in file order: the field number with an integer (varint) or raw bytes."""
-    position = 0
-    while position < len(data):
-        key, position = _varint(data, position)
-        number, wire_type = key >> 3, key & 7
-        if wire_type == _VARINT:
-            value, position = _varint(data, position)
-            yield number, value
-            continue
-        if wire_type == _BYTES:
-            size, position = _varint(data, position)
-        elif wire_type in (_FIXED32, _FIXED64):
-            size = 4 if wire_type == _FIXED32 else 8
-        else:
-            raise _DamagedError(f"wire type {wire_type} at {position}")
-        # A slice past the end would silently be shorter.
-        if position + size > len(data):
-            raise _DamagedError(f"a field runs past the end at {position}")
-        yield number, data[position : position + size]
-        position += size
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while position < len(data) and shift < 64:
-        byte = data[position]
-        position += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, position
-        shift += 7
-    raise _DamagedError(f"a number runs past the end at {position}")
+@cache
+def _model_type() -> Any:
+    pool = DescriptorPool()
+    pool.Add(text_format.Parse(_SCHEMA, FileDescriptorProto()))
+    return GetMessageClass(pool.FindMessageTypeByName("worker.Model"))

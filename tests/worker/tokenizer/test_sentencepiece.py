@@ -340,7 +340,7 @@ PIECE = (1, proto((1, b"a")) + b"\x15" + struct.pack("<f", -1.0))
     ("content", "reason"),
     [
         (b"", "it has no pieces"),
-        (b"\xff\xff", "runs past the end"),
+        (b"\xff\xff", "not a SentencePiece model"),
         (b"IQ== 0\nIg== 1\n", "needs its tokenizer.json"),
         (proto(PIECE, (2, proto((3, 1)))), "'unigram' is not supported"),
         (proto(PIECE), "'unigram' is not supported"),
