@@ -6,15 +6,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from worker.api.generate.frames import (
-    Answer,
-    Delta,
-    Ending,
-    NamedEvents,
-    ResponseHead,
-    TokenCounts,
-    encode,
-)
+from worker.api.dialects.named_events import NamedEvents
+from worker.api.generate.frames import Answer, Delta, Ending, ResponseHead, TokenCounts, encode
 from worker.api.schema.answers import TOOL_CALLS_ENDED, Count
 from worker.api.tools.writer import CallDelta
 from worker.types import FinishReason

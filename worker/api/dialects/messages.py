@@ -9,11 +9,12 @@ import msgspec
 from msgspec import UNSET
 
 from worker.api.dialects.message_frames import Message, MessageFrames
+from worker.api.dialects.named_events import answered_by, head_of
 from worker.api.generate.prepared import Prepared
 from worker.api.http.arrival import Arrival
 from worker.api.http.exchange import ErrorForm, Exchange
 from worker.api.http.field_errors import fields_named, malformed, needed, refused
-from worker.api.routes.generation import GenerationRoutes, answered_by
+from worker.api.routes.generation import GenerationRoutes
 from worker.api.schema.answers import Count
 from worker.api.schema.parse import Whole, decode_supported, hint, refuse_unsupported, shown
 from worker.api.schema.requests import (
@@ -430,7 +431,7 @@ async def _prepared(generation: GenerationRoutes, body: bytes, arrival: Arrival)
         turns = generation.checks.text.takes_system_turns
         chat = chat_of(request, system_turns=turns)
         prepared = await generation.chat.prepared(chat, arrival)
-    return answered_by(MessageFrames(generation.head_of("msg", prepared)), prepared)
+    return answered_by(MessageFrames(head_of(generation, "msg", prepared)), prepared)
 
 
 async def _count(generation: GenerationRoutes, exchange: Exchange) -> None:

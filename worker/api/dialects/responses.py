@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET
 
+from worker.api.dialects.named_events import answered_by, head_of
 from worker.api.dialects.response_frames import Response, ResponseFrames
 from worker.api.generate.prepared import Prepared
 from worker.api.http.arrival import Arrival
 from worker.api.http.field_errors import fields_named, malformed, needed, refused
-from worker.api.routes.generation import GenerationRoutes, answered_by
+from worker.api.routes.generation import GenerationRoutes
 from worker.api.schema.conversation import PART_TEXTS, Parts, texts_of, thoughts_of
 from worker.api.schema.parse import Whole, decode_supported, hint, refuse_unsupported, shown
 from worker.api.schema.requests import (
@@ -188,7 +189,7 @@ async def _prepared(generation: GenerationRoutes, body: bytes, arrival: Arrival)
     request = decode_supported(body, ResponsesRequest)
     with fields_named(_NAMES):
         prepared = await generation.chat.prepared(chat_of(request), arrival)
-    head = generation.head_of("resp", prepared)
+    head = head_of(generation, "resp", prepared)
     return answered_by(ResponseFrames(head, response_facts(request)), prepared)
 
 

@@ -8,13 +8,14 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET
 
+from worker.api.dialects.named_events import answered_by
 from worker.api.generate.frames import DONE, Answer, Delta, Ending, Frames, TokenCounts, encode
 from worker.api.generate.logprobs import LogprobsWriter, TokenBytes, clamped
 from worker.api.generate.open_sequences import own_id
 from worker.api.generate.prepared import Prepared
 from worker.api.http.arrival import Arrival
 from worker.api.http.field_errors import fields_named, malformed
-from worker.api.routes.generation import GenerationRoutes, answered_by
+from worker.api.routes.generation import GenerationRoutes
 from worker.api.schema.answers import Count
 from worker.api.schema.parse import Whole, decode, decode_supported, hint, refuse_unsupported
 from worker.api.schema.requests import (

@@ -1,6 +1,6 @@
 """Response bodies and stream frames: the interface, and the parts that APIs share. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -169,48 +169,6 @@ class OpenAiFrames(Frames):
             "metrics": metrics,
             "kv_transfer_params": answers[0].kv_transfer if answers else None,
         }
-
-
-class NamedEvents(Frames):
-    """Frames that are events with names, for APIs whose answer is one list of parts."""
-
-    def __init__(self, head: ResponseHead) -> None:
-        self._head = head
-        self._num_chars = 0  # of content, so far
-        self._ending: Ending | None = None
-        self._events: list[bytes] = []
-
-    def delta(self, delta: Delta) -> bytes:
-        self._add(delta)
-        if delta.ending is not None:
-            self._end(delta.ending)
-        return self._take()
-
-    def _add(self, part: Delta | Answer) -> None:
-        raise NotImplementedError
-
-    def _end(self, ending: Ending) -> None:
-        raise NotImplementedError
-
-    def _emit(self, kind: str, **fields: Any) -> None:
-        data = encode({"type": kind, **fields})
-        self._events.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
-
-    def _take(self) -> bytes:
-        frames, self._events = b"".join(self._events), []
-        return frames
-
-    def _in_order(self, part: Delta | Answer) -> Iterator[str | CallDelta]:
-        start, taken = self._num_chars, 0
-        self._num_chars += len(part.text)
-        for call in part.calls:
-            before = call.content_before - start
-            if before > taken:
-                yield part.text[taken:before]
-                taken = before
-            yield call
-        if taken < len(part.text):
-            yield part.text[taken:]
 
 
 def whole_calls(parts: Sequence[CallDelta]) -> list[ToolCallOut]:

@@ -4,15 +4,12 @@ import asyncio
 import importlib
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from worker.api.generate.admission import Admission
-from worker.api.generate.frames import Frames, ResponseHead
-from worker.api.generate.open_sequences import own_id
 from worker.api.generate.prepared import Prepare, Prepared
 from worker.api.generate.runner import Runner
 from worker.api.http.arrival import Arrival, arrival_of
@@ -79,11 +76,6 @@ class GenerationRoutes:
     def handler(self, prepare: Prepare) -> Handler:
         return partial(self._generate, prepare)
 
-    def head_of(self, kind: str, prepared: Prepared) -> ResponseHead:
-        name = own_id(prepared.requests[0].request_id)
-        model = self._config.served_model_names[0]
-        return ResponseHead(f"{kind}_{name}", model, int(time.time()))
-
     async def _by_shape(self, body: bytes, arrival: Arrival) -> Prepared:
         shape = decode(body, _Shape)
         if shape.messages is not msgspec.UNSET:
@@ -139,11 +131,6 @@ class GenerationRoutes:
             f' "num_requests_waiting": {waiting!r}}}}}'
         )
         exchange.add_header(b"endpoint-load-metrics", value)
-
-
-def answered_by(frames: Frames, prepared: Prepared, *, total_usage: bool = True) -> Prepared:
-    shown = replace(prepared.shown, usage=total_usage, continuous_usage=True)
-    return replace(prepared, frames=frames, shown=shown)
 
 
 def _cause(failures: BaseExceptionGroup[BaseException]) -> BaseException:
