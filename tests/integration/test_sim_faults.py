@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from tests.support.worker.running_worker import CHAT, Worker, running_worker
-from worker.tokenizer.sim import WORDS
+from worker.sim.tokenizer import WORDS
 
 pytestmark = pytest.mark.full
 

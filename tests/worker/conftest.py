@@ -28,7 +28,7 @@ from worker.config import ApiConfig, EngineConfig
 from worker.engine.messages import AddRequest, Command, CommandReply, RequestOutput, Vocabulary
 from worker.engine.sequences.grammar import GrammarCompiler
 from worker.metrics.page import WorkerMetrics
-from worker.tokenizer import sim
+from worker.sim import tokenizer as sim
 from worker.tokenizer.chat import ChatTemplate
 from worker.types import EngineStats, FinishReason, TokenLogprobs
 

@@ -5,12 +5,14 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from base.flags import Parser, add_flags, configured
 from base.shelves import load_shelf
 from worker import catalog
+from worker.api.generate.text import SIM_TOKENIZER
 from worker.cli.kv import kv_events_config, kv_offloading_config, kv_transfer_config
 from worker.cli.server import api_config, read_chat_template, tls_config
 from worker.cli.speculation import speculative_config
@@ -25,7 +27,6 @@ from worker.config import (
 )
 from worker.errors import ConfigError
 from worker.logits_processors import load
-from worker.tokenizer import sim
 from worker.tokenizer.checkpoint import Checkpoint, read_checkpoint
 
 SIM_MAX_MODEL_LEN = 8192
@@ -94,6 +95,7 @@ def resolve(
     if speculative is not None:
         most_drafts = speculative.num_speculative_tokens
         api = dataclasses.replace(api, num_speculative_tokens=most_drafts)
+    sim: Any = load_shelf(SIM_TOKENIZER)
     eos_token_ids = (sim.IM_END_ID,) if checkpoint is None else checkpoint.eos_token_ids
     engine = configured(
         EngineConfig,

@@ -10,16 +10,18 @@ from typing import Any
 import msgspec
 
 from base.flags import configured
+from base.shelves import load_shelf
+from worker.api.generate.text import SIM_TOKENIZER
 from worker.api.schema.params import ModelLimits, SamplingContext, sampling_params
 from worker.api.schema.requests import SamplingFields
 from worker.catalog import catalog_sampling
 from worker.cli.objects import converted, decoded, refuse_unknown
 from worker.config import ApiConfig, PoolerConfig, TlsConfig
 from worker.errors import ConfigError, RequestError
-from worker.tokenizer import sim
 from worker.tokenizer.checkpoint import Checkpoint
 
 SIM_MODEL_NAME = "sim"
+_ANY_VOCAB_SIZE = 1 << 20  # it bounds no default
 MAX_BODY_BYTES_LIMIT = 64 << 20
 # Names in generation_config.json → the fields of requests whose defaults they set.
 _GENERATION_FIELDS = {
@@ -57,6 +59,7 @@ def api_config(
         raise ConfigError(f"--max-body-bytes may be {MAX_BODY_BYTES_LIMIT} at most")
     name = SIM_MODEL_NAME if checkpoint is None else checkpoint.name
     path = None if checkpoint is None else str(checkpoint.path)
+    sim: Any = load_shelf(SIM_TOKENIZER)
     return configured(
         ApiConfig,
         options,
@@ -135,7 +138,7 @@ def _check_defaults(defaults: Mapping[str, float], max_model_len: int) -> None:
         for name, value in whole.items():
             if value != int(value) or value < (1 if name == "max_tokens" else -1):
                 raise RequestError(f"{name} cannot be {value}")
-        limits = ModelLimits(max_model_len, sim.VOCAB_SIZE)
+        limits = ModelLimits(max_model_len, _ANY_VOCAB_SIZE)
         context = SamplingContext(limits, lambda _: [], defaults)
         sampling_params(SamplingFields(), 1, None, context, random.Random(0))
     except (RequestError, ValueError, OverflowError) as error:

@@ -1,6 +1,7 @@
 """The shelf of simulation: an engine without a model, and injected faults. No room imports it.
 
-`runner` is the executor (`latency` its times, `tokens` its answers, `random` its draws), and
-`injection` the faults of the HTTP process (`faults` their settings). `settings` parses and shows
-the simulator's settings; `flags` is its part of the command line.
+`runner` is the executor (`latency` its times, `tokens` its answers, `random` its draws),
+`tokenizer` makes texts of its tokens. `injection` has the faults of the HTTP process (`faults`
+their settings). `settings` parses and shows the simulator's settings; `flags` is its part of the
+command line.
 """

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from worker.config import FaultConfig, SimConfig
 from worker.errors import ConfigError
+from worker.sim import tokenizer as sim
 from worker.sim.settings import MODES, PRESETS, SETTINGS, Kind, Setting, apply
-from worker.tokenizer import sim
 from worker.tokenizer.checkpoint import Checkpoint
 
 # These flags take milliseconds and have the suffix -ms.

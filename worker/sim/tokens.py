@@ -10,7 +10,7 @@ from math import log
 
 from worker.config import SimConfig
 from worker.sim.random import bits, normal, stream
-from worker.tokenizer.sim import HIDDEN_SIZE
+from worker.sim.tokenizer import HIDDEN_SIZE
 from worker.types import SampleSpec, SamplingParams, TokenLogprobs
 
 OUTPUT_LENGTHS = ("geometric", "fixed", "gaussian", "buckets")

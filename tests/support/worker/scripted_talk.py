@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from worker.tokenizer import sim
+from worker.sim import tokenizer as sim
 from worker.types import FinishReason
 
 # Shaped like Qwen's and Hermes's.

@@ -13,7 +13,7 @@ from worker.cli.flags import build_parser, find_model, resolve
 from worker.cli.server import read_chat_template
 from worker.config import KvOffloadingConfig, LoraConfig, LoraModule, ServeConfig
 from worker.errors import ConfigError
-from worker.tokenizer import sim
+from worker.sim import tokenizer as sim
 from worker.tokenizer.checkpoint import Checkpoint
 
 TINY = Checkpoint(Path("/models/tiny.Q4_1.gguf"), "tiny", 2048, 49152, (2, 0), None, "", "")

@@ -18,6 +18,7 @@ from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.errors import ConfigError
+from worker.sim import tokenizer as sim_tokens
 from worker.sim.runner import (
     RealTime,
     SimExecutor,
@@ -26,7 +27,6 @@ from worker.sim.runner import (
     build_sim_executor,
     spoken,
 )
-from worker.tokenizer import sim as sim_tokens
 from worker.types import ModelOutput, SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
 CONFIG = SimConfig(

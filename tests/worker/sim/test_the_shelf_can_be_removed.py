@@ -24,7 +24,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ),
         )
     assert not (copy / "worker/sim").exists()
-    assert (copy / "worker/tokenizer/sim.py").exists()
     return copy
 
 

@@ -8,7 +8,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from worker.errors import ModelError, RequestError
-from worker.tokenizer import sim
+from worker.sim import tokenizer as sim
 from worker.tokenizer.chat import ChatTemplate
 
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from tests.depth import worlds
+from worker.sim.tokenizer import CHAT_TEMPLATE, IM_END
 from worker.tokenizer.chat import ChatTemplate
-from worker.tokenizer.sim import CHAT_TEMPLATE, IM_END
 from worker.tokenizer.tokenizer import Tokenizer
 from worker.training.conversations import (
     LONGEST_CONVERSATION,

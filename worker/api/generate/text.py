@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
+from base.shelves import load_shelf
 from worker.api.http.field_errors import refused
 from worker.api.http.off_loop import off_loop_when_large
 from worker.api.schema.conversation import template_messages
@@ -16,10 +17,12 @@ from worker.config import ServeConfig
 from worker.engine.messages import Vocabulary
 from worker.engine.sequences.grammar import GrammarCompiler, Grammars
 from worker.errors import RequestError
-from worker.tokenizer import sim
 from worker.tokenizer.chat import ChatTemplate, chat_template_of
 from worker.tokenizer.checkpoint import Checkpoint
 from worker.tokenizer.tokenizer import Tokenizer, build_tokenizer
+
+# By name: the core must not import the shelf. Only `--engine sim` has no checkpoint.
+SIM_TOKENIZER = "worker.sim.tokenizer"
 
 
 class Encode(Protocol):
@@ -147,9 +150,10 @@ class TextParts:
 
 def build_text(config: ServeConfig, checkpoint: Checkpoint | None) -> TextParts:
     """Build the text side of a checkpoint, or (None) of the simulator. Raises `ModelError`."""
-    tokenizer: Tokenizer = sim.SimTokenizer()
     source = config.chat_template
     if checkpoint is None:
+        sim: Any = load_shelf(SIM_TOKENIZER)
+        tokenizer: Tokenizer = sim.SimTokenizer()
         source = source or sim.CHAT_TEMPLATE
         template = ChatTemplate(source, bos_token="", eos_token=sim.IM_END, now=datetime.now)
         return TextParts(tokenizer, template, _vocabulary(config, tokenizer))

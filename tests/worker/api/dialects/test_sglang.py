@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from worker.tokenizer import sim
+from worker.sim import tokenizer as sim
 from worker.types import FinishReason
 
 PATH, BATCH = "/generate", "/v1/chat/completions/batch"

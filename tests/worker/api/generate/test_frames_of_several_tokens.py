@@ -15,7 +15,7 @@ from tests.depth import examples
 from tests.worker.conftest import events_of
 from worker.engine.messages import RequestOutput, SpeculationFigures
 from worker.engine.process.client import merge
-from worker.tokenizer import sim
+from worker.sim import tokenizer as sim
 from worker.types import FinishReason
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

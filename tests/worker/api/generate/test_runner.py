@@ -8,7 +8,7 @@ import pytest
 from tests.worker.conftest import events_of
 from worker.engine.messages import AddRequest
 from worker.errors import EngineDeadError
-from worker.tokenizer import sim
+from worker.sim import tokenizer as sim
 from worker.types import FinishReason
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -8,7 +8,7 @@ from worker.api.generate.text import ModelText, opens_a_turn
 from worker.api.schema.params import ModelLimits
 from worker.api.schema.requests import ChatMessage, TokenizeRequest
 from worker.errors import RequestError
-from worker.tokenizer import sim
+from worker.sim import tokenizer as sim
 from worker.tokenizer.chat import ChatTemplate
 
 SOURCE = (

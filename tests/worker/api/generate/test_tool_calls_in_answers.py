@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.worker.scripted_talk import TEMPLATE, says
-from worker.tokenizer import sim
+from worker.sim import tokenizer as sim
 from worker.types import FinishReason
 
 CHAT = "/v1/chat/completions"

@@ -25,7 +25,7 @@ from worker.api.schema.requests import MAX_REQUEST_ID_CHARS, ChatRequest, Comple
 from worker.config import ApiConfig, EngineConfig
 from worker.engine.process.client import EngineClient
 from worker.errors import RequestError
-from worker.tokenizer import sim
+from worker.sim import tokenizer as sim
 from worker.tokenizer.chat import ChatTemplate
 from worker.types import BeamParams, KvSource, SamplingParams
 

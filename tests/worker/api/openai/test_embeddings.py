@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from worker.config import PoolerConfig
-from worker.tokenizer import sim
+from worker.sim import tokenizer as sim
 from worker.types import FinishReason, Pooling
 
 PATH = "/v1/embeddings"

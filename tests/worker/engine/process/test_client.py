@@ -34,7 +34,7 @@ from worker.engine.messages import (
 from worker.engine.process.client import EngineClient, Halts, RequestStream, StepObserver
 from worker.engine.process.supervision import Supervision
 from worker.errors import EngineDeadError, WorkerError
-from worker.tokenizer.sim import IM_END_ID, IM_START_ID, SimTokenizer
+from worker.sim.tokenizer import IM_END_ID, IM_START_ID, SimTokenizer
 from worker.types import FinishReason
 
 AT_ONCE = SimConfig(time_scale=0.0)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.depth import examples
-from worker.tokenizer import sim
+from worker.sim import tokenizer as sim
 from worker.tokenizer.detokenize import decode
 
 TOKENIZER = sim.SimTokenizer()
