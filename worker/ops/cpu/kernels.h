@@ -1,8 +1,10 @@
 // What the kernels of every instruction set compute, and the formats they read.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 // A weight [rows, cols] as the kernels read it: groups of 16 rows, the rows of a group side by side
 // as the lanes of a vector. The last group is filled up with rows of zeros. The codes of a block of

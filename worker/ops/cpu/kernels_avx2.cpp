@@ -1,8 +1,4 @@
 // The kernels for x86 with AVX2, FMA and F16C.
-#include <cmath>
-#include <cstring>
-#include <utility>
-
 #include "kernels.h"
 #if defined(__x86_64__)
 #define WITH_AVX2
@@ -10,7 +6,6 @@
 #include <immintrin.h>
 
 namespace {
-#include "vec.h"
 #include "kernels.inc"
 }  // namespace
 

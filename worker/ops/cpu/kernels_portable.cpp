@@ -2,17 +2,12 @@
 #if defined(__x86_64__)
 #pragma GCC optimize("O1")  // hardly any such CPU lacks AVX2: a third of the time to compile this file
 #endif
-#include <cmath>
-#include <cstring>
-#include <utility>
-
 #include "kernels.h"
 #if defined(__aarch64__)
 #include <arm_neon.h>
 #endif
 
 namespace {
-#include "vec.h"
 #include "kernels.inc"
 }  // namespace
 

@@ -21,38 +21,40 @@ namespace {
 
 enum Ggml { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, BF16 = 30 };
 
-int format_of(int type) {
-  switch (type) {
-    case F32: return kF32;
-    case F16: return kF16;
-    case BF16: return kBF16;
-    case Q4_0: case Q4_1: return kN4;
-    case Q5_0: case Q5_1: case Q8_0: return kN8;
-    case Q4_K: return kK4;
-    case Q5_K: return kK8;
-    case Q6_K: return kK6;
-  }
-  return -1;
+struct Type {  // of GGML: `elements` of a row take `bytes` in a file
+  int type, format, elements, bytes;
+};
+
+constexpr Type kTypes[] = {
+  {F32, kF32, 1, 4},     {F16, kF16, 1, 2},     {BF16, kBF16, 1, 2},     {Q4_0, kN4, 32, 18},
+  {Q4_1, kN4, 32, 20},   {Q5_0, kN8, 32, 22},   {Q5_1, kN8, 32, 24},     {Q8_0, kN8, 32, 34},
+  {Q4_K, kK4, 256, 144}, {Q5_K, kK8, 256, 176}, {Q6_K, kK6, 256, 210},
+};
+
+const Type& type_of(int number) {  // with the format -1 if it is none of ours
+  static constexpr Type none = {-1, -1, 1, 0};
+  for (const Type& type : kTypes)
+    if (type.type == number) return type;
+  return none;
 }
 
 struct Layout {  // of a group: every `span` columns have `head` bytes and 8 or 1 blocks of `block`
   int span, head, block, small, bits;
 };
 
-Layout layout_of(int format) {
-  switch (format) {
-    case kN4: return {32, 64, 256, 0, 4};
-    case kN8: return {32, 64, 512, 0, 8};
-    case kK4: return {256, 64, 288, 32, 4};
-    case kK8: return {256, 64, 544, 32, 8};
-    case kK6: return {256, 32, 544, 32, 8};
-    case kF32: return {1, 0, 64, 0, 32};
-  }
-  return {1, 0, 32, 0, 16};
-}
+constexpr Layout kLayouts[] = {  // by format
+  {1, 0, 64, 0, 32},      // kF32
+  {1, 0, 32, 0, 16},      // kF16
+  {1, 0, 32, 0, 16},      // kBF16
+  {32, 64, 256, 0, 4},    // kN4
+  {32, 64, 512, 0, 8},    // kN8
+  {256, 64, 288, 32, 4},  // kK4
+  {256, 64, 544, 32, 8},  // kK8
+  {256, 32, 544, 32, 8},  // kK6
+};
 
 int64_t group_bytes(int format, int cols) {
-  Layout layout = layout_of(format);
+  Layout layout = kLayouts[format];
   int blocks = layout.span == 256 ? 8 : 1;
   return (int64_t)cols / layout.span * (layout.head + blocks * layout.block);
 }
@@ -102,7 +104,7 @@ bool put_plain(int type, const uint8_t* src, uint8_t* dst, int lane) {
   }
   put16(dst, lane, scale);
   put16(dst, 16 + lane, minimum);
-  put_codes(dst + 64, lane, codes, format_of(type) == kN4 ? 4 : 8);
+  put_codes(dst + 64, lane, codes, type_of(type).format == kN4 ? 4 : 8);
   return has_minimum || (minimum & 0x7c00) != 0x7c00 || (scale & 0x7c00) == 0x7c00;
 }
 
@@ -147,31 +149,18 @@ void put_sixes(const uint8_t* src, uint8_t* dst, int lane) {  // Q6_K: 256 weigh
   }
 }
 
-// Bytes of a row of a file.
-int64_t row_bytes(int type, int cols) {
-  switch (type) {
-    case F32: return (int64_t)cols * 4;
-    case F16: case BF16: return (int64_t)cols * 2;
-    case Q4_0: return (int64_t)cols / 32 * 18;
-    case Q4_1: return (int64_t)cols / 32 * 20;
-    case Q5_0: return (int64_t)cols / 32 * 22;
-    case Q5_1: return (int64_t)cols / 32 * 24;
-    case Q8_0: return (int64_t)cols / 32 * 34;
-    case Q4_K: return (int64_t)cols / 256 * 144;
-    case Q5_K: return (int64_t)cols / 256 * 176;
-  }
-  return (int64_t)cols / 256 * 210;
-}
+int64_t row_bytes(const Type& type, int cols) { return (int64_t)cols / type.elements * type.bytes; }
 
 bool pack_row(int type, const uint8_t* src, uint8_t* group, int lane, int cols) {
   bool good = true;
-  const Layout layout = layout_of(format_of(type));
+  const Type& own = type_of(type);
+  const Layout layout = kLayouts[own.format];
   if (layout.span == 1) {
     const int size = layout.bits / 8;
     for (int k = 0; k < cols; k++) memcpy(group + ((int64_t)k * 16 + lane) * size, src + (int64_t)k * size, size);
     return true;
   }
-  const int64_t from = row_bytes(type, layout.span), to = group_bytes(format_of(type), layout.span);
+  const int64_t from = row_bytes(own, layout.span), to = group_bytes(own.format, layout.span);
   for (int k = 0; k < cols / layout.span; k++) {
     const uint8_t* in = src + k * from;
     uint8_t* out = group + k * to;
@@ -186,7 +175,7 @@ bool pack_row(int type, const uint8_t* src, uint8_t* group, int lane, int cols) 
 }
 
 void unpack_row(const Matrix& matrix, int row, float* out) {
-  const Layout layout = layout_of(matrix.format);
+  const Layout layout = kLayouts[matrix.format];
   const uint8_t* group = matrix.data + row / 16 * group_bytes(matrix.format, matrix.cols);
   const int lane = row % 16;
   for (int k = 0; k < matrix.cols; k++) {
@@ -321,7 +310,7 @@ class Engine {
       const size_t blocks = (size_t)m * weight.cols / 32;
       float* scales = numbers_.get<float>(blocks * 3);
       int8_t* codes = codes_.get<int8_t>(blocks * 32);
-      const bool in_halves = layout_of(weight.format).bits == 4;
+      const bool in_halves = kLayouts[weight.format].bits == 4;
       QuantizeJob quantize{x, weight.cols, in_halves, codes, scales, scales + blocks};
       over(m, 4, [&](int first, int last) { kernels_.quantize(quantize, first, last); });
       job.codes = codes, job.scales = scales, job.sums = scales + blocks;
@@ -448,17 +437,18 @@ void pointsman_close(Engine* engine) { delete engine; }
 
 // Bytes of a weight [rows, cols] of a GGML type; -1: not a type of ours, or not whole blocks.
 int64_t pointsman_packed_bytes(int type, int rows, int cols) {
-  const int format = format_of(type);
-  if (format < 0 || cols % layout_of(format).span) return -1;
+  const int format = type_of(type).format;
+  if (format < 0 || cols % kLayouts[format].span) return -1;
   return (rows + 15) / 16 * group_bytes(format, cols);
 }
 
-int pointsman_format(int type) { return format_of(type); }
+int pointsman_format(int type) { return type_of(type).format; }
 
 // Puts `rows` rows of a file behind the first `at` rows of a weight [.., cols]. With `heads`, the two
 // halves of every head's rows are interleaved in the file. 0: a scale that cannot be repacked.
 int pointsman_pack(int type, const uint8_t* src, int rows, int cols, uint8_t* data, int at, int heads) {
-  const int64_t each = group_bytes(format_of(type), cols), size = row_bytes(type, cols);
+  const Type& own = type_of(type);
+  const int64_t each = group_bytes(own.format, cols), size = row_bytes(own, cols);
   const int head = heads ? rows / heads : 0;
   bool good = true;
   for (int i = 0; i < rows; i++) {

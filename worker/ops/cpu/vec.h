@@ -5,127 +5,89 @@
 // value whatever the width: what a kernel computes does not depend on the instruction set, as long
 // as it fixes the order of its sums by lane.
 #if defined(WITH_AVX512)
-
 constexpr int W = 16;
-using vf = __m512;
-using vi = __m512i;
-static inline vf load(const float* p) { return _mm512_loadu_ps(p); }
-static inline void store(float* p, vf v) { _mm512_storeu_ps(p, v); }
-static inline vf all(float x) { return _mm512_set1_ps(x); }
-static inline vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
-static inline vf add(vf a, vf b) { return _mm512_add_ps(a, b); }
-static inline vf sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
-static inline vf mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
-static inline vf divide(vf a, vf b) { return _mm512_div_ps(a, b); }
-static inline vf max2(vf a, vf b) { return _mm512_max_ps(a, b); }  // b where either is NaN
-static inline vf min2(vf a, vf b) { return _mm512_min_ps(a, b); }
-static inline vi iload(const void* p) { return _mm512_loadu_si512(p); }
-static inline vi iall(int32_t x) { return _mm512_set1_epi32(x); }
-static inline vi iadd(vi a, vi b) { return _mm512_add_epi32(a, b); }
-static inline vi iand(vi a, vi b) { return _mm512_and_si512(a, b); }
-static inline vi ixor(vi a, vi b) { return _mm512_xor_si512(a, b); }
-template <int N> static inline vi right(vi a) { return _mm512_srli_epi32(a, N); }
-template <int N> static inline vi left(vi a) { return _mm512_slli_epi32(a, N); }
-template <int N> static inline vi signed_right(vi a) { return _mm512_srai_epi32(a, N); }
-static inline vf to_float(vi a) { return _mm512_cvtepi32_ps(a); }
-static inline vi nearest(vf a) { return _mm512_cvtps_epi32(a); }
-static inline vf as_float(vi a) { return _mm512_castsi512_ps(a); }
-static inline vf halves(const uint16_t* p) {
-  return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
-}
-static inline vi shorts(const uint16_t* p) {
-  return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
-}
-static inline vi bytes(const uint8_t* p) {
-  return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
-}
-static inline vi signed_bytes(const uint8_t* p) {
-  return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
-}
-// The lowest 4 bits of each lane.
-static inline vf nibble(vi a) {
-  return _mm512_permutexvar_ps(a, _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
-}
-// acc + Σ of four products of an unsigned and a signed byte, a lane.
-static inline vi dot4(vi acc, vi u, vi s) { return _mm512_dpbusd_epi32(acc, u, s); }
-
 #elif defined(WITH_AVX2)
-
 constexpr int W = 8;
-using vf = __m256;
-using vi = __m256i;
-static inline vf load(const float* p) { return _mm256_loadu_ps(p); }
-static inline void store(float* p, vf v) { _mm256_storeu_ps(p, v); }
-static inline vf all(float x) { return _mm256_set1_ps(x); }
-static inline vf fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
-static inline vf add(vf a, vf b) { return _mm256_add_ps(a, b); }
-static inline vf sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
-static inline vf mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
-static inline vf divide(vf a, vf b) { return _mm256_div_ps(a, b); }
-static inline vf max2(vf a, vf b) { return _mm256_max_ps(a, b); }
-static inline vf min2(vf a, vf b) { return _mm256_min_ps(a, b); }
-static inline vi iload(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
-static inline vi iall(int32_t x) { return _mm256_set1_epi32(x); }
-static inline vi iadd(vi a, vi b) { return _mm256_add_epi32(a, b); }
-static inline vi iand(vi a, vi b) { return _mm256_and_si256(a, b); }
-static inline vi ixor(vi a, vi b) { return _mm256_xor_si256(a, b); }
-template <int N> static inline vi right(vi a) { return _mm256_srli_epi32(a, N); }
-template <int N> static inline vi left(vi a) { return _mm256_slli_epi32(a, N); }
-template <int N> static inline vi signed_right(vi a) { return _mm256_srai_epi32(a, N); }
-static inline vf to_float(vi a) { return _mm256_cvtepi32_ps(a); }
-static inline vi nearest(vf a) { return _mm256_cvtps_epi32(a); }
-static inline vf as_float(vi a) { return _mm256_castsi256_ps(a); }
-static inline vf halves(const uint16_t* p) {
-  return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
-}
-static inline vi shorts(const uint16_t* p) {
-  return _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
-}
-static inline vi bytes(const uint8_t* p) {
-  return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
-}
-static inline vi signed_bytes(const uint8_t* p) {
-  return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
-}
-static inline vi dot4(vi acc, vi u, vi s) {
-  const vi even = _mm256_set1_epi16(255);
-  vi low = _mm256_madd_epi16(_mm256_and_si256(u, even), _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
-  vi high = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(s, 8));
-  return _mm256_add_epi32(acc, _mm256_add_epi32(low, high));
-}
-
-static inline vf nibble(vi a) { return to_float(iand(a, iall(15))); }
-
 #else  // NEON, and whatever else the compiler has four lanes and a fused multiply-add for
-
 constexpr int W = 4;
-typedef float vf __attribute__((vector_size(16)));
-typedef int32_t vi __attribute__((vector_size(16)));
-static inline vf load(const float* p) { vf v; memcpy(&v, p, 16); return v; }
-static inline void store(float* p, vf v) { memcpy(p, &v, 16); }
-static inline vf all(float x) { return vf{x, x, x, x}; }
+#endif
+
+typedef float vf __attribute__((vector_size(4 * W)));
+typedef int32_t vi __attribute__((vector_size(4 * W)));
+typedef uint32_t vu __attribute__((vector_size(4 * W)));
+static inline vf load(const float* p) { vf v; memcpy(&v, p, sizeof v); return v; }
+static inline void store(float* p, vf v) { memcpy(p, &v, sizeof v); }
+static inline vf all(float x) { return x - vf{}; }  // a sum would lose the sign of -0
 static inline vf add(vf a, vf b) { return a + b; }
 static inline vf sub(vf a, vf b) { return a - b; }
 static inline vf mul(vf a, vf b) { return a * b; }
 static inline vf divide(vf a, vf b) { return a / b; }
-static inline vf max2(vf a, vf b) { return a > b ? a : b; }
+static inline vf max2(vf a, vf b) { return a > b ? a : b; }  // b where either is NaN
 static inline vf min2(vf a, vf b) { return a < b ? a : b; }
-static inline vi iload(const void* p) { vi v; memcpy(&v, p, 16); return v; }
-static inline vi iall(int32_t x) { return vi{x, x, x, x}; }
+static inline vi iload(const void* p) { vi v; memcpy(&v, p, sizeof v); return v; }
+static inline vi iall(int32_t x) { return x + vi{}; }
 static inline vi iadd(vi a, vi b) { return a + b; }
 static inline vi iand(vi a, vi b) { return a & b; }
 static inline vi ixor(vi a, vi b) { return a ^ b; }
-template <int N> static inline vi right(vi a) {
-  typedef uint32_t vu __attribute__((vector_size(16)));
-  return (vi)((vu)a >> N);
-}
-template <int N> static inline vi signed_right(vi a) { return a >> N; }
+template <int N> static inline vi right(vi a) { return (vi)((vu)a >> N); }
 template <int N> static inline vi left(vi a) { return a << N; }
+template <int N> static inline vi signed_right(vi a) { return a >> N; }
 static inline vf to_float(vi a) { return __builtin_convertvector(a, vf); }
 static inline vf as_float(vi a) { return (vf)a; }
+
+#if defined(WITH_AVX512)
+
+static inline vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+static inline vi nearest(vf a) { return (vi)_mm512_cvtps_epi32(a); }
+static inline vf halves(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+}
+static inline vi shorts(const uint16_t* p) {
+  return (vi)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+}
+static inline vi bytes(const uint8_t* p) {
+  return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+}
+static inline vi signed_bytes(const uint8_t* p) {
+  return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
+}
+// The lowest 4 bits of each lane.
+static inline vf nibble(vi a) {
+  return _mm512_permutexvar_ps((__m512i)a, _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+}
+// acc + Σ of four products of an unsigned and a signed byte, a lane.
+static inline vi dot4(vi acc, vi u, vi s) {
+  return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)u, (__m512i)s);
+}
+
+#else
+
 static inline vf nibble(vi a) { return to_float(iand(a, iall(15))); }
 
-#if defined(__aarch64__)
+#if defined(WITH_AVX2)
+
+static inline vf fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+static inline vi nearest(vf a) { return (vi)_mm256_cvtps_epi32(a); }
+static inline vf halves(const uint16_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+}
+static inline vi shorts(const uint16_t* p) {
+  return (vi)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+}
+static inline vi bytes(const uint8_t* p) {
+  return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+}
+static inline vi signed_bytes(const uint8_t* p) {
+  return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
+}
+static inline vi dot4(vi acc, vi u, vi s) {
+  const __m256i unsigned_ = (__m256i)u, signed_ = (__m256i)s, even = _mm256_set1_epi16(255);
+  __m256i low = _mm256_madd_epi16(_mm256_and_si256(unsigned_, even), _mm256_srai_epi16(_mm256_slli_epi16(signed_, 8), 8));
+  __m256i high = _mm256_madd_epi16(_mm256_srli_epi16(unsigned_, 8), _mm256_srai_epi16(signed_, 8));
+  return acc + (vi)_mm256_add_epi32(low, high);
+}
+
+#elif defined(__aarch64__)
 
 static inline vf fma(vf a, vf b, vf c) {
   return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
