@@ -3,11 +3,12 @@
 import argparse
 import dataclasses
 import difflib
-import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
 
 from worker.cli.objects import decoded
 from worker.config import (
@@ -101,7 +102,7 @@ def parse(given: Mapping[str, Any]) -> SpeculativeConfig:
         if name not in _FIELDS:
             _refuse(name, value)
         else:
-            values[name] = _FIELDS[name].check(name, value)
+            values[name] = _checked(name, value)
     for name in values:
         _check_method(name, values[name], method)
     values["method"] = method
@@ -170,81 +171,51 @@ def _refuse(name: str, value: object) -> None:
         raise ConfigError(f"{FLAG}: {name} is not supported: {reason}; leave it out")
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """The condition of a field, in words and as a test, and its conversion."""
-
-    wanted: str
-    is_right: Callable[[Any], bool]
-    convert: Callable[[Any], Any] = lambda value: value
-    # Values that vLLM accepts and this worker does not, with the reason.
-    refused: Mapping[str, str] = field(default_factory=dict)
-
-    def check(self, name: str, value: Any) -> Any:
-        if isinstance(value, str) and value in self.refused:
-            raise ConfigError(
-                f"{FLAG}: {name} {value!r} is not supported: {self.refused[value]};"
-                f" supported are {self.wanted.removeprefix('one of ')}"
-            )
-        if not self.is_right(value):
-            raise ConfigError(f"{FLAG}: {name} must be {self.wanted}, got {value!r}")
-        return self.convert(value)
+def _checked(name: str, value: Any) -> Any:
+    kind, wanted = _FIELDS[name]
+    if isinstance(value, str) and value in _OTHER_VALUES:
+        raise ConfigError(
+            f"{FLAG}: {name} {value!r} is not supported: {_OTHER_VALUES[value]};"
+            f" supported are {wanted.removeprefix('one of ')}"
+        )
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{FLAG}: {name} must be {wanted}, got {value!r}") from error
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)  # Python's booleans are integers
+def _integer(least: int, most: int = _MAX) -> tuple[Any, str]:
+    return Annotated[int, Meta(ge=least, le=most)], f"an integer in [{least}, {most}]"
 
 
-def _integer(least: int, most: int = _MAX) -> _Field:
-    wanted = f"an integer in [{least}, {most}]"
-    return _Field(wanted, lambda value: _is_integer(value) and least <= value <= most)
+def _word(choices: tuple[str, ...]) -> tuple[Any, str]:
+    return Literal[choices], f"one of {', '.join(choices)}"
 
 
-def _number(least: float, most: float = math.inf) -> _Field:
-    def is_right(value: Any) -> bool:
-        is_number = _is_integer(value) or isinstance(value, float)
-        return is_number and least <= value <= most and not math.isinf(value)
-
-    bounded = not math.isinf(most)
-    wanted = f"a number in [{least:g}, {most:g}]" if bounded else f"a number of {least:g} or more"
-    return _Field(wanted, is_right, float)
-
-
-def _word(choices: Sequence[str], refused: Mapping[str, str] | None = None) -> _Field:
-    return _Field(f"one of {', '.join(choices)}", lambda v: v in choices, str, refused or {})
-
-
-def _is_table(value: Any) -> bool:
-    """Check the shape only: `_check_table` does the rest once the number of drafts is known."""
-    return isinstance(value, list) and all(
-        isinstance(row, list) and len(row) == 3 and all(map(_is_integer, row)) for row in value
-    )
-
-
-_SYNTHETIC = (
-    "it would accept drafts that the model rejects, and answers here are always the model's own"
-)
-_FIELDS: Mapping[str, _Field] = {
-    "method": _Field("", lambda value: True),  # checked before the others
+# Values that vLLM accepts and this worker does not, with the reason.
+_OTHER_VALUES: Mapping[str, str] = {
+    "synthetic": "it would accept drafts that the model rejects, and answers here are always the"
+    " model's own"
+}
+# The type of each field, and the same in words.
+_FIELDS: Mapping[str, tuple[Any, str]] = {
+    "method": (Any, ""),  # checked before the others
     "num_speculative_tokens": _integer(1, MAX_SPECULATIVE_TOKENS),
-    "model": _Field("the path of a model", lambda v: isinstance(v, str) and bool(v)),
+    "model": (Annotated[str, Meta(min_length=1)], "the path of a model"),
     "prompt_lookup_min": _integer(1),
     "prompt_lookup_max": _integer(1),
     "suffix_decoding_max_tree_depth": _integer(1, 4096),
     "suffix_decoding_max_cached_requests": _integer(0),
-    "suffix_decoding_max_spec_factor": _number(0.0),
-    "suffix_decoding_min_token_prob": _number(0.0, 1.0),
+    "suffix_decoding_max_spec_factor": (Annotated[float, Meta(ge=0)], "a number of 0 or more"),
+    "suffix_decoding_min_token_prob": (Annotated[float, Meta(ge=0, le=1)], "a number in [0, 1]"),
     "draft_sample_method": _word(DRAFT_SAMPLE_METHODS),
-    "rejection_sample_method": _word(REJECTION_SAMPLE_METHODS, {"synthetic": _SYNTHETIC}),
-    "draft_tensor_parallel_size": _Field(
-        "1, as every rank drafts by itself", lambda v: v == 1 and not isinstance(v, bool)
-    ),
-    "num_speculative_tokens_per_batch_size": _Field(
+    "rejection_sample_method": _word(REJECTION_SAMPLE_METHODS),
+    "draft_tensor_parallel_size": (Literal[1], "1, as every rank drafts by itself"),
+    "num_speculative_tokens_per_batch_size": (
+        tuple[tuple[int, int, int], ...],
         "a list of [first batch size, last batch size, number of drafts]",
-        _is_table,
-        lambda rows: tuple(map(tuple, rows)),
     ),
-    "enable_adaptive_verification": _Field("true or false", lambda v: isinstance(v, bool)),
+    "enable_adaptive_verification": (bool, "true or false"),
 }
 _METHODS_OF: Mapping[str, tuple[str, ...]] = {
     "model": MODEL_METHODS,
