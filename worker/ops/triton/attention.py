@@ -19,6 +19,7 @@ Scores are in powers of two: exp2 is an instruction of a GPU, exp is not.
 # Triton's decorators have no types.
 # mypy: disallow-untyped-decorators=False
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,8 @@ _FLOAT32_TILE_NUMBERS = 2048
 # packed tensor at which a vector begins.
 _NUMBERS = ("first_position", "size", "stride_table", "rows", "slots")
 _VECTORS = ("tables", "query_starts", "context_lens")
+# Each call of Triton's takes the host microseconds.
+_power_of_2 = functools.cache(triton.next_power_of_2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,7 @@ def run(
     constants = {
         "sharing": sharing,
         "head_dim": shape.head_dim,
-        "padded_dim": triton.next_power_of_2(shape.head_dim),
+        "padded_dim": _power_of_2(shape.head_dim),
         "block_size": shape.block_size,
         "product": product_type(queries),
         "window": window or 0,
@@ -150,7 +153,7 @@ def run(
         )
     if plan.has_chunks:
         tile, how = _chunk_launch(queries)
-        tile = max(tile, triton.next_power_of_2(sharing))
+        tile = max(tile, _power_of_2(sharing))
         num_tiles = len(queries) // (tile // sharing) + size
         _chunk_kernel[(num_tiles, shape.kv_heads)](*common, tile_rows=tile, **how, **constants)
 
@@ -158,8 +161,8 @@ def run(
 def _run_short(common: tuple[Any, ...], constants: dict[str, Any], plan: AttentionPlan) -> None:
     shape, size = plan.shape, len(plan.step.context_lens)
     sharing = shape.heads // shape.kv_heads
-    tile = max(_SHORT_TILE, triton.next_power_of_2(sharing))
-    num_tiles = size * triton.cdiv(plan.rows, tile // sharing)
+    tile = max(_SHORT_TILE, _power_of_2(sharing))
+    num_tiles = size * -(-plan.rows // (tile // sharing))
     programs = num_programs(plan.slots, num_tiles * shape.kv_heads, plan.num_sms)
     _split_kernel[(num_tiles, shape.kv_heads, programs)](
         *common,
@@ -186,7 +189,7 @@ def _chunk_launch(queries: Tensor) -> tuple[int, dict[str, int]]:
     if queries.dtype is torch.float32:
         tile = _float32_tile(queries)
         return tile, {"tile_keys": tile}
-    width = triton.next_power_of_2(queries.shape[2])
+    width = _power_of_2(queries.shape[2])
     keys = min(64, max(16, 4096 // width))
     # With more registers per program, a multiprocessor runs one program at a time, not two.
     how = {"tile_keys": keys, "num_warps": 8, "num_stages": 2, "maxnreg": 128}
@@ -194,7 +197,7 @@ def _chunk_launch(queries: Tensor) -> tuple[int, dict[str, int]]:
 
 
 def _float32_tile(queries: Tensor) -> int:
-    width = triton.next_power_of_2(queries.shape[2])
+    width = _power_of_2(queries.shape[2])
     return int(min(64, max(16, _FLOAT32_TILE_NUMBERS // width)))
 
 
