@@ -11,6 +11,7 @@ copies, and of products of matrices. Then, for each shape:
 - attention over a cache of eight bits, as a part of the time over one of the model's type;
 - decoding by graphs and launched anew: tokens a second, and the bytes that a step must read (all
   weights and the contexts of all sequences) over its time, as a part of the speed of copies;
+- a step in which one more sequence reads a part of its prompt, in pieces and launched anew;
 - decoding by graphs with LoRA adapters (rank 16, all products): the time of a step as a multiple of
   that without adapters;
 - a step that verifies four drafts a sequence, and one that makes as many with a head besides, as
@@ -53,6 +54,7 @@ from worker.executor.graphs import CudaGraphs, DecodeGraphs
 from worker.executor.interface import Ticket
 from worker.executor.kv_cache import BlockSaver, host_memory, write_tokens, zeros
 from worker.executor.model_runner import ModelRunner
+from worker.executor.pieces import piece_sizes
 from worker.executor.start import choose_backend
 from worker.models.adapters import layer_products
 from worker.models.config import ModelConfig
@@ -90,6 +92,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ROUNDED, CACHED = torch.float8_e4m3fn, (1024, 4096, 16384, 65536)
 ADAPTED, ADAPTERS, RANK = (1, 8, 64), (1, 8, 32), 16
 DRAFTED, DRAFTS = (1, 8, 64), 4
+MIXED, CHUNKS = (1, 64), (60, 180, 440)
 ENCODINGS = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 PACKED_ROWS = (1, 4, 16, 64, 256, 257, 2048)
 
@@ -108,11 +111,14 @@ TOY = shape("toy", 96, 48, 40, 1, 3, 1, 16)
 
 
 class Size(NamedTuple):
-    """A batch that decodes: sequences, tokens that each has already, and LoRA adapters."""
+    """A batch that decodes: sequences, tokens that each has already, LoRA adapters, and the prompt
+    tokens that one more sequence reads in each step.
+    """
 
     sequences: int
     context: int
     adapters: int = 0
+    chunk: int = 0
 
 
 def random_model(
@@ -384,14 +390,16 @@ def decoding(
     """
     config, device = model.config, model.device
     adapters = random_adapters(model, size.adapters) if size.adapters else None
-    each = -(-(size.context + steps + 1) // BLOCK)
-    blocks = size.sequences * each + 1
+    each = -(-(max(size.context, size.chunk) + steps + 1) // BLOCK)
+    blocks = (size.sequences + 1) * each + 1
     graphs = None
     if is_graphed:
         kind = CudaGraphs(device) if device.type == "cuda" else PoisonedGraphs()
-        room = (2 * size.sequences + 1, each)
+        room = (2 * size.sequences + 3, each)
         plan = None if adapters is None else adapters.plan_rows
-        graphs = DecodeGraphs(kind, (size.sequences,), room, 0, plan)
+        rows = [n for n in piece_sizes(PROMPT) if n >= size.sequences + size.chunk]
+        pieces = rows[: bool(size.chunk)]
+        graphs = DecodeGraphs(kind, (size.sequences,), room, 0, plan, pieces)
 
     def cache() -> Tensor:
         sizes = (config.num_layers, blocks, 2, config.num_kv_heads, BLOCK, config.head_dim)
@@ -399,7 +407,8 @@ def decoding(
 
     runner = ModelRunner(model, lambda: model, cache, graphs=graphs, adapters=adapters)
     params = [SamplingParams(steps + 1, 0.8, seed=index) for index in range(size.sequences)]
-    tables = [tuple(range(each * i, each * (i + 1))) for i in range(size.sequences)]
+    tables = [tuple(range(each * i, each * (i + 1))) for i in range(size.sequences + 1)]
+    reading = ScheduledSequence(size.sequences, [1] * size.chunk, 0, tables[-1])
     tickets: list[Ticket] = []
     drawn: list[int] = []
 
@@ -414,6 +423,7 @@ def decoding(
             )
             for index in range(size.sequences)
         )
+        shares += (reading,) if size.chunk else ()
         tickets.append(runner.submit(SchedulerOutput(number, shares)))
 
     def run() -> None:
@@ -508,8 +518,8 @@ def check_toy(backend: Backend, device: torch.device) -> None:
     for kernel in kernels(model, Size(3, 20), 24):
         check(kernel, backend)
         print(f"{kernel.name}: as torch", flush=True)
-    for adapters in (0, 2):
-        check_decoding(model, Size(3, 20, adapters), 4)
+    for adapters, chunk in ((0, 0), (2, 0), (0, 21)):
+        check_decoding(model, Size(3, 20, adapters, chunk), 4)
     check_drafting(model, Size(3, 20), 4)
     print("decoding and drafting by graphs: as launched anew")
 
@@ -539,6 +549,7 @@ def report(config: ModelConfig, backend: Backend, bandwidth: float, peak: float)
         part = num_bytes / graphed / bandwidth
         rates = f"{count / graphed:14.0f} {part:9.0%} {count / anew:15.0f}"
         print(f"{count:4} x {CONTEXT} {rates}", flush=True)
+    report_mixed(model)
     report_caches(model, backend)
     report_adapters(model)
     report_drafts(model)
@@ -551,6 +562,16 @@ def report(config: ModelConfig, backend: Backend, bandwidth: float, peak: float)
     rate = (2 * body * PROMPT + pairs) / spent
     print(f"prompt of {PROMPT}: {rate / 1e12:.0f} TFLOP/s, {rate / peak:.0%} of products")
     report_moves(cache, num_blocks=PROMPT // BLOCK)
+
+
+def report_mixed(model: LlamaModel) -> None:
+    """Print how long steps with a part of a prompt take, in pieces and launched anew."""
+    check_decoding(model, Size(4, CONTEXT, chunk=CHUNKS[0]), STEPS)
+    print("sequences  prompt   us in pieces   us anew")
+    for sequences, chunk in product(MIXED, CHUNKS):
+        size = Size(sequences, CONTEXT, chunk=chunk)
+        pieces, anew = (decoding(model, size, way, STEPS)[0] * 1e6 for way in (True, False))
+        print(f"{sequences:9} {chunk:7} {pieces:14.0f} {anew:9.0f}", flush=True)
 
 
 def report_caches(model: LlamaModel, backend: Backend) -> None:

@@ -13,6 +13,11 @@ sequences have an adapter. `drafts` are replayed steps beside a drafter on the d
 three drafts a sequence and draft three more; each waits for the one before it. `simulated` is the
 executor of `--engine sim`, which draws tokens and works out the time of a step.
 
+With Triton installed, `mixed` are steps in which one more sequence reads 128 tokens of its prompt,
+through 30 layers of null products and Triton's backend, whose kernels are null: launched anew, and
+in `pieces` around attention, without the calls of CUDA and Triton's launcher; and the time of the
+latter as a part of the former's.
+
 Prints a table and writes benchmarks/results/step_host.json.
 """
 
@@ -22,6 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,16 +46,21 @@ from worker.executor.adapters import DeviceAdapters, ReadAdapter
 from worker.executor.drafting import rounds
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.graphs import DecodeGraphs, GraphDevice, graph_sizes
-from worker.executor.interface import Executor, Ticket
+from worker.executor.interface import Executor, Ticket, execute
 from worker.executor.model_runner import ModelRunner
+from worker.models.config import ModelConfig
+from worker.models.llama import LayerWeights, LlamaModel
+from worker.ops.linear import Linear
 from worker.ops.lora import AdapterStore
 from worker.ops.noise import Stream
+from worker.ops.rope import make_rope_table
 from worker.ops.sample import Sampler
 from worker.ops.step import StepAdapters, StepTensors
 from worker.sim.runner import SimExecutor, SimLimits
-from worker.types import Adapter, SamplingParams, SchedulerOutput
+from worker.types import Adapter, SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
 BLOCK_SIZE, VOCAB, ROUNDS, ADAPTERS, DRAFTS = 16, 49_152, 5, 3, 3
+LAYERS, CHUNK = 30, 128
 WISHES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "T+top-p": {"temperature": 0.7, "top_p": 0.9},
@@ -85,6 +96,48 @@ class NullModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of zero for each row."""
         return self._logits[: len(hidden)]
+
+
+class NullProduct(Linear):
+    """A product with a weight of `num_outputs` rows, which is not multiplied."""
+
+    def __init__(self, num_outputs: int) -> None:
+        self._num_outputs = num_outputs
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """A row of new memory for each row."""
+        return x.new_empty(len(x), self._num_outputs)
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Allocate the rows of an embedding."""
+        return torch.empty(len(indices), self._num_outputs)
+
+
+class NullKernel:
+    """Stands for a kernel of Triton's."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *arguments, **constants: None
+
+
+def layered_model() -> LlamaModel:
+    """Layers of null products with Triton's backend, of which no kernel runs."""
+    from worker.ops.triton import attention, fused
+    from worker.ops.triton.backend import TritonBackend
+
+    for module in (attention, fused):
+        for name in vars(module):
+            if name.endswith("_kernel"):
+                setattr(module, name, NullKernel())
+    hidden, inner, heads, dim = 16, 32, 2, 16
+    config = ModelConfig("null", VOCAB, hidden, inner, LAYERS, heads, 1, dim, 1 << 14, 1e-5, 1e4)
+    norm, into = torch.ones(hidden), NullProduct(hidden)
+    layer = LayerWeights(norm, NullProduct((heads + 2) * dim), into, norm, NullProduct(64), into)
+    rope = make_rope_table(torch.ones(dim // 2), config.max_context)
+    place = (torch.float32, torch.device("cpu"))
+    head = NullProduct(VOCAB)
+    backend = TritonBackend(place[1])
+    return LlamaModel(config, into, (layer,) * LAYERS, norm, head, rope, *place, backend=backend)
 
 
 class NullNetwork:
@@ -269,6 +322,36 @@ def measure(loop: Loop, steps: int) -> dict[str, float]:
     return {"executor_us": statistics.median(own), "whole_step_us": statistics.median(whole)}
 
 
+def measure_mixed(size: int, context: int, steps: int) -> tuple[float, float]:
+    """Microseconds of the executor for steps of `size` sequences that decode behind `context`
+    tokens and one that reads `CHUNK`: launched anew, and in pieces. Both run in turn.
+    """
+    model, each = layered_model(), -(-max(context + 1, CHUNK) // BLOCK_SIZE)
+    cache = torch.zeros(LAYERS, 1, 2, 1, BLOCK_SIZE, 16)
+    sizes = {"piece_sizes": (2 * CHUNK, 4 * CHUNK)}
+    kinds = [None, DecodeGraphs(NullGraphs(), (size,), (2 * size + 3, each), **sizes)]
+    runners = [ModelRunner(model, lambda: model, lambda: cache, graphs=kind) for kind in kinds]
+    params = SamplingParams(9, **WISHES["T+top-p"])
+    shares = []
+    for index in range(size + 1):
+        start, count = (context, 1) if index else (0, CHUNK)
+        table = tuple(range(each * index, each * index + each))
+        spec = (SampleSpec(params, start + count),)
+        shares.append(ScheduledSequence(index, [7] * count, start, table, spec))
+    step = SchedulerOutput(0, tuple(shares))
+    found: list[list[float]] = [[], []]
+    for made in runners:
+        made._sampler = Sampler(NullDraws())
+    for _ in range(ROUNDS + 1):
+        for made, times in zip(runners, found, strict=True):
+            began = time.thread_time()
+            for _ in range(steps):
+                execute(made, step)
+            times.append((time.thread_time() - began) / steps * 1e6)
+    launched, pieces = (statistics.median(times[1:]) for times in found)
+    return launched, pieces
+
+
 def main() -> None:
     """Measure each kind of step, size, context and kind of draw."""
     parser = command_line(__doc__)
@@ -293,6 +376,13 @@ def main() -> None:
             if kind != "launched" and len(owns) > 1:
                 each, fixed = np.polyfit(options.sizes, owns, 1)
                 lines.append(f"{kind}, {context}: {fixed:.0f} us and {each:.2f} us a sequence")
+    for size in options.sizes if find_spec("triton") else ():
+        context = options.contexts[0]
+        both = measure_mixed(size, context, options.steps)
+        for kind, spent in zip(("mixed", "pieces"), both, strict=True):
+            row = {"step": kind, "sequences": size, "context": context, "draw": "T+top-p"}
+            table.add(**row, executor_us=spent, whole_step_us=None)
+        lines.append(f"mixed, {size} sequences and {CHUNK} tokens: {both[1] / both[0]:.2f}")
     print("\n".join(lines))
     write_results(options, rows=table.rows, lines=lines)
 

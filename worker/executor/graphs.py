@@ -35,6 +35,7 @@ from worker.executor.answers import TILE_ROWS, PendingAnswers, Verification, run
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.captured import CapturedRounds, DrawnStep
 from worker.executor.interface import Ticket
+from worker.executor.pieces import StepPieces
 from worker.executor.state import DeviceState, Ints
 from worker.executor.step_batch import AnsweredRows
 from worker.models.llama import LlamaModel
@@ -195,7 +196,8 @@ class DecodeGraphs:
     `capture`.
 
     `room` is the capacity that `DeviceState` needs: slots, and blocks of a sequence. Steps with
-    adapters are captured, too, if `plan_rows` plans them.
+    adapters are captured, too, if `plan_rows` plans them; `pieces` of `piece_sizes` rows serve what
+    `submit` does not.
     """
 
     def __init__(
@@ -205,8 +207,10 @@ class DecodeGraphs:
         room: tuple[int, int],
         most_drafts: int = 0,
         plan_rows: PlanRows | None = None,
+        piece_sizes: Sequence[int] = (),
     ) -> None:
         self.room = room
+        self.pieces = StepPieces(device.capture, piece_sizes)
         self._plan_rows = plan_rows
         self._device = device
         most_drafts = min(most_drafts, _MAX_DRAFTS)
@@ -235,11 +239,13 @@ class DecodeGraphs:
         self._captured = None
         captured = _Captured(self._device, model, cache, state, drafter)
         captured.capture(self._keys, self._rounds, self._plan_rows)
+        self.pieces.capture(model, cache, () if drafter is None else drafter.layers)
         self._captured = captured
 
     def drop(self) -> None:
         """Release all captures: the model, cache or state is about to be replaced."""
         self._captured = None
+        self.pieces.drop()
 
     def submit(
         self,

@@ -121,12 +121,14 @@ class ModelRunner:
         sequences = [self._with_history(sequence) for sequence in step.sequences]
         adapted = None if self._adapters is None else self._adapters.plan(sequences)
         batch = StepBatch(sequences, self._state, adapters=adapted)
-        if drafter is None:
-            hidden = model.hidden(batch.tensors, cache)
-        else:
-            states, inputs = model.states_and_inputs(batch.tensors, cache, drafter.layers)
+        step_in_pieces = None
+        if self._graphs is not None:
+            step_in_pieces = self._graphs.pieces.states_and_inputs(batch.tensors)
+        layers = () if drafter is None else drafter.layers
+        states, inputs = step_in_pieces or model.states_and_inputs(batch.tensors, cache, layers)
+        if drafter is not None:
             drafter.record(batch, states, inputs)
-            hidden = states.index_select(0, batch.tensors.sample_rows)
+        hidden = states.index_select(0, batch.tensors.sample_rows)
         answers = PendingAnswers(
             batch, hidden, model.logits, verification, self._sampler, normed=model.normed
         )

@@ -27,6 +27,7 @@ from worker.executor.graphs import CudaGraphs, DecodeGraphs, graph_sizes
 from worker.executor.interface import Executor, execute
 from worker.executor.kv_cache import allocate, choose_num_blocks, room_bytes
 from worker.executor.memory import CudaMemory, DeviceMemory, largest_step
+from worker.executor.pieces import piece_sizes
 from worker.executor.ranks import Ranks, TensorParallelExecutor, agree_on_blocks
 from worker.logits_processors import load as load_processor
 from worker.models.adapters import layer_products
@@ -323,7 +324,8 @@ def choose_graphs(
     room = (2 * limits.max_num_seqs + 1, -(-limits.max_model_len // config.block_size))
     drafts = 0 if config.speculative is None else config.speculative.num_speculative_tokens
     plan_rows = None if adapters is None else adapters.plan_rows
-    return DecodeGraphs(CudaGraphs(device), sizes, room, drafts, plan_rows)
+    pieces = piece_sizes(limits.max_num_batched_tokens)
+    return DecodeGraphs(CudaGraphs(device), sizes, room, drafts, plan_rows, pieces)
 
 
 def choose_dtype(name: str, device: torch.device, packs_bfloat16: bool) -> torch.dtype:

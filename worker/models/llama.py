@@ -96,6 +96,59 @@ def _product(
     return y
 
 
+def before_attention(
+    x: Tensor,
+    layer: LayerWeights,
+    config: ModelConfig,
+    cache: Tensor,
+    attention: Attention,
+    backend: Backend,
+    add: AddAdapters = _add_nothing,
+    beside: Tensor | None = None,
+) -> Tensor:
+    """Write keys and values of norm(x), x [T, hidden], into `cache`; return the queries [T, heads,
+    head_dim]. The parameters are those of `attention_block`.
+    """
+    eps = config.rms_norm_eps
+    normed = x if layer.input_norm is None else backend.rms_norm(x, layer.input_norm, eps)
+    if beside is not None:
+        normed = torch.cat((beside, normed), dim=-1)
+    qkv = _product("qkv", layer.qkv, normed, add)
+    norms = None
+    if layer.query_norm is not None and layer.key_norm is not None:
+        norms = HeadNorms(layer.query_norm, layer.key_norm, eps)
+    attention.write(qkv, cache, norms, layer.rotates, _scales(layer, cache))
+    width = config.num_heads * config.head_dim
+    return qkv[:, :width].view(-1, config.num_heads, config.head_dim)
+
+
+def attend(queries: Tensor, layer: LayerWeights, cache: Tensor, attention: Attention) -> Tensor:
+    """Return what queries [T, heads, head_dim] attend to: [T, heads · head_dim]."""
+    return attention.run(queries, cache, layer.window, _scales(layer, cache))
+
+
+def after_attention(
+    x: Tensor,
+    attended: Tensor,
+    layer: LayerWeights,
+    config: ModelConfig,
+    backend: Backend,
+    add: AddAdapters = _add_nothing,
+) -> Tensor:
+    """Compute x [T, hidden] + output(attended [T, heads · head_dim])."""
+    is_plain = layer.attention_norm is None
+    # Without a norm in between, the product can add the residual itself, in one pass.
+    output = _product("output", layer.output, attended, add, x if is_plain else None)
+    if layer.attention_norm is None:
+        return output
+    return x + backend.rms_norm(output, layer.attention_norm, config.rms_norm_eps)
+
+
+def _scales(layer: LayerWeights, cache: Tensor) -> Tensor | None:
+    # Wider caches store keys and values without scaling.
+    return layer.kv_scales if cache.itemsize == 1 else None
+
+
 def attention_block(
     x: Tensor,
     layer: LayerWeights,
@@ -112,26 +165,9 @@ def attention_block(
     for the step by `backend`; `add` gets the name, input and output of every product. Queries, keys
     and values also read `beside` [T, n], which comes before norm(x).
     """
-    eps = config.rms_norm_eps
-    normed = x if layer.input_norm is None else backend.rms_norm(x, layer.input_norm, eps)
-    if beside is not None:
-        normed = torch.cat((beside, normed), dim=-1)
-    qkv = _product("qkv", layer.qkv, normed, add)
-    norms = None
-    if layer.query_norm is not None and layer.key_norm is not None:
-        norms = HeadNorms(layer.query_norm, layer.key_norm, eps)
-    # Wider caches store keys and values without scaling.
-    scales = layer.kv_scales if cache.itemsize == 1 else None
-    attention.write(qkv, cache, norms, layer.rotates, scales)
-    width = config.num_heads * config.head_dim
-    queries = qkv[:, :width].view(-1, config.num_heads, config.head_dim)
-    attended = attention.run(queries, cache, layer.window, scales)
-    is_plain = layer.attention_norm is None
-    # Without a norm in between, the product can add the residual itself, in one pass.
-    output = _product("output", layer.output, attended, add, x if is_plain else None)
-    if layer.attention_norm is None:
-        return output
-    return x + backend.rms_norm(output, layer.attention_norm, eps)
+    queries = before_attention(x, layer, config, cache, attention, backend, add, beside)
+    attended = attend(queries, layer, cache, attention)
+    return after_attention(x, attended, layer, config, backend, add)
 
 
 def mlp_block(
@@ -226,10 +262,7 @@ class LlamaModel:
         """Run a step; return its `states`, and those [T, hidden_size] that enter `layers`; the
         number of layers stands for the state that leaves the last one.
         """
-        x = self.embedding.rows(step.token_ids)
-        # Rounded to the dtype first, as transformers does.
-        if self.config.embedding_scale != 1.0:
-            x = x * torch.tensor(self.config.embedding_scale, dtype=x.dtype)
+        x = self.embedded(step.token_ids)
         inputs: dict[int, Tensor] = {}
         if self.native is not None:
             first = 0
@@ -243,6 +276,14 @@ class LlamaModel:
                 if layer in layers:
                     inputs[layer] = x
         return x, [inputs[layer] for layer in layers]
+
+    def embedded(self, token_ids: Tensor) -> Tensor:
+        """Return the input [T, hidden_size] of the first layer."""
+        x = self.embedding.rows(token_ids)
+        # Rounded to the dtype first, as transformers does.
+        if self.config.embedding_scale != 1.0:
+            x = x * torch.tensor(self.config.embedding_scale, dtype=x.dtype)
+        return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [R, vocab_size] float32 of hidden states [R, hidden_size], row by row."""

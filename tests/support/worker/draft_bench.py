@@ -198,9 +198,12 @@ def make_bench(
     method: str = "greedy",
     device: GraphDevice | None = None,
 ) -> Bench:
-    """With `device`, decode steps are replayed from its graphs, drafts included."""
-    num_blocks = NUM_BLOCKS + (device is not None)
-    graphs = None if device is None else DecodeGraphs(device, (1, 2, 4), (16, NUM_BLOCKS), 4)
+    """With `device`, decode steps are replayed from its graphs, drafts included, and other steps
+    from pieces.
+    """
+    num_blocks, graphs = NUM_BLOCKS + (device is not None), None
+    if device is not None:
+        graphs = DecodeGraphs(device, (1, 2, 4), (16, NUM_BLOCKS), 4, piece_sizes=(8, 24))
     blocks = (num_blocks, BLOCK_SIZE)
     drafter = CachedDrafter(lambda _: network, network, target, blocks, method)
 

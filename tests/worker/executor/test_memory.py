@@ -81,19 +81,24 @@ class Recorded:
         return getattr(self._model, name)
 
     def hidden(self, step: Any, cache: torch.Tensor) -> torch.Tensor:
+        return self.states_and_inputs(step, cache, ())[0].index_select(0, step.sample_rows)
+
+    def states_and_inputs(self, step: Any, *args: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
         self.rows.append((len(step.token_ids), len(step.sample_rows)))
         if step.adapters is not None:
             self.adapted.add(len(step.token_ids))
-        return self._model.hidden(step, cache)
+        return self._model.states_and_inputs(step, *args)
 
 
 def test_the_largest_step_and_all_graphs_are_tried() -> None:
     """The graphs are dropped again: they were captured with another cache."""
     model: Any = Recorded()
-    memory = Fake(30, 70)
-    graphs = DecodeGraphs(PoisonedGraphs(), (2, 4), (11, 16))
+    memory, device = Fake(30, 70), PoisonedGraphs()
+    graphs = DecodeGraphs(device, (2, 4), (11, 16), piece_sizes=(8, 16))
     assert step_bytes(CONFIG, model, torch.float32, memory, graphs) == 100
+    assert device.calls.count("capture") == 2 + 2 * (TINY.num_layers + 1)
     assert graphs._captured is None
+    assert graphs.pieces._captured is None
     assert {rows for rows, _ in model.rows} == {2, 4, 40}
     output = memory.tried[1]
     assert isinstance(output, ModelOutput)
@@ -181,6 +186,6 @@ def test_a_device_too_small_is_refused_with_what_to_lower() -> None:
 
 def test_a_trial_that_fails_within_a_step_is_refused_alike() -> None:
     model: Any = Recorded()
-    model.hidden = lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no"))
+    model.states_and_inputs = lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no"))
     with pytest.raises(ConfigError, match="too small for the largest step"):
         step_bytes(CONFIG, model, torch.float32, Fake(1), None)

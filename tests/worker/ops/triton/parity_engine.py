@@ -37,7 +37,9 @@ CONFIG = {
     "tie_word_embeddings": True,
 }
 REQUESTS = 50 if torch.cuda.is_available() else 20  # the interpreter takes seconds for each
-# Sizes of captured steps, and requests for them: every capture runs a step, padded rows included.
+# Sizes of captured steps and pieces, and requests for them: every capture runs a step, padded rows
+# included.
+PIECES = (24, 48)
 SIZES, COUNT = ((2, 8), 8) if torch.cuda.is_available() else ((4,), 4)
 Answers = dict[str, list[int]]
 
@@ -79,7 +81,7 @@ def graphed(checkpoint: Path) -> Executor:
         device.spoilt = [made[:, -1]]
         return made
 
-    graphs = DecodeGraphs(device, SIZES, (64, 64), 3, adapters.plan_rows)
+    graphs = DecodeGraphs(device, SIZES, (64, 64), 3, adapters.plan_rows, PIECES)
     return ModelRunner(model, lambda: model, cache, graphs=graphs, adapters=adapters)
 
 
@@ -113,7 +115,7 @@ def test_answers_are_those_of_torch(checkpoint: Path, expected: Answers, name: s
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_graphs_answer_as_torch_does(checkpoint: Path, expected: Answers, drafts: int) -> None:
     asked = {name: request for name, request in requests().items() if int(name) < COUNT}
-    way = Way(batch=6, overlap=True, drafts=drafts)
+    way = Way(budget=PIECES[-1], batch=6, overlap=True, drafts=drafts)
     assert run(graphed(checkpoint), way, asked) == {name: expected[name] for name in asked}
 
 
