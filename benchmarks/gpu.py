@@ -1,6 +1,6 @@
 """The worker on a GPU: kernels, decoding and prompts, against the limits of the GPU.
 
-    python benchmarks/gpu.py [--shapes 1B 8B] [--tiles] [--packed] [--draws] [--check]
+    python benchmarks/gpu.py [--shapes 1B 8B] [--tiles] [--packed] [--products] [--draws] [--check]
 
 On a machine with a GPU; under ten minutes.
 Weights are random, shapes are those of published models. First the GPU's own speed is measured: of
@@ -25,6 +25,8 @@ against reading the logits once; half of the rows are flat: a top-p retains thou
 `--tiles` times attention with other tiles and numbers of warps than those that are chosen.
 `--packed` times products with GGUF's encodings, by rows, against copies of as many bytes and the
 product with the decoded weight; with 257 rows, weights are decoded in each product.
+`--products` times a layer's products of few rows, with the norm, activation or residual around
+them in one launch, against torch's product with separate kernels, by rows and weights.
 `--check` checks kernels and decoding on a toy, in Triton's interpreter where there is no GPU (set
 TRITON_INTERPRET=1), and measures nothing.
 """
@@ -33,11 +35,11 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,7 +47,23 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from tests.support.model.block_weights import random_blocks
+from gpu_kernels import (
+    BLOCK,
+    ENCODINGS,
+    ROUNDED,
+    Kernel,
+    Size,
+    attention,
+    check,
+    draws,
+    kernels,
+    multiply_planes,
+    plane_bytes,
+    products,
+    random_planes,
+    step_of,
+)
+
 from tests.support.worker.poisoned_graphs import PoisonedGraphs
 from worker.executor.adapters import DeviceAdapters
 from worker.executor.drafting.cached_drafter import CachedDrafter
@@ -60,23 +78,11 @@ from worker.models.adapters import layer_products
 from worker.models.config import ModelConfig
 from worker.models.draft_head import HeadShape, assemble
 from worker.models.llama import LayerWeights, LlamaModel
-from worker.ops.backends import TORCH, AttentionShape, Backend
+from worker.ops.backends import TORCH, Backend
 from worker.ops.linear import DenseLinear
 from worker.ops.lora import Factors, Product
-from worker.ops.planes import SUPER_COLUMNS, PlaneKernels, PlaneWeight, choose_planes
-from worker.ops.planes import pack as pack_blocks
-from worker.ops.quantized import (
-    PAIRED_COLUMNS,
-    Encoding,
-    GroupedWeight,
-    PackedWeight,
-    choose_product,
-    multiply,
-    pack,
-)
+from worker.ops.planes import SUPER_COLUMNS, PlaneWeight, choose_planes
 from worker.ops.rope import make_rope_table
-from worker.ops.sample import DRAW_WORDS, DrawColumns, draw_table
-from worker.ops.step import StepTensors, sent
 from worker.types import (
     KvLoad,
     KvSave,
@@ -86,14 +92,14 @@ from worker.types import (
     SchedulerOutput,
 )
 
-BLOCK, CONTEXT, LONG, PROMPT, STEPS, ROUNDS = 16, 1024, 8192, 4096, 20, 5
+CONTEXT, LONG, PROMPT, STEPS, ROUNDS = 1024, 8192, 4096, 20, 5
 DRAWN_FROM, DRAWN_ROWS = 128256, (16, 256)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-ROUNDED, CACHED = torch.float8_e4m3fn, (1024, 4096, 16384, 65536)
+CACHED = (1024, 4096, 16384, 65536)
 ADAPTED, ADAPTERS, RANK = (1, 8, 64), (1, 8, 32), 16
 DRAFTED, DRAFTS = (1, 8, 64), 4
 MIXED, CHUNKS = (1, 64), (60, 180, 440)
-ENCODINGS = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+PRODUCT_ROWS = (1, 2, 4, 8, 16)
 PACKED_ROWS = (1, 4, 16, 64, 256, 257, 2048)
 
 
@@ -108,17 +114,6 @@ SHAPES = (
     shape("8B", 128256, 4096, 14336, 32, 32, 8, 128),
 )
 TOY = shape("toy", 96, 48, 40, 1, 3, 1, 16)
-
-
-class Size(NamedTuple):
-    """A batch that decodes: sequences, tokens that each has already, LoRA adapters, and the prompt
-    tokens that one more sequence reads in each step.
-    """
-
-    sequences: int
-    context: int
-    adapters: int = 0
-    chunk: int = 0
 
 
 def random_model(
@@ -223,163 +218,6 @@ def replayed(act: Callable[[], object]) -> float:
         for _ in range(ROUNDS):
             act()
     return seconds(graph.replay) / ROUNDS
-
-
-def step_of(size: Size, rows: int, device: torch.device) -> StepTensors:
-    """A step of sequences with `rows` new rows each, whose blocks follow one another."""
-    each = -(-size.context // BLOCK)
-    ints = torch.arange(size.sequences * each, dtype=torch.int32, device=device)
-    tables = ints.view(size.sequences, each)
-    positions = torch.arange(size.context - rows, size.context, device=device).int()
-    slots = tables[:, positions // BLOCK] * BLOCK + positions % BLOCK
-    starts = torch.arange(size.sequences + 1, device=device).int() * rows
-    last = starts[1:] - 1
-    contexts = torch.full_like(last, size.context)
-    every = positions.repeat(size.sequences)
-    tensors = (every % 90, every, slots.flatten(), starts, contexts, tables, last)
-    return StepTensors(*tensors, rows, size.context)
-
-
-class Kernel(NamedTuple):
-    """One part of a layer, by a backend; `num_bytes` is what it has to move at least."""
-
-    name: str
-    run: Callable[[Backend], Tensor]
-    num_bytes: float
-
-
-def attention(
-    model: LlamaModel, step: StepTensors, cache_dtype: torch.dtype
-) -> Callable[[Backend], Tensor]:
-    """Attention of a step over a random cache, whose numbers a cache of eight bits scales."""
-    config, device = model.config, model.device
-    noise = torch.Generator(device).manual_seed(3)
-    scale = config.head_dim**-0.5
-    heads = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, BLOCK, scale)
-    sizes = (step.block_tables.numel(), 2, config.num_kv_heads, BLOCK, config.head_dim)
-    of_model = {"dtype": model.dtype, "device": device}
-    cache = torch.empty(*sizes, **of_model).normal_(generator=noise).to(cache_dtype)
-    rows = (len(step.token_ids), config.num_heads, config.head_dim)
-    queries = torch.empty(*rows, **of_model).normal_(generator=noise)
-    scales = torch.full((2, config.num_kv_heads), 0.5, device=device)
-
-    def run(backend: Backend) -> Tensor:
-        planned = backend.plan(step, heads, model.rope)
-        return planned.run(queries, cache, scales=scales if cache_dtype == ROUNDED else None)
-
-    return run
-
-
-def kernels(model: LlamaModel, size: Size, prompt: int) -> Iterator[Kernel]:
-    """The kernels of a decode step of `size`, and attention of a prompt of `prompt` tokens."""
-    config, device, dtype = model.config, model.device, model.dtype
-    noise = torch.Generator(device).manual_seed(2)
-
-    def normal(*sizes: int) -> Tensor:
-        return torch.empty(*sizes, dtype=dtype, device=device).normal_(generator=noise)
-
-    count, item = size.sequences, dtype.itemsize
-    kv_bytes = 2 * config.num_kv_heads * config.head_dim * item
-    step, read = step_of(size, 1, device), count * size.context * kv_bytes
-    yield Kernel("attention", attention(model, step, dtype), read)
-    yield Kernel("attention, e4m3", attention(model, step, ROUNDED), read / item)
-    chunk = step_of(Size(1, prompt), prompt, device)
-    yield Kernel("attention, prompt", attention(model, chunk, dtype), prompt * kv_bytes)
-    x, gates = normal(count, config.hidden_size), normal(count, 2 * config.intermediate_size)
-    weight = normal(config.hidden_size)
-    yield Kernel("norm", lambda b: b.rms_norm(x, weight, 1e-5), 2 * x.numel() * item)
-    yield Kernel("activation", lambda b: b.silu_mul(gates.clone()), 2.5 * gates.numel() * item)
-    side = PAIRED_COLUMNS * max(1, config.hidden_size // PAIRED_COLUMNS)
-    inputs = normal(count, side)
-    for encoding in (Encoding.UINT4, Encoding.FLOAT8):
-        packed = random_weight(encoding, side, device)
-
-        def times(backend: Backend, weight: PackedWeight = packed) -> Tensor:
-            product = None if backend is TORCH else choose_product(device)
-            return (product or multiply)(inputs, weight)
-
-        yield Kernel(f"product, {encoding.value}", times, packed.codes.numel())
-    wide = normal(count, SUPER_COLUMNS * max(1, config.hidden_size // SUPER_COLUMNS))
-    for kind in ENCODINGS:
-        planes = random_planes(kind, wide.shape[1], wide.shape[1], device)
-
-        def multiplies(backend: Backend, weight: PlaneWeight = planes) -> Tensor:
-            return multiply_planes(
-                wide, weight, None if backend is TORCH else choose_planes(device)
-            )
-
-        yield Kernel(f"product, {kind}", multiplies, plane_bytes(planes))
-    yield from draws(count, config.vocab_size, device)
-
-
-def draws(count: int, vocab_size: int, device: torch.device) -> Iterator[Kernel]:
-    """All kinds of draws from `count` rows: every other one is flat, the rest have large logits."""
-    noise = torch.Generator(device).manual_seed(4)
-    logits = torch.empty(count, vocab_size, device=device).normal_(std=2, generator=noise)
-    logits[::2, :: max(1, vocab_size // 30)] += 14
-    for name, params in (
-        ("draw, greedy", SamplingParams(1, 0.0)),
-        ("draw", SamplingParams(1, 0.8)),
-        ("draw, min-p", SamplingParams(1, 0.8, min_p=0.05)),
-        ("draw, top-k", SamplingParams(1, 0.8, top_k=40)),
-        ("draw, top-p", SamplingParams(1, 0.8, top_p=0.9)),
-        ("draw, top-k, top-p", SamplingParams(1, 0.8, top_k=40, top_p=0.9)),
-    ):
-        table = draw_table(range(count), [SampleSpec(params, place) for place in range(count)])
-        words = sent(table.view("int32"), device)
-        columns = DrawColumns.of(words.view(count, DRAW_WORDS))
-
-        def run(backend: Backend, columns: DrawColumns = columns) -> Tensor:
-            return backend.draw(logits, columns)
-
-        yield Kernel(name, run, logits.numel() * 4.0)
-
-
-def random_weight(encoding: Encoding, side: int, device: torch.device) -> PackedWeight:
-    """[side, side] in groups of 64 columns."""
-    noise = torch.Generator().manual_seed(3)
-    groups = torch.arange(side) // PAIRED_COLUMNS
-    scales = torch.rand(side, int(groups[-1]) + 1, generator=noise) / 64 + 0.01
-    codes = torch.randint(0, 16, (side, side), generator=noise, dtype=torch.uint8)
-    zeros = torch.full(scales.shape, 8, dtype=torch.uint8)
-    if encoding is Encoding.FLOAT8:
-        codes, zeros = codes.float().sub_(8).to(torch.float8_e4m3fn), None
-    packed = pack([GroupedWeight(encoding, codes, scales, zeros, groups)], device)
-    assert packed is not None
-    return packed
-
-
-def random_planes(kind: str, outputs: int, inputs: int, device: torch.device) -> PlaneWeight:
-    """Weights in one of GGUF's encodings, whose products are of the order of one."""
-    planes = pack_blocks([random_blocks(kind, outputs, inputs, size=inputs**-0.5)], device)
-    assert planes is not None
-    return planes[0]
-
-
-def plane_bytes(weight: PlaneWeight) -> int:
-    """The memory of all planes."""
-    return sum(plane.nbytes for plane in weight.planes if plane is not None)
-
-
-def multiply_planes(x: Tensor, weight: PlaneWeight, kernels: PlaneKernels | None) -> Tensor:
-    """Multiply by kernels, or by torch."""
-    if kernels is None:
-        return x @ weight.decode().to(x.dtype).T
-    out = x.new_empty(len(x), weight.outputs)
-    kernels.multiply(x, weight, out)
-    return out
-
-
-def check(kernel: Kernel, backend: Backend) -> None:
-    """Raise unless the backend gives what torch gives: ids to the bit, numbers to rounding."""
-    found, wanted = kernel.run(backend), kernel.run(TORCH)
-    if not found.is_floating_point():
-        if not torch.equal(found, wanted.to(found.dtype)):
-            raise SystemExit(f"{kernel.name}: other tokens than torch's")
-        return
-    error = float((found.float() - wanted.float()).abs().max() / wanted.float().abs().max())
-    if not error < (1e-4 if found.dtype is torch.float32 else 2e-2):
-        raise SystemExit(f"{kernel.name}: {error:.1e} from torch's, of the largest value")
 
 
 def decoding(
@@ -720,6 +558,25 @@ def report_packed(config: ModelConfig, bandwidth: float) -> None:
             print(f"{kind:8} {rows:5} {line}", flush=True)
 
 
+def report_products(config: ModelConfig, backend: Backend, bandwidth: float) -> None:
+    """Print how long products of few rows take in one launch, whatever the size of a weight, and
+    in separate ones. Weights of less than a GPU's cache stay in it.
+    """
+    from worker.ops.triton import dense
+
+    one_layer = replace(config, num_layers=1)
+    model = random_model(one_layer, torch.bfloat16, torch.device("cuda"), backend)
+    print(f"\n{config.architecture}\nproduct             rows        us   of copies   separate us")
+    for rows in PRODUCT_ROWS:
+        for kernel in products(model, rows):
+            spent = []
+            for dense.MAX_SIZE in (1 << 40, 0):
+                check(kernel, backend)
+                spent.append(replayed(lambda k=kernel: k.run(backend)))  # type: ignore[misc]
+            line = f"{spent[0] * 1e6:9.1f} {kernel.num_bytes / spent[0] / bandwidth:11.0%}"
+            print(f"{kernel.name:19} {rows:4} {line} {spent[1] * 1e6:13.1f}", flush=True)
+
+
 def limits(device: torch.device) -> tuple[float, float]:
     """Bytes a second of copies, read and written; operations a second of products."""
     source, side = torch.empty(1 << 29, dtype=torch.int16, device=device), 8192
@@ -737,6 +594,7 @@ def main() -> None:
     parser.add_argument("--draws", action="store_true", help="only time draws")
     parser.add_argument("--tiles", action="store_true", help="only time attention by its tiles")
     parser.add_argument("--packed", action="store_true", help="only time packed weights")
+    parser.add_argument("--products", action="store_true", help="only time products of few rows")
     names = [config.architecture for config in SHAPES]
     parser.add_argument("--shapes", nargs="+", choices=names, default=names, help="(default: all)")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -750,13 +608,15 @@ def main() -> None:
     bandwidth, peak = limits(device)
     print(f"{torch.cuda.get_device_name()}: copies {bandwidth / 1e12:.2f} TB/s,", end=" ")
     print(f"products {peak / 1e12:.0f} TFLOP/s")
-    if not (args.tiles or args.packed):
+    if not (args.tiles or args.packed or args.products):
         report_draws(backend)
     for config in () if args.draws else SHAPES:
         if config.architecture not in args.shapes:
             continue
         if args.packed:
             report_packed(config, bandwidth)
+        elif args.products:
+            report_products(config, backend, bandwidth)
         elif args.tiles:
             report_tiles(config, backend, bandwidth)
         else:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from worker.models.config import ModelConfig
-from worker.ops.backends import TORCH, Attention, AttentionShape, Backend, HeadNorms
+from worker.ops.backends import TORCH, AddTo, Around, Attention, AttentionShape, Backend, HeadNorms
 from worker.ops.cpu.native import BlockLinear, CpuKernels, LayerShape, NativeLayers
 from worker.ops.experts import Experts
 from worker.ops.linear import Linear
-from worker.ops.parallel import RowParallelLinear, summed_over_ranks
+from worker.ops.parallel import summed_over_ranks
 from worker.ops.rope import RopeTable
 from worker.ops.step import StepTensors as StepTensors
 
@@ -82,18 +82,8 @@ def native_layers(layers: Sequence[LayerWeights], config: ModelConfig) -> Native
 AddAdapters = Callable[[str, Tensor, Tensor], None]
 
 
-def _add_nothing(_product: str, _x: Tensor, _y: Tensor) -> None:
-    return
-
-
-def _product(
-    name: str, linear: Linear, x: Tensor, add: AddAdapters, residual: Tensor | None = None
-) -> Tensor:
-    if isinstance(linear, RowParallelLinear):  # each rank has a part of the adapters' sum, too
-        return linear(x, residual, partial(add, name))
-    y = linear(x, residual=residual)
-    add(name, x, y)
-    return y
+def _to(name: str, add: AddAdapters | None) -> AddTo:
+    return None if add is None else partial(add, name)
 
 
 def before_attention(
@@ -103,17 +93,18 @@ def before_attention(
     cache: Tensor,
     attention: Attention,
     backend: Backend,
-    add: AddAdapters = _add_nothing,
+    add: AddAdapters | None = None,
     beside: Tensor | None = None,
 ) -> Tensor:
     """Write keys and values of norm(x), x [T, hidden], into `cache`; return the queries [T, heads,
     head_dim]. The parameters are those of `attention_block`.
     """
     eps = config.rms_norm_eps
-    normed = x if layer.input_norm is None else backend.rms_norm(x, layer.input_norm, eps)
+    read, norm = x, layer.input_norm
     if beside is not None:
-        normed = torch.cat((beside, normed), dim=-1)
-    qkv = _product("qkv", layer.qkv, normed, add)
+        normed = x if norm is None else backend.rms_norm(x, norm, eps)
+        read, norm = torch.cat((beside, normed), dim=-1), None
+    qkv = backend.product(layer.qkv, read, Around(norm, eps), _to("qkv", add))
     norms = None
     if layer.query_norm is not None and layer.key_norm is not None:
         norms = HeadNorms(layer.query_norm, layer.key_norm, eps)
@@ -133,12 +124,12 @@ def after_attention(
     layer: LayerWeights,
     config: ModelConfig,
     backend: Backend,
-    add: AddAdapters = _add_nothing,
+    add: AddAdapters | None = None,
 ) -> Tensor:
     """Compute x [T, hidden] + output(attended [T, heads · head_dim])."""
-    is_plain = layer.attention_norm is None
     # Without a norm in between, the product can add the residual itself, in one pass.
-    output = _product("output", layer.output, attended, add, x if is_plain else None)
+    after = Around(residual=x if layer.attention_norm is None else None)
+    output = backend.product(layer.output, attended, after, _to("output", add))
     if layer.attention_norm is None:
         return output
     return x + backend.rms_norm(output, layer.attention_norm, config.rms_norm_eps)
@@ -156,7 +147,7 @@ def attention_block(
     cache: Tensor,
     attention: Attention,
     backend: Backend,
-    add: AddAdapters = _add_nothing,
+    add: AddAdapters | None = None,
     beside: Tensor | None = None,
 ) -> Tensor:
     """Compute x [T, hidden] + attention(norm(x)); write the step's keys and values into `cache`.
@@ -175,19 +166,19 @@ def mlp_block(
     layer: LayerWeights,
     config: ModelConfig,
     backend: Backend,
-    add: AddAdapters = _add_nothing,
+    add: AddAdapters | None = None,
 ) -> Tensor:
     """Compute x [T, hidden] + down(silu(gate) · up) of norm(x), or with GELU, or with several
     experts. `add` gets the name, input and output of every product but those of experts.
     """
     eps = config.rms_norm_eps
-    normed = backend.rms_norm(x, layer.mlp_norm, eps)
     if layer.experts is not None:
-        mixed = backend.mix_experts(normed, layer.experts)
+        mixed = backend.mix_experts(backend.rms_norm(x, layer.mlp_norm, eps), layer.experts)
         return x + (summed_over_ranks(mixed) if layer.experts.is_split else mixed)
-    gate_up = _product("gate_up", layer.gate_up, normed, add)
-    gated = backend.silu_mul(gate_up) if config.activation == "silu" else backend.gelu_mul(gate_up)
-    down = _product("down", layer.down, gated, add, x if layer.branch_norm is None else None)
+    around = Around(layer.mlp_norm, eps, config.activation)
+    gated = backend.product(layer.gate_up, x, around, _to("gate_up", add))
+    after = Around(residual=x if layer.branch_norm is None else None)
+    down = backend.product(layer.down, gated, after, _to("down", add))
     if layer.branch_norm is None:
         return down
     return x + backend.rms_norm(down, layer.branch_norm, eps)
@@ -212,7 +203,7 @@ def layer_states(
     for index, (layer, cache) in enumerate(zip(layers, kv_cache.unbind(0), strict=True)):
         yield x
         planned = attention if layer.window is None else local
-        add = _add_nothing if step.adapters is None else partial(step.adapters.add, index)
+        add = None if step.adapters is None else partial(step.adapters.add, index)
         x = attention_block(x, layer, config, cache, planned, backend, add)
         x = mlp_block(x, layer, config, backend, add)
     yield x

@@ -1,8 +1,9 @@
-"""The parts of a layer except products: norms, activation, rotation, attention over the KV cache.
+"""The parts of a layer: products with norms and activation, rotation, attention over the KV cache.
 
 A backend plans the work that all layers share once per step. Native layers need no backend.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,7 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker.ops.experts import Experts, mix_experts
+from worker.ops.linear import Linear
 from worker.ops.paged_attention import paged_attention, write_kv
+from worker.ops.parallel import RowParallelLinear
 from worker.ops.rope import RopeTable, apply_rope_
 from worker.ops.sample import DeviceDraw, DeviceMask, draw_columns, mask_rows
 from worker.ops.step import StepTensors
@@ -31,12 +34,28 @@ class AttentionShape:
 
 
 @dataclass(frozen=True, slots=True)
+class Around:
+    """The parts of a layer around a product: the weight [in] of the `norm` of its inputs; then the
+    activation, for a `gate` of "silu" or "gelu", or the `residual` [T, out] that is added.
+    """
+
+    norm: Tensor | None = None
+    eps: float = 0.0
+    gate: str | None = None
+    residual: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class HeadNorms:
     """Weights [head_dim] of the norms of each query and each key, applied before their rotation."""
 
     query: Tensor
     key: Tensor
     eps: float
+
+
+# Adds the adapters' part of a product, if any: from the input x, to the output y, in place.
+AddTo = Callable[[Tensor, Tensor], None] | None
 
 
 class Attention(Protocol):
@@ -81,14 +100,18 @@ class Backend(Protocol):
     def plan(self, step: StepTensors, shape: AttentionShape, rope: RopeTable) -> Attention:
         """Plan attention of a step; `rope` is the table of all positions. Waits for no device."""
 
+    def product(self, linear: Linear, x: Tensor, around: Around, add: AddTo) -> Tensor:
+        """Compute y [T, out] of norm(x) [T, in], and let `add` add to it. Return y, y + residual,
+        or what `gated` makes of y.
+        """
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Compute x [T, H] / rms(x) · weight [H], in x's dtype."""
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """Compute silu(gate) · up [T, I] of gate_up [T, 2 · I] (Shazeer, arXiv:2002.05202)."""
-
-    def gelu_mul(self, gate_up: Tensor) -> Tensor:
-        """Compute gelu(gate) · up [T, I] of gate_up [T, 2 · I], the GELU by tanh."""
+    def gated(self, gate_up: Tensor, gate: str = "silu") -> Tensor:
+        """Compute silu(gate) · up [T, I] of gate_up [T, 2 · I] (Shazeer, arXiv:2002.05202); for a
+        `gate` of "gelu", with the GELU by tanh.
+        """
 
     def mix_experts(self, x: Tensor, experts: Experts) -> Tensor:
         """Compute the weighted sum of the chosen experts' results for rows x [T, H]."""
@@ -109,12 +132,25 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return functional.rms_norm(x, weight.shape, weight, eps)
 
 
+def composed(backend: Backend, linear: Linear, x: Tensor, around: Around, add: AddTo) -> Tensor:
+    """Compute `Backend.product` one part after the other."""
+    if around.norm is not None:
+        x = backend.rms_norm(x, around.norm, around.eps)
+    if isinstance(linear, RowParallelLinear):  # each rank has a part of the adapters' sum, too
+        return linear(x, around.residual, add)
+    y = linear(x, residual=around.residual)
+    if add is not None:
+        add(x, y)
+    return y if around.gate is None else backend.gated(y, around.gate)
+
+
 class TorchBackend:
     """The reference, for any device; implements `Backend`."""
 
     name = "torch"
     draw = staticmethod(draw_columns)
     mask = staticmethod(mask_rows)
+    product = composed
 
     def plan(self, step: StepTensors, shape: AttentionShape, rope: RopeTable) -> Attention:
         return _TorchAttention(step, shape, rope.rows(step.positions))
@@ -122,17 +158,14 @@ class TorchBackend:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return rms_norm(x, weight, eps)
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return functional.silu(gate).mul_(up)
-
-    def gelu_mul(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return functional.gelu(gate, approximate="tanh").mul_(up)
+    def gated(self, gate_up: Tensor, gate: str = "silu") -> Tensor:
+        x, up = gate_up.chunk(2, dim=-1)
+        active = functional.silu(x) if gate == "silu" else functional.gelu(x, approximate="tanh")
+        return active.mul_(up)
 
     def mix_experts(self, x: Tensor, experts: Experts) -> Tensor:
         """Run one expert after the other, and wait for the choice of experts."""
-        return mix_experts(x, experts, self.silu_mul)
+        return mix_experts(x, experts, self.gated)
 
 
 TORCH = TorchBackend()

@@ -32,7 +32,7 @@ class FlashBackend:
     def __init__(self, base: Backend, flash_attn_varlen_func: Any) -> None:
         self._plan_base = base.plan
         self._attend = flash_attn_varlen_func
-        self.rms_norm, self.silu_mul, self.gelu_mul = base.rms_norm, base.silu_mul, base.gelu_mul
+        self.product, self.rms_norm, self.gated = base.product, base.rms_norm, base.gated
         self.mix_experts, self.draw, self.mask = base.mix_experts, base.draw, base.mask
 
     def plan(self, step: StepTensors, shape: AttentionShape, rope: RopeTable) -> Attention:

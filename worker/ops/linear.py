@@ -92,10 +92,10 @@ class DenseLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight
-        self._bias = bias
+        self.bias = bias
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        y = functional.linear(x, self.weight, self._bias)
+        y = functional.linear(x, self.weight, self.bias)
         return y if residual is None else y.add_(residual)
 
     def rows(self, indices: Tensor) -> Tensor:

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.ops.backends import Attention, AttentionShape, HeadNorms
+from worker.ops.backends import AddTo, Around, Attention, AttentionShape, HeadNorms, composed
 from worker.ops.experts import Experts, mix_experts
+from worker.ops.linear import DenseLinear, Linear
 from worker.ops.rope import RopeTable
 from worker.ops.step import StepTensors
-from worker.ops.triton import attention, draws, fused
+from worker.ops.triton import attention, dense, draws, fused
 from worker.ops.triton import experts as grouped
 
 # The multiprocessors assumed for the interpreter.
@@ -22,37 +23,36 @@ class TritonBackend:
     name = "triton"
     draw = staticmethod(draws.draw)
     mask = staticmethod(draws.mask_rows)
+    gated = staticmethod(fused.gated_mul)
 
     def __init__(self, device: torch.device) -> None:
         self._num_sms = _INTERPRETED_SMS
         if device.type == "cuda":
             self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+        self._arrivals = torch.zeros(dense.PROGRAMS, dtype=torch.int32, device=device)
 
     def plan(self, step: StepTensors, shape: AttentionShape, rope: RopeTable) -> Attention:
         """Allocate memory for partial results; its size depends on the step's shape alone."""
         planned = attention.plan(step, shape, self._num_sms)
         return _TritonAttention(planned, rope)
 
+    def product(self, linear: Linear, x: Tensor, around: Around, add: AddTo) -> Tensor:
+        """Launch one kernel for few rows of a small dense weight without adapters."""
+        is_few = add is None and 0 < len(x) <= dense.MAX_ROWS
+        if is_few and isinstance(linear, DenseLinear) and linear.weight.numel() <= dense.MAX_SIZE:
+            return dense.multiply(x, linear.weight, linear.bias, around, self._arrivals)
+        return composed(self, linear, x, around, add)
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out = torch.empty_like(x)
         fused.rms_norm(x, weight, eps, out)
         return out
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-        fused.silu_mul(gate_up, out)
-        return out
-
-    def gelu_mul(self, gate_up: Tensor) -> Tensor:
-        out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-        fused.gelu_mul(gate_up, out)
-        return out
-
     def mix_experts(self, x: Tensor, experts: Experts) -> Tensor:
         """Run grouped products; without stacks, run torch's loop over experts."""
         if experts.stacks is None:
-            return mix_experts(x, experts, self.silu_mul)
-        return grouped.mix_experts(x, experts, experts.stacks, self.silu_mul)
+            return mix_experts(x, experts, self.gated)
+        return grouped.mix_experts(x, experts, experts.stacks, self.gated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,6 @@ class _TritonAttention:
         window: int | None = None,
         scales: Tensor | None = None,
     ) -> Tensor:
-        rows, heads, dim = queries.shape
-        out = queries.new_empty(rows, heads * dim)
+        out = queries.new_empty(len(queries), queries.shape[1] * queries.shape[2])
         attention.run(queries, cache, self.planned, out, window, scales)
         return out

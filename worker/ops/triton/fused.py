@@ -30,16 +30,18 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         _rms_norm_kernel[(rows,)](x, weight, out, eps, width, *strides, tile=tile)
 
 
-def silu_mul(gate_up: Tensor, out: Tensor) -> None:
-    """Write silu(gate) · up to `out` [T, I], of gate_up [T, 2 · I]: gates, then gated values."""
-    _gated_mul(gate_up, out, is_gelu=False)
-
-
-def gelu_mul(gate_up: Tensor, out: Tensor) -> None:
-    """Write gelu(gate) · up as `silu_mul` does; the GELU is by tanh: gate / (1 + exp(-2u)), with u
-    = sqrt(2 / pi) (g + 0.044715 g³).
+def gated_mul(gate_up: Tensor, gate: str = "silu") -> Tensor:
+    """Compute silu(gate) · up [T, I] of gate_up [T, 2 · I]: gates, then gated values. For "gelu" it
+    is gelu(gate) · up, by tanh: gate / (1 + exp(-2u)), with u = sqrt(2 / pi) (g + 0.044715 g³).
     """
-    _gated_mul(gate_up, out, is_gelu=True)
+    rows, width = len(gate_up), gate_up.shape[1] // 2
+    out = gate_up.new_empty(rows, width)
+    if rows:
+        tile = min(_TILE, triton.next_power_of_2(width))
+        _gated_mul_kernel[(rows, triton.cdiv(width, tile))](
+            gate_up, out, width, gate_up.stride(0), out.stride(0), tile=tile, gate=gate
+        )
+    return out
 
 
 def rotate_and_write(
@@ -84,15 +86,6 @@ def rotate_and_write(
     )
 
 
-def _gated_mul(gate_up: Tensor, out: Tensor, *, is_gelu: bool) -> None:
-    rows, width = out.shape
-    if rows:
-        tile = min(_TILE, triton.next_power_of_2(width))
-        _gated_mul_kernel[(rows, triton.cdiv(width, tile))](
-            gate_up, out, width, gate_up.stride(0), out.stride(0), tile=tile, is_gelu=is_gelu
-        )
-
-
 @triton.jit
 def _rms_norm_kernel(
     x: tl.tensor,
@@ -122,18 +115,24 @@ def _gated_mul_kernel(
     stride_gate_up: tl.tensor,
     stride_out: tl.tensor,
     tile: tl.constexpr,
-    is_gelu: tl.constexpr,
+    gate: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * tile + tl.arange(0, tile)
     inside = columns < width
     gates = gate_up + row * stride_gate_up + columns
-    gate = tl.load(gates, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(gates, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gates + width, mask=inside, other=0.0).to(tl.float32)
-    steep = gate
-    if is_gelu:
-        steep = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # 2 · sqrt(2 / pi)
-    tl.store(out + row * stride_out + columns, gate / (1.0 + tl.exp(-steep)) * up, mask=inside)
+    tl.store(out + row * stride_out + columns, gated(x, up, gate), mask=inside)
+
+
+@triton.jit
+def gated(x: tl.tensor, up: tl.tensor, gate: tl.constexpr) -> Any:
+    """Return silu(x) · up or gelu(x) · up, by the name of the gate, of float32 values."""
+    steep = x
+    if gate == "gelu":
+        steep = 1.5957691216057308 * (x + 0.044715 * x * x * x)  # 2 · sqrt(2 / pi)
+    return x / (1.0 + tl.exp(-steep)) * up
 
 
 @triton.jit

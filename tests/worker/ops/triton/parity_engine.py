@@ -18,7 +18,9 @@ from worker.executor.graphs import DecodeGraphs
 from worker.executor.interface import Executor
 from worker.executor.model_runner import ModelRunner
 from worker.executor.start import build_executor
+from worker.models.llama import LlamaModel
 from worker.ops.backends import TORCH
+from worker.ops.linear import DenseLinear, Linear
 from worker.types import Adapter, SamplingParams
 
 CONFIG = {
@@ -70,11 +72,26 @@ def executor(checkpoint: Path, backend: str) -> Executor:
     return build_executor(engine_config(checkpoint, backend))[0]
 
 
+def with_dense_weights(model: LlamaModel) -> LlamaModel:
+    """Give the layers the weights that they have on a GPU; a CPU packs them."""
+    sizes = {"qkv": 80, "output": 48, "gate_up": 80, "down": 48}
+
+    def dense(linear: Linear, outputs: int) -> Linear:
+        return DenseLinear(linear.rows(torch.arange(outputs, device=model.device)))
+
+    layers = [
+        replace(layer, **{name: dense(getattr(layer, name), size) for name, size in sizes.items()})
+        for layer in model.layers
+    ]
+    return replace(model, layers=tuple(layers))
+
+
 def graphed(checkpoint: Path) -> Executor:
     built, _ = build_executor(engine_config(checkpoint, "triton"))
     assert isinstance(built, ModelRunner)
     (model, _), adapters, device = built._awake(), built._adapters, PoisonedGraphs()
     assert adapters is not None
+    model = with_dense_weights(model)
 
     def cache() -> torch.Tensor:
         made = torch.zeros(1, 201, 2, 1, 8, 16, device=model.device)

@@ -19,6 +19,7 @@ ALL_RUNS = [
     (["parity_attention.py"], MERGING),
     (["parity_attention.py"], f"not ({MERGING})"),
     (["parity_draws.py"], ""),
+    (["parity_dense.py"], ""),
     (["parity_experts.py", "parity_fused.py"], ""),
     (["parity_lora.py", "parity_rejection.py"], ""),
     (["parity_models.py"], ""),
@@ -32,7 +33,7 @@ ALL_RUNS = [
 # Models and engines run the same kernels again.
 KERNELS = [
     f"parity_{name}.py"
-    for name in ("draws", "experts", "fused", "lora", "planes", "quantized", "rejection")
+    for name in ("dense", "draws", "experts", "fused", "lora", "planes", "quantized", "rejection")
 ]
 RUNS = by_depth([(["parity_attention.py"], ""), (KERNELS, "")], ALL_RUNS)
 

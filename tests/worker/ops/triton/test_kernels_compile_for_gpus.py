@@ -2,7 +2,9 @@
 accepts more. Fake tensors have shapes and no values, so that to wait for a value is an error.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -12,9 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.depth import some
 from tests.support.model.block_weights import random_blocks
+from worker.models.config import ModelConfig
 from worker.ops.drafted import AcceptedPrefixes, DraftBatch
 from worker.ops.linear import DenseLinear
 from worker.ops.lora import Product
@@ -304,6 +308,89 @@ def test_packed_products(
 
 
 @pytest.mark.parametrize(
+    ("capability", "dtype"),
+    some([(HOPPER, torch.bfloat16), (AMPERE, torch.float16), (AMPERE, torch.float32)]),
+)
+@pytest.mark.usefixtures("fake_tensors")
+def test_products_of_few_rows(
+    capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sizes are SmolLM2-135M's; a kernel takes any number of rows."""
+    from worker.ops.backends import Around
+    from worker.ops.triton import dense
+
+    compiled, kernels = compiling(dense, capability, monkeypatch)
+    with torch.device("cuda"):
+        weights = [torch.empty(*n, dtype=dtype) for n in ((3072, 576), (576, 1536), (9000, 576))]
+        arrivals = ints(dense.PROGRAMS)
+        norm, bias = torch.empty(576), torch.empty(3072, dtype=dtype)
+        narrow = [torch.empty(count, 576, dtype=dtype) for count in (1, 2, 16)]
+        x, wide = narrow[-1], torch.empty(16, 1536, dtype=dtype)
+    for run in some((0, 1, 2)):
+        if run == 0:
+            dense.multiply(x, weights[0], bias, Around(norm, 1e-5, "silu"), arrivals)
+        elif run == 1:
+            dense.multiply(wide, weights[1], None, Around(residual=x), arrivals)
+        else:
+            dense.multiply(x, weights[2], None, Around(norm, 1e-5), arrivals)
+    assert set(compiled) == kernels
+    kinds: set[str] = set()
+    monkeypatch.setattr(dense, "_product_kernel", Recorder(dense._product_kernel._kernel, kinds))
+    for x in narrow:
+        dense.multiply(x, weights[0], bias, Around(norm, 1e-5, "silu"), arrivals)
+    assert len(kinds) == 1
+
+
+class Launches(TorchDispatchMode):
+    """Records launches: of torch's operations that are no views, and of kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if not func.is_view and "empty" not in func.__name__ and func.namespace != "prim":
+            self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+    def watch(self, module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in [name for name in vars(module) if name.endswith("_kernel")]:
+            launch = partial(self._launch, name)
+            monkeypatch.setattr(module, name, defaultdict(lambda launch=launch: launch))
+
+    def _launch(self, name: str, *_args: Any, **_named: Any) -> None:
+        self.names.append(name)
+
+
+@pytest.mark.usefixtures("fake_tensors")
+def test_a_layer_of_few_rows_is_seven_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    from worker.models import llama
+    from worker.ops.triton import attention, dense, fused
+    from worker.ops.triton.backend import TritonBackend
+
+    config = ModelConfig("", 99, 576, 1536, 1, 9, 3, 64, 999, rms_norm_eps=1e-5, rope_theta=1e4)
+    shapes = ((960, 576), (576, 576), (3072, 576), (576, 1536))
+    qkv, output, gate_up, down = (DenseLinear(torch.empty(shape)) for shape in shapes)
+    norm = torch.empty(576)
+    layer = llama.LayerWeights(norm, qkv, output, norm, gate_up, down)
+    rope, cache = RopeTable(norm, norm), torch.empty(1, 99, 2, 3, 16, 64)
+    backend, launches = TritonBackend(torch.device("cpu")), Launches()
+    for module in (attention, dense, fused):
+        launches.watch(module, monkeypatch)
+    attended = ["_rotate_and_write_kernel", "_split_kernel", "_merge_kernel"]
+    few = ["_product_kernel", *attended, *["_product_kernel"] * 3]
+    for rows in (1, 16, 17):
+        launches.names.clear()
+        step, x = make_step(rows, rows, 32, 500), torch.empty(rows, 576)
+        with launches:
+            list(llama.layer_states(x, [layer], config, rope, cache, step, backend))
+        assert (launches.names == few) == (rows <= 16)
+    assert len(launches.names) == 12
+
+
+@pytest.mark.parametrize(
     ("capability", "dtype"), some([(HOPPER, torch.bfloat16), (AMPERE, torch.float32)])
 )
 @pytest.mark.usefixtures("fake_tensors")
@@ -328,8 +415,8 @@ def test_fused_kernels(capability: int, monkeypatch: pytest.MonkeyPatch) -> None
     compiled, kernels = compiling(fused, capability, monkeypatch)
     x, out, weight = (torch.empty(*n, dtype=torch.bfloat16) for n in ((4, 576), (4, 576), (576,)))
     fused.rms_norm(x, weight, 1e-5, out)
-    fused.silu_mul(torch.empty(4, 3072, dtype=torch.bfloat16), torch.empty(4, 1536))
-    fused.gelu_mul(torch.empty(4, 3072, dtype=torch.bfloat16), torch.empty(4, 1536))
+    fused.gated_mul(torch.empty(4, 3072, dtype=torch.bfloat16), "silu")
+    fused.gated_mul(torch.empty(4, 3072, dtype=torch.bfloat16), "gelu")
     step, qkv = make_step(4, 4, 8, 99), torch.empty(4, 15 * 64, dtype=torch.bfloat16)
     table, norms = RopeTable(torch.empty(99, 64), torch.empty(99, 64)), HeadNorms(x, x, 1e-5)
     cache = torch.empty(9, 2, 3, 16, 64, dtype=torch.bfloat16)
