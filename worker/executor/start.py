@@ -191,7 +191,11 @@ def step_bytes(
         slot = None if adapters is None else 0
         step = largest_step(config.scheduler, config.block_size, slot)
         how = (model, lambda: model, tried, make_drafter(2))
-        return execute(ModelRunner(*how, adapters=adapters), step)
+        runner = ModelRunner(*how, adapters=adapters)
+        if graphs is None:  # whose captures also compile the kernels of few rows
+            limits = dataclasses.replace(config.scheduler, max_num_batched_tokens=1)
+            execute(runner, largest_step(limits, config.block_size))
+        return execute(runner, step)
 
     with fitting("the largest step beside the weights", _FOR_STEPS):
         num_bytes = 0
