@@ -126,16 +126,17 @@ class _Captured:
         state.copy_(x)
 
     def replay(self, size: int, step: StepTensors) -> tuple[Tensor, list[Tensor]]:
-        model, count = self._model, len(step.token_ids)
+        model, count = self._model, step.token_ids.shape[0]
         own = (step.token_ids, step.positions, step.slots)
         torch.stack(own, out=self._rows[:, :count])
         self._rows[:, count:size] = self._padding
         attention = model.backend.plan(step, self._shape, model.rope)
         queries = self._queries[:count].view(count, -1, self._shape.head_dim)
+        attended = self._attended[:count]
         *pieces, last = self._pieces[size]
         for piece, layer, cache in zip(pieces, model.layers, self._caches, strict=True):
             piece()
-            self._attended[:count] = llama.attend(queries, layer, cache, attention)
+            attended.copy_(llama.attend(queries, layer, cache, attention))
         last()
         states = {layer: stored[:count] for layer, stored in self._stored.items()}
         return states[len(pieces)], [states[layer] for layer in self._layers]

@@ -110,8 +110,8 @@ def run(
     `worker.ops.paged_attention`.
     """
     step, shape = plan.step, plan.shape
-    size = len(step.context_lens)
-    if not size or not len(queries):
+    size, num_rows = step.context_lens.shape[0], queries.shape[0]
+    if not size or not num_rows:
         return
     sharing = shape.heads // shape.kv_heads
     common: tuple[Any, ...] = (
@@ -154,12 +154,12 @@ def run(
     if plan.has_chunks:
         tile, how = _chunk_launch(queries)
         tile = max(tile, _power_of_2(sharing))
-        num_tiles = len(queries) // (tile // sharing) + size
+        num_tiles = num_rows // (tile // sharing) + size
         _chunk_kernel[(num_tiles, shape.kv_heads)](*common, tile_rows=tile, **how, **constants)
 
 
 def _run_short(common: tuple[Any, ...], constants: dict[str, Any], plan: AttentionPlan) -> None:
-    shape, size = plan.shape, len(plan.step.context_lens)
+    shape, size = plan.shape, plan.step.context_lens.shape[0]
     sharing = shape.heads // shape.kv_heads
     tile = max(_SHORT_TILE, _power_of_2(sharing))
     num_tiles = size * -(-plan.rows // (tile // sharing))

@@ -78,6 +78,7 @@ class _TritonAttention:
         window: int | None = None,
         scales: Tensor | None = None,
     ) -> Tensor:
-        out = queries.new_empty(len(queries), queries.shape[1] * queries.shape[2])
+        rows, heads, dim = queries.shape
+        out = queries.new_empty(rows, heads * dim)
         attention.run(queries, cache, self.planned, out, window, scales)
         return out
