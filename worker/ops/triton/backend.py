@@ -38,7 +38,7 @@ class TritonBackend:
 
     def product(self, linear: Linear, x: Tensor, around: Around, add: AddTo) -> Tensor:
         """Launch one kernel for few rows of a small dense weight without adapters."""
-        is_few = add is None and 0 < len(x) <= dense.MAX_ROWS
+        is_few = add is None and 0 < x.shape[0] <= dense.MAX_ROWS
         if is_few and isinstance(linear, DenseLinear) and linear.weight.numel() <= dense.MAX_SIZE:
             return dense.multiply(x, linear.weight, linear.bias, around, self._arrivals)
         return composed(self, linear, x, around, add)

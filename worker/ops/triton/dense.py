@@ -44,12 +44,10 @@ def multiply(
     x: Tensor, weight: Tensor, bias: Tensor | None, around: Around, arrivals: Tensor
 ) -> Tensor:
     """Compute `Backend.product` of x [T, in], 1 to `MAX_ROWS` rows, and weight [out, in]: [T, out],
-    or with an activation [T, out / 2]. `arrivals`, `PROGRAMS` int32, are zero before
-    and after; launches that share them follow one another.
-
-    Twin: `worker.ops.backends.composed`.
+    or with an activation [T, out / 2]. `arrivals`, `PROGRAMS` int32, are zero before and after, and
+    launches that share them follow one another. Twin: `worker.ops.backends.composed`.
     """
-    rows, (width, inner) = len(x), weight.shape
+    rows, (width, inner) = x.shape[0], weight.shape
     outputs, residual = width if around.gate is None else width // 2, around.residual
     tile_inner = _FLOAT32_TILE_INNER if x.dtype is torch.float32 else _TILE_INNER
     tiles, spans = triton.cdiv(outputs, _TILE_OUTPUTS), triton.cdiv(inner, tile_inner)
