@@ -37,7 +37,7 @@ import torch
 from measuring import Table, command_line, numbers, write_results
 from torch import Tensor
 
-from worker.config import CacheConfig, SchedulerConfig, SimConfig, SpeculativeConfig
+from worker.config import CacheConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.features.adapters import Adapters, AdapterSlots
 from worker.engine.features.speculation import Speculation
 from worker.engine.messages import AddRequest
@@ -56,6 +56,7 @@ from worker.ops.noise import Stream
 from worker.ops.rope import make_rope_table
 from worker.ops.sample import Sampler
 from worker.ops.step import StepAdapters, StepTensors
+from worker.sim.config import SimConfig
 from worker.sim.runner import SimExecutor, SimLimits
 from worker.types import Adapter, SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 

@@ -9,7 +9,8 @@ import msgspec
 from base.flags import near
 from fleet.errors import UsageError
 from fleet.sim.living_worker import WorkerSettings
-from worker.config import CacheConfig, SchedulerConfig, SimConfig
+from worker.config import CacheConfig, SchedulerConfig
+from worker.sim.config import SimConfig
 from worker.sim.settings import PRESETS, apply
 
 BLOCK_TOKENS = 16

@@ -9,13 +9,14 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from fleet.sim.virtual_kv import Connect, VirtualKv
-from worker.config import CacheConfig, SchedulerConfig, SimConfig
+from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.cache.cache_events import CacheEvent
 from worker.engine.core import EngineCore
 from worker.engine.features.remote_kv import RemoteKv
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.engine.pipeline import InlinePipeline
 from worker.engine.scheduling.scheduler import Scheduler
+from worker.sim.config import SimConfig
 from worker.sim.runner import SimExecutor, SimLimits
 from worker.types import EngineStats, KvSource, SamplingParams
 

@@ -17,14 +17,7 @@ from worker.cli.kv import kv_events_config, kv_offloading_config, kv_transfer_co
 from worker.cli.server import api_config, read_chat_template, tls_config
 from worker.cli.speculation import speculative_config
 from worker.cli.table import DIALECT, FLAGS
-from worker.config import (
-    EngineConfig,
-    LoraConfig,
-    LoraModule,
-    SchedulerConfig,
-    ServeConfig,
-    SimConfig,
-)
+from worker.config import EngineConfig, LoraConfig, LoraModule, SchedulerConfig, ServeConfig
 from worker.errors import ConfigError
 from worker.logits_processors import load
 from worker.tokenizer.checkpoint import Checkpoint, read_checkpoint
@@ -108,7 +101,7 @@ def resolve(
         or environment.get("PYTHONHASHSEED")
         or None,
         scheduler=scheduler,
-        sim=SimConfig() if shelf is None else shelf.sim_config(options, checkpoint, eos_token_ids),
+        sim=None if shelf is None else shelf.sim_config(options, checkpoint, eos_token_ids),
         kv_events=kv_events_config(options, api.served_model_names[0], environment),
         eos_token_ids=eos_token_ids,
         speculative=speculative,

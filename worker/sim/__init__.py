@@ -2,6 +2,6 @@
 
 `runner` is the executor (`latency` its times, `tokens` its answers, `random` its draws),
 `tokenizer` makes texts of its tokens. `injection` has the faults of the HTTP process (`faults`
-their settings). `settings` parses and shows the simulator's settings; `flags` is its part of the
-command line.
+their settings). `config` is the frozen configuration of both, `flags` their part of the command
+line; `settings` parses and shows the simulator's settings.
 """

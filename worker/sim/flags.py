@@ -4,9 +4,9 @@ import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from worker.config import FaultConfig, SimConfig
 from worker.errors import ConfigError
 from worker.sim import tokenizer as sim
+from worker.sim.config import FaultConfig, SimConfig
 from worker.sim.settings import MODES, PRESETS, SETTINGS, Kind, Setting, apply
 from worker.tokenizer.checkpoint import Checkpoint
 

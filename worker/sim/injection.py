@@ -29,10 +29,11 @@ from worker.api.http.exchange import (
     Unauthorized,
     error_body,
 )
-from worker.config import FaultConfig, ServeConfig
+from worker.config import ServeConfig
 from worker.engine.messages import Configure
 from worker.errors import ConfigError, EngineDeadError, RequestError
 from worker.sim import settings as sim_settings
+from worker.sim.config import FaultConfig, settings_in
 from worker.sim.faults import (
     ALL_FAILURES,
     FAILURES,
@@ -95,8 +96,9 @@ class FaultInjection:
         self._reply_headers: Headers = tuple(
             (name.encode(), value.encode()) for name, value in setup.reply_headers
         )
-        self._seed = config.engine.sim.seed
-        self._sim_at_start = config.engine.sim if config.engine.engine == "sim" else None
+        sim = settings_in(config.engine)
+        self._seed = sim.seed
+        self._sim_at_start = sim if config.engine.engine == "sim" else None
         self._engine = engine
         self._clock = clock
         self._die = die

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from worker.config import SimConfig
+from worker.sim.config import SimConfig
 from worker.sim.random import bits, normal, stream
 from worker.types import SampleSpec, ScheduledSequence, SchedulerOutput
 

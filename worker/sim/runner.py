@@ -14,9 +14,10 @@ from typing import Any
 
 import msgspec
 
-from worker.config import EngineConfig, SimConfig
+from worker.config import EngineConfig
 from worker.errors import CRASH_STATUS, ConfigError
 from worker.executor.interface import HostExecutor
+from worker.sim.config import SimConfig, settings_in
 from worker.sim.latency import Capacity, LatencyModel, build_model, is_decoding, transfer_seconds
 from worker.sim.tokens import TokenSource, pooled_states
 from worker.types import (
@@ -377,4 +378,4 @@ def build_sim_executor(config: EngineConfig) -> tuple[SimExecutor, int]:
         num_blocks = DEFAULT_SIM_BLOCKS
     limits = SimLimits(num_blocks, config.block_size, config.scheduler.max_num_seqs)
     moves_kv = config.kv_transfer is not None
-    return SimExecutor(config.sim, RealTime(), limits, moves_kv=moves_kv), num_blocks
+    return SimExecutor(settings_in(config), RealTime(), limits, moves_kv=moves_kv), num_blocks

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from worker.config import SimConfig
 from worker.errors import ConfigError
+from worker.sim.config import SimConfig
 from worker.sim.latency import MAX_STD_SHARE, MODELS
 from worker.sim.tokens import OUTPUT_LENGTHS
 

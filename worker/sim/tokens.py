@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hashlib import shake_128
 from math import log
 
-from worker.config import SimConfig
+from worker.sim.config import SimConfig
 from worker.sim.random import bits, normal, stream
 from worker.sim.tokenizer import HIDDEN_SIZE
 from worker.types import SampleSpec, SamplingParams, TokenLogprobs

@@ -14,8 +14,9 @@ from fleet.sim.fast_worker import BlockCache, FastWorker, chain
 from fleet.sim.living_worker import Answered, LivingWorker, WorkerGoneError, WorkerSettings
 from fleet.sim.virtual_time import run_in_virtual_time
 from tests.depth import examples
-from worker.config import CacheConfig, SchedulerConfig, SimConfig
+from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.cache.cache_events import BlockRemoved, BlocksStored, CacheEvent
+from worker.sim.config import SimConfig
 
 WORKER = WorkerSettings(
     SimConfig(

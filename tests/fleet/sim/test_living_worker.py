@@ -9,7 +9,8 @@ import pytest
 
 from fleet.sim.living_worker import LivingWorker, WorkerSettings
 from fleet.sim.virtual_time import run_in_virtual_time
-from worker.config import CacheConfig, SchedulerConfig, SimConfig
+from worker.config import CacheConfig, SchedulerConfig
+from worker.sim.config import SimConfig
 
 SETTINGS = WorkerSettings(
     SimConfig(

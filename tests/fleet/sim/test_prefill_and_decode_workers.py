@@ -18,7 +18,8 @@ from fleet.sim.living_worker import Answered, LivingWorker, WorkerSettings
 from fleet.sim.virtual_fleet import ServedPrompt, Simulation, VirtualFleet
 from fleet.sim.virtual_kv import VirtualKv
 from fleet.sim.virtual_time import run_in_virtual_time
-from worker.config import CacheConfig, SchedulerConfig, SimConfig
+from worker.config import CacheConfig, SchedulerConfig
+from worker.sim.config import SimConfig
 
 PREFILL, BASE, TRANSFER = 1 / 1000, 0.01, 0.0001  # seconds: of a token, a step, a token of KV
 WORKER = WorkerSettings(

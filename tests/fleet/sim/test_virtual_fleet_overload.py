@@ -17,7 +17,8 @@ from picker.decisions.decision import Decision, Watchers
 from picker.errors import RefusedError
 from picker.flowcontrol.shell.controller import FlowController
 from picker.requestcontrol.headers import FAIRNESS_ID, OBJECTIVE
-from worker.config import CacheConfig, SchedulerConfig, SimConfig
+from worker.config import CacheConfig, SchedulerConfig
+from worker.sim.config import SimConfig
 
 DECODE_STEP_SECONDS = SimConfig().decode_base_seconds
 NUM_PROMPT = 32

@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from worker.config import ApiConfig, EngineConfig, FaultConfig, ServeConfig, SimConfig
+from worker.config import ApiConfig, EngineConfig, ServeConfig
 from worker.engine.messages import Command, CommandReply, Configure
 from worker.errors import EngineDeadError
+from worker.sim.config import FaultConfig, SimConfig
 from worker.sim.faults import FAILURES
 from worker.sim.injection import FaultInjection, StalledReply
 from worker.types import EngineStats

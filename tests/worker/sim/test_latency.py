@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from worker.config import SimConfig
+from worker.sim.config import SimConfig
 from worker.sim.latency import MODELS, Capacity, build_model, is_decoding
 from worker.types import SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 

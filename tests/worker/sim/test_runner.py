@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from tests.depth import examples
 from tests.support.model.whole_engine import outputs_of, tokens_of
-from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SimConfig
+from worker.config import CacheConfig, EngineConfig, SchedulerConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.errors import ConfigError
 from worker.sim import tokenizer as sim_tokens
+from worker.sim.config import SimConfig
 from worker.sim.runner import (
     RealTime,
     SimExecutor,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from worker.cli.flags import build_parser
-from worker.config import FaultConfig, SimConfig
 from worker.errors import ConfigError
 from worker.sim import faults
+from worker.sim.config import FaultConfig, SimConfig
 from worker.sim.flags import fault_config, sim_config
 from worker.sim.latency import Capacity, build_model
 from worker.sim.settings import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from worker.config import SimConfig
+from worker.sim.config import SimConfig
 from worker.sim.tokens import TokenSource, bucket_length
 from worker.types import SampleSpec, SamplingParams, TokenLogprobs
 

@@ -11,7 +11,8 @@ from fleet.policies import POLICIES
 from fleet.sim.living_worker import WorkerSettings
 from fleet.sim.virtual_fleet import ServedPrompt, Simulation, VirtualFleet
 from fleet.sim.virtual_time import run_in_virtual_time
-from worker.config import CacheConfig, SchedulerConfig, SimConfig
+from worker.config import CacheConfig, SchedulerConfig
+from worker.sim.config import SimConfig
 
 NUM_REQUESTS = 500
 RATE = 38.0  # two thirds of what four workers can do

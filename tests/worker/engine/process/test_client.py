@@ -16,7 +16,7 @@ import zmq.asyncio
 
 from tests.support.waiting import until
 from tests.support.worker.step_driver import make_request
-from worker.config import EngineConfig, KvEventsConfig, SimConfig
+from worker.config import EngineConfig, KvEventsConfig
 from worker.engine.messages import (
     AddRequest,
     Command,
@@ -34,6 +34,7 @@ from worker.engine.messages import (
 from worker.engine.process.client import EngineClient, Halts, RequestStream, StepObserver
 from worker.engine.process.supervision import Supervision
 from worker.errors import EngineDeadError, WorkerError
+from worker.sim.config import SimConfig
 from worker.sim.tokenizer import IM_END_ID, IM_START_ID, SimTokenizer
 from worker.types import FinishReason
 

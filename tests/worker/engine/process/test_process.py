@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tests.support.worker.step_driver import steps
-from worker.config import EngineConfig, SchedulerConfig, SimConfig, SpeculativeConfig
+from worker.config import EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest, EngineFailed, Vocabulary
 from worker.engine.process.__main__ import run
@@ -17,6 +17,7 @@ from worker.engine.process.build import build_core
 from worker.engine.process.heartbeat import Pulse, StepBudget
 from worker.engine.process.server import EngineSocket
 from worker.errors import ConfigError
+from worker.sim.config import SimConfig
 from worker.sim.runner import DEFAULT_SIM_BLOCKS
 from worker.types import EngineStats, SamplingParams
 
