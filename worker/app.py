@@ -360,13 +360,8 @@ class _Worker:
 
 
 # Fields of the engine's configuration that do not change answers.
-_WITHOUT_EFFECT_ON_ANSWERS = (
-    "kv_events",
-    "kv_transfer",
-    "kv_offloading",
-    "num_threads",
-    "lora",
-    "logits_processors",
+_WITHOUT_EFFECT_ON_ANSWERS = frozenset(
+    ("kv_events", "kv_transfer", "kv_offloading", "num_threads", "lora", "logits_processors")
 )
 
 

@@ -24,14 +24,9 @@ SIM_MODEL_NAME = "sim"
 _ANY_VOCAB_SIZE = 1 << 20  # it bounds no default
 MAX_BODY_BYTES_LIMIT = 64 << 20
 # Names in generation_config.json → the fields of requests whose defaults they set.
+_SAME = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty")
 _GENERATION_FIELDS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
+    **{name: name for name in (*_SAME, "frequency_penalty")},
     "max_new_tokens": "max_tokens",
 }
 

@@ -27,16 +27,10 @@ _GEMMA3_THETA = 1_000_000.0
 _TIED = ("gemma2", "gemma3_text", "smollm3")  # by default
 # Keys of GGUF that change the arithmetic, and the value that leaves it unchanged.
 _NEUTRAL_KEYS = {
-    "expert_count": 0,
-    "attention.clamp_kqv": 0,
-    "attention.max_alibi_bias": 0,
-    "attention.scale": 0,
-    "attention.temperature_scale": 0,
-    "logit_scale": 1,
-    "embedding_scale": 1,
-    "residual_scale": 1,
-    "attn_logit_softcapping": 0,
-    "final_logit_softcapping": 0,
+    **dict.fromkeys(("attention.clamp_kqv", "attention.max_alibi_bias", "attention.scale"), 0),
+    **dict.fromkeys(("attention.temperature_scale", "expert_count"), 0),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), 0),
+    **dict.fromkeys(("logit_scale", "embedding_scale", "residual_scale"), 1),
 }
 _MIXTURES = ("llama", "qwen3moe")  # GGUF architectures that may have experts
 # Keys whose change of the arithmetic is supported for some architectures.

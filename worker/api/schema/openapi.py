@@ -21,30 +21,26 @@ _EMPTY = frozenset({"health", "ping", "ping_post"})  # their errors have no body
 # One event; a stream ends with the data `[DONE]`.
 _EVENT: Json = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 
-_HEADERS: tuple[Json, ...] = (
-    {
-        "name": "x-request-id",
-        "in": "header",
-        "description": "Becomes part of the response's id, when it is short and printable",
-        "schema": {"type": "string"},
-    },
-    {
-        "name": "endpoint-load-metrics-format",
-        "in": "header",
-        "description": "text or json: the header endpoint-load-metrics reports the load, in an"
-        " answer that is not streamed",
-        "schema": {"type": "string"},
-    },
+
+def _text(name: str, place: str, description: str, **more: Any) -> Json:
+    schema = {"type": "string"}
+    return {"name": name, "in": place, **more, "description": description, "schema": schema}
+
+
+_HEADERS = (
+    _text(
+        "x-request-id",
+        "header",
+        "Becomes part of the response's id, when it is short and printable",
+    ),
+    _text(
+        "endpoint-load-metrics-format",
+        "header",
+        "text or json: the header endpoint-load-metrics reports the load, in an answer that is not"
+        " streamed",
+    ),
 )
-
-
-_MODEL_ID: Json = {
-    "name": "id",
-    "in": "path",
-    "required": True,
-    "description": "A served name; slashes in it may be escaped or not",
-    "schema": {"type": "string"},
-}
+_MODEL_ID = _text("id", "path", "A served name; slashes in it may be escaped or not", required=True)
 
 
 def package_version() -> str:

@@ -15,22 +15,9 @@ LONGEST_DELAY_SECONDS = 30.0
 # The fields that are not summed over engines; the names are unique in `EngineStats`.
 _GAUGES = frozenset(
     {
-        "num_running",
-        "num_waiting",
-        "num_deferred",
-        "kv_cache_usage",
-        "num_fetching",
-        "num_fetched",
-        "host_blocks",
-        "host_usage",
-        "disk_blocks",
-        "sleep_level",
-        "is_paused",
-        "num_restarts",
-        "stalled_seconds",
-        "num_speculative_tokens",
-        "loaded",
-        "awaited",
+        *("num_running", "num_waiting", "num_deferred", "kv_cache_usage", "num_fetching"),
+        *("num_fetched", "host_blocks", "host_usage", "disk_blocks", "sleep_level", "is_paused"),
+        *("num_restarts", "stalled_seconds", "num_speculative_tokens", "loaded", "awaited"),
     }
 )
 S = TypeVar("S", bound=msgspec.Struct)
