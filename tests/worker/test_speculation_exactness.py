@@ -15,9 +15,10 @@ import torch
 from tests.depth import by_depth
 from tests.support.model.reference_ops import probabilities
 from tests.support.model.toy_speculation import VOCAB, Chance, Drafting, Rules, Toy, fit
+from worker.ops import rejection_torch
 from worker.ops.drafted import AcceptedPrefixes, DraftBatch
 from worker.ops.noise import Purpose, gumbel_noise, uniforms
-from worker.ops.rejection import BLOCK, METHODS, STANDARD, accept, last_tokens, thresholds
+from worker.ops.rejection import BLOCK, METHODS, STANDARD, accept, thresholds
 from worker.ops.rejection_torch import log_normalizers, residuals
 from worker.types import SamplingParams
 
@@ -132,14 +133,14 @@ def recovers_from_the_target(
     """Replace a rejected draft by a draw from p, not from the residual."""
     nothing = torch.zeros_like(batch.proposals)
     whole = DraftBatch(batch.drafts, batch.scores, nothing, batch.num_drafts)
-    return last_tokens(whole, acceptance, noise)
+    return rejection_torch.last_tokens(whole, acceptance, noise)
 
 
 def recovers_by_the_number_that_rejected(
     batch: DraftBatch, acceptance: AcceptedPrefixes, noise: torch.Tensor, draws: torch.Tensor
 ) -> torch.Tensor:
     """Draw from the residual, but with the uniform number that decided the rejection."""
-    tokens = last_tokens(batch, acceptance, noise)
+    tokens = rejection_torch.last_tokens(batch, acceptance, noise)
     [rows] = (acceptance.num_accepted < batch.num_drafts).nonzero(as_tuple=True)
     places = acceptance.num_accepted[rows]
     own = batch.scores[rows, places]

@@ -66,7 +66,7 @@ class Sums(Protocol):
         """Return Σ max(w p - q, 0) at each drafted position: [B, K] float64."""
 
     def last_tokens(self, batch: DraftBatch, acceptance: AcceptedPrefixes, noise: Tensor) -> Tensor:
-        """Return the token [B] int64 after the accepted drafts, by noise [B, V] float32: from the
+        """Return the token [B] int64 after the accepted drafts, by Gumbel noise [B, V]: from the
         residual after a rejection (from p if rounding leaves the residual empty), else from the row
         after the drafts.
         """
@@ -110,6 +110,7 @@ def verify_batch(
     sums: Sums | None = None,
 ) -> list[DraftVerdict]:
     """Verify many sequences, each with the result of the sequence alone, bit for bit (on a CPU)."""
+    sums = sums or rejection_torch
     size = batch.drafts.shape[1]
     draws = np.stack(
         [uniforms(s, p, Purpose.ACCEPT, size) for s, p in zip(seeds, positions, strict=True)]
@@ -129,7 +130,7 @@ def verify_batch(
         )
     ]
     stacked = torch.stack(noise).to(batch.scores.device)
-    lasts = last_tokens(batch, acceptance, stacked, sums).tolist()
+    lasts = sums.last_tokens(batch, acceptance, stacked).tolist()
     drafts = batch.drafts.tolist()
     return [
         DraftVerdict((*own[:count], last))
@@ -144,7 +145,7 @@ def certain(drafts: Tensor, vocab_size: int) -> Tensor:
 
 
 def accept(
-    batch: DraftBatch, draws: Tensor, method: str, sums: Sums | None = None
+    batch: DraftBatch, draws: Tensor, method: str, sums: Sums = rejection_torch
 ) -> AcceptedPrefixes:
     """Count each sequence's accepted drafts, given uniform draws [B, K] float64 in [0, 1)."""
     limits = thresholds(batch, method, sums)
@@ -158,11 +159,10 @@ def accept(
     return AcceptedPrefixes(num_accepted, log_weights)
 
 
-def thresholds(batch: DraftBatch, method: str, sums: Sums | None = None) -> Thresholds:
+def thresholds(batch: DraftBatch, method: str, sums: Sums = rejection_torch) -> Thresholds:
     """Compute the thresholds of the uniform numbers. Columns without a draft are undefined."""
     if method not in METHODS:
         raise ValueError(f"unknown method to verify drafts: {method!r}")
-    sums = sums or _sums(batch.scores)
     normalizers = sums.log_normalizers(batch.scores[:, :-1])
     picked = batch.drafts[..., None]
     targets = batch.scores[:, :-1].gather(-1, picked)[..., 0].double() - normalizers
@@ -192,19 +192,6 @@ def _block_thresholds(
     inside = torch.where(missing + after > 0, after / (after + missing), 1.0)
     counts = torch.arange(1, own.shape[1] + 1, device=own.device)
     return torch.where(counts == batch.num_drafts[:, None], own.exp(), inside)
-
-
-def last_tokens(
-    batch: DraftBatch, acceptance: AcceptedPrefixes, noise: Tensor, sums: Sums | None = None
-) -> Tensor:
-    """Return the tokens [B] int64 after the drafts; noise [B, V] float32 is standard Gumbel."""
-    return (sums or _sums(batch.scores)).last_tokens(batch, acceptance, noise)
-
-
-def _sums(scores: Tensor) -> Sums:
-    # Triton need not be installed where there is no GPU.
-    name = "worker.ops.rejection_triton"
-    return cast(Sums, import_module(name)) if scores.is_cuda else rejection_torch
 
 
 logger = logging.getLogger(__name__)

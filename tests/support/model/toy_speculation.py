@@ -20,7 +20,8 @@ from worker.executor.answers import PendingAnswers, Verification
 from worker.ops.draft import choose_drafts
 from worker.ops.drafted import AcceptedPrefixes, DraftBatch
 from worker.ops.noise import Purpose
-from worker.ops.rejection import accept, certain, last_tokens
+from worker.ops.rejection import accept, certain
+from worker.ops.rejection_torch import last_tokens
 from worker.ops.sample import scores
 from worker.types import SampleSpec, SamplingParams, ScheduledSequence
 

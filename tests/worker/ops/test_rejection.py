@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.depth import examples, worlds
 from tests.support.model import reference_ops as reference
 from tests.support.model.single_draws import sample, verify
+from worker.ops import rejection_torch
 from worker.ops.drafted import AcceptedPrefixes, DraftBatch
 from worker.ops.rejection import (
     BLOCK,
@@ -24,7 +25,6 @@ from worker.ops.rejection import (
     DraftVerdict,
     accept,
     certain,
-    last_tokens,
     thresholds,
     verify_batch,
     verify_coupled,
@@ -175,7 +175,7 @@ def test_equal_distributions_leave_the_target_as_residual() -> None:
     for token in (0, 1):
         noise = torch.tensor([[-3.0, -3.0, 9.0]])
         noise[0, token] = 0.0
-        assert last_tokens(batch, rejected, noise).tolist() == [token]
+        assert rejection_torch.last_tokens(batch, rejected, noise).tolist() == [token]
 
 
 def test_an_unknown_method_is_refused() -> None:

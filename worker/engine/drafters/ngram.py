@@ -71,14 +71,10 @@ class NgramDrafter:
             raise ValueError(f"no lookup of {shortest} to {longest} tokens")
         self._shortest = shortest
         self._longest = longest
-        self._texts = SequenceTexts()
-
-    @property
-    def num_sequences(self) -> int:
-        return len(self._texts)
+        self.texts = SequenceTexts()
 
     def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
-        text = self._texts.read(context.seq_id, context.token_ids)
+        text = self.texts.read(context.seq_id, context.token_ids)
         match = find_match(text, self._shortest, self._longest)
         if match is None:
             return None
@@ -89,7 +85,7 @@ class NgramDrafter:
         return Drafts(len(text), tokens_of(drafts), tuple(sure))
 
     def end(self, context: DraftContext, learns: bool) -> None:
-        self._texts.forget(context.seq_id)
+        self.texts.forget(context.seq_id)
 
     def learn(self, num_tokens: int) -> None: ...
 

@@ -19,14 +19,10 @@ class SuffixDrafter:
     def __init__(self, limits: PathLimits, finished: FinishedOutputs) -> None:
         self._limits = limits
         self._finished = finished
-        self._texts = SequenceTexts()
-
-    @property
-    def num_sequences(self) -> int:
-        return len(self._texts)
+        self.texts = SequenceTexts()
 
     def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
-        text = self._texts.read(context.seq_id, context.token_ids)
+        text = self.texts.read(context.seq_id, context.token_ids)
         path = best_path(SequenceCorpus(text), text, self._limits, num_tokens)
         finished = self._finished.of(context.group)
         if finished is not None:
@@ -43,7 +39,7 @@ class SuffixDrafter:
         return Drafts(len(text), tokens_of(path.text), confidences)
 
     def end(self, context: DraftContext, learns: bool) -> None:
-        self._texts.forget(context.seq_id)
+        self.texts.forget(context.seq_id)
         if learns:
             self._finished.add(context.group, context.token_ids[context.num_prompt :])
 

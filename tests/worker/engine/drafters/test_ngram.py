@@ -64,7 +64,7 @@ def test_growing_interleaved_sequences_get_what_fresh_ones_get(
         assert all(0 < c <= 1 for c in drafts.confidences)
     for context in contexts:
         drafter.end(context, learns=True)
-    assert drafter.num_sequences == 0
+    assert len(drafter.texts) == 0
 
 
 @pytest.mark.parametrize("token_ids", [[], [1], [1, 2, 3, 4], [1, 2, 3, 1, 2]])

@@ -129,10 +129,10 @@ def test_nothing_is_drafted_that_the_group_has_not_put_out_itself(turns: list[Tu
             drafter.learn(1000)
             finished.append((group, tokens[which][6:]))
             del live[which]
-    assert drafter.num_sequences == len(live)
+    assert len(drafter.texts) == len(live)
     for context in live.values():
         drafter.end(context, learns=True)
-    assert drafter.num_sequences == 0
+    assert len(drafter.texts) == 0
 
 
 def test_no_outputs_are_stored_when_the_limit_is_zero() -> None:
@@ -157,7 +157,7 @@ def test_outputs_of_unsound_sequences_are_forgotten() -> None:
     drafter.propose(context, 4)
     drafter.end(context, learns=False)
     drafter.learn(1000)
-    assert drafter.num_sequences == 0
+    assert len(drafter.texts) == 0
     assert ask(drafter, [9, 2], MINE) is None
 
 

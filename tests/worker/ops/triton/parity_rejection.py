@@ -85,11 +85,11 @@ def test_verification_decides_as_the_twin(vocab_size: int, method: str) -> None:
         noise = -(-torch.rand(5, vocab_size, generator=generator).clamp(1e-6).log()).log()
         expected = rejection.thresholds(batch, method)
         decided = rejection.accept(batch, draws, method)
-        tokens = rejection.last_tokens(batch, decided, noise)
+        tokens = rejection_torch.last_tokens(batch, decided, noise)
         there = on_device(batch)
         found = rejection.thresholds(there, method, rejection_triton)
         made = rejection.accept(there, draws, method, rejection_triton)
-        lasts = rejection.last_tokens(there, made, noise.to(DEVICE), rejection_triton)
+        lasts = rejection_triton.last_tokens(there, made, noise.to(DEVICE))
         for b, count in enumerate(batch.num_drafts.tolist()):
             # Where p and q are equal, thresholds are ratios of roundings.
             torch.testing.assert_close(
