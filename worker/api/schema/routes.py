@@ -80,9 +80,17 @@ def text_route(path: str, name: str, summary: str, body: Any, answer: Any) -> Ro
     return Route("POST", path, name, summary, body, answer, statuses=(404,))
 
 
-def _admin(
-    method: str, path: str, summary: str, answer: Any, *query: Query, runs_command: bool = True
-) -> Route:
+def _pooling_route(path: str, name: str, summary: str, body: Any, answer: Any) -> Route:
+    return Route("POST", path, name, summary, body, answer, statuses=(404, 503))
+
+
+def _probe(path: str, summary: str, answer: Any = None, name: str = "", **more: Any) -> Route:
+    """Return a route of GET, by default named as its path."""
+    return Route("GET", path, name or path[1:], summary, answer=answer, **more)
+
+
+def _admin(method: str, path: str, summary: str, answer: Any, *query: Query) -> Route:
+    """Return a route of operators, of which those of POST run a command."""
     return Route(
         method,
         path,
@@ -90,47 +98,27 @@ def _admin(
         summary,
         answer=answer,
         query=query,
-        statuses=_COMMAND if runs_command else (),
+        statuses=_COMMAND if method == "POST" else (),
         switch="enable_admin_routes",
         guarded=True,
     )
 
 
+_BODIES = (ChatRequest, CompletionRequest, GenerateRequest)
+_ANSWERS = (answers.ChatCompletion, answers.TextCompletion, answers.Generated)
+_CHAT, _TEXT, _TOKENS = zip(_BODIES, _ANSWERS, strict=True)
+_EMBEDDING = (embeddings.EmbeddingRequest, embeddings.EmbeddingList)
+_POOLING = (embeddings.PoolingRequest, embeddings.PooledList)
+
 GENERATION_ROUTES = (
+    generation_route("/v1/chat/completions", "chat", "Answer a conversation", *_CHAT),
+    generation_route("/v1/completions", "completion", "Continue one or several texts", *_TEXT),
     generation_route(
-        "/v1/chat/completions", "chat", "Answer a conversation", ChatRequest, answers.ChatCompletion
+        "/inference/v1/generate", "generate", "Continue token ids; answers with token ids", *_TOKENS
     ),
-    generation_route(
-        "/v1/completions",
-        "completion",
-        "Continue one or several texts",
-        CompletionRequest,
-        answers.TextCompletion,
-    ),
-    generation_route(
-        "/inference/v1/generate",
-        "generate",
-        "Continue token ids; answers with token ids",
-        GenerateRequest,
-        answers.Generated,
-    ),
-    Route(
-        "POST",
-        "/v1/embeddings",
-        "embeddings",
-        "Embed texts or token ids",
-        embeddings.EmbeddingRequest,
-        embeddings.EmbeddingList,
-        statuses=(404, 503),
-    ),
-    Route(
-        "POST",
-        "/pooling",
-        "pooling",
-        "As /v1/embeddings, in vLLM's other form",
-        embeddings.PoolingRequest,
-        embeddings.PooledList,
-        statuses=(404, 503),
+    _pooling_route("/v1/embeddings", "embeddings", "Embed texts or token ids", *_EMBEDDING),
+    replace(
+        _pooling_route("/pooling", "pooling", "As /v1/embeddings, in vLLM's other form", *_POOLING),
         guarded=True,
     ),
     replace(
@@ -138,8 +126,8 @@ GENERATION_ROUTES = (
             "/invocations",
             "invocations",
             "Whatever the body is: a conversation, a text, or token ids (SageMaker)",
-            (ChatRequest, CompletionRequest, GenerateRequest),
-            (answers.ChatCompletion, answers.TextCompletion, answers.Generated),
+            _BODIES,
+            _ANSWERS,
         ),
         guarded=True,
     ),
@@ -156,62 +144,40 @@ TEXT_ROUTES = (
     text_route(
         "/detokenize", "detokenize", "The text of token ids", DetokenizeRequest, answers.Detokenized
     ),
-    Route(
-        "GET",
+    _probe(
         "/tokenizer_info",
-        "tokenizer_info",
         "The tokenizer's vocabulary size, special tokens and chat template",
-        answer=answers.TokenizerInfo,
+        answers.TokenizerInfo,
         switch="enable_tokenizer_info",
     ),
 )
 
+_SAGEMAKER = "As /health (SageMaker)"
 PROBE_ROUTES = (
-    Route("GET", "/health", "health", "200 while the engine makes progress", statuses=_COMMAND),
-    Route(
-        "GET",
-        "/healthz",
-        "healthz",
-        "As /health, with a body",
-        answer=answers.Status,
-        statuses=_COMMAND,
-    ),
-    Route("GET", "/health/ready", "ready", "200 while requests are served", statuses=_COMMAND),
-    Route("GET", "/ping", "ping", "As /health (SageMaker)", statuses=_COMMAND),
-    Route("POST", "/ping", "ping_post", "As /health (SageMaker)", statuses=_COMMAND),
-    Route("GET", "/version", "version", "The version", answer=answers.Version),
-    Route("GET", "/load", "load", "Sequences inside", answer=answers.Load),
-    Route("GET", "/metrics", "metrics", "Prometheus metrics", answer=str, media_type="text/plain"),
-    Route("GET", "/v1/models", "models", "The served models", answer=answers.ModelList),
-    Route(
-        "GET", MODEL_PATH, "model", "One served model", answer=answers.ModelCard, statuses=(404,)
-    ),
-    Route(
-        "GET",
+    _probe("/health", "200 while the engine makes progress", statuses=_COMMAND),
+    _probe("/healthz", "As /health, with a body", answers.Status, statuses=_COMMAND),
+    _probe("/health/ready", "200 while requests are served", name="ready", statuses=_COMMAND),
+    _probe("/ping", _SAGEMAKER, statuses=_COMMAND),
+    Route("POST", "/ping", "ping_post", _SAGEMAKER, statuses=_COMMAND),
+    _probe("/version", "The version", answers.Version),
+    _probe("/load", "Sequences inside", answers.Load),
+    _probe("/metrics", "Prometheus metrics", str, media_type="text/plain"),
+    _probe("/v1/models", "The served models", answers.ModelList, "models"),
+    _probe(MODEL_PATH, "One served model", answers.ModelCard, "model", statuses=(404,)),
+    _probe(
         "/kv_event_sources",
-        "kv_event_sources",
         "Where KV events are published, by rank",
-        answer=dict[str, answers.KvEventSource],
+        dict[str, answers.KvEventSource],
     ),
-    Route("GET", "/openapi.json", "openapi", "This document", answer=dict[str, Any]),
-    Route("GET", "/docs", "docs", "Where to read on", answer=str, media_type="text/plain"),
+    _probe("/openapi.json", "This document", dict[str, Any], "openapi"),
+    _probe("/docs", "Where to read on", str, media_type="text/plain"),
 )
 
+_ABORT = "/inference/v1/abort_requests"
 CONTROL_ROUTES = (
+    Route("POST", _ABORT, "abort", "Stop requests by id; unknown ids are ignored", AbortBody),
     Route(
-        "POST",
-        "/inference/v1/abort_requests",
-        "abort",
-        "Stop requests by id; unknown ids are ignored",
-        body=AbortBody,
-    ),
-    Route(
-        "POST",
-        "/abort_requests",
-        "abort_unversioned",
-        "As /inference/v1/abort_requests",
-        body=AbortBody,
-        guarded=True,
+        "POST", "/abort_requests", "abort_unversioned", f"As {_ABORT}", body=AbortBody, guarded=True
     ),
     _admin(
         "POST",
@@ -229,9 +195,7 @@ CONTROL_ROUTES = (
         Query("clear_cache", bool, True, "Reset the prefix cache too (not with keep)"),
     ),
     _admin("POST", "/resume", "Schedule again", answers.Status),
-    _admin(
-        "GET", "/is_paused", "Whether scheduling is stopped", answers.IsPaused, runs_command=False
-    ),
+    _admin("GET", "/is_paused", "Whether scheduling is stopped", answers.IsPaused),
     _admin(
         "POST",
         "/sleep",
@@ -247,26 +211,22 @@ CONTROL_ROUTES = (
         answers.Awake,
         Query("tags", answers.WakeTag, None, "weights, kv_cache, or none: both", True),
     ),
-    _admin(
-        "GET",
-        "/is_sleeping",
-        "Whether memory is given back",
-        answers.IsSleeping,
-        runs_command=False,
-    ),
+    _admin("GET", "/is_sleeping", "Whether memory is given back", answers.IsSleeping),
     _admin(
         "GET",
         "/server_info",
         "The configuration, without keys",
         answers.ServerInfo,
         Query("config_format", answers.ConfigFormat, "text", "text or json"),
-        runs_command=False,
     ),
-    _admin(
-        "GET",
-        "/kv_events/dump",
-        "Every block of the prefix cache, parents first",
-        answers.CacheDump,
+    replace(
+        _admin(
+            "GET",
+            "/kv_events/dump",
+            "Every block of the prefix cache, parents first",
+            answers.CacheDump,
+        ),
+        statuses=_COMMAND,
     ),
 )
 
