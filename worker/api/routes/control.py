@@ -12,33 +12,14 @@ from worker.api.generate.engine import Engine
 from worker.api.generate.open_sequences import OpenSequences
 from worker.api.http.exchange import Exchange
 from worker.api.http.off_loop import off_loop_when_large
-from worker.api.schema.answers import (
-    Awake,
-    CacheDump,
-    DumpedBlock,
-    IsPaused,
-    IsSleeping,
-    ServerInfo,
-    Sleeping,
-    Status,
-    Success,
-)
+from worker.api.schema import answers
 from worker.api.schema.openapi import package_version
 from worker.api.schema.parse import decode
 from worker.api.schema.requests import AbortBody, LoadAdapterBody, UnloadAdapterBody
 from worker.api.schema.routes import CONTROL_ROUTES, Handler, query_values
 from worker.config import ApiConfig, EngineConfig
-from worker.engine.messages import (
-    CachedBlock,
-    Command,
-    CommandReply,
-    DumpCache,
-    Pause,
-    ResetPrefixCache,
-    Resume,
-    Sleep,
-    WakeUp,
-)
+from worker.engine import messages
+from worker.engine.messages import CachedBlock, Command, CommandReply
 from worker.errors import RequestError
 
 Values = dict[str, Any]
@@ -94,47 +75,49 @@ class ControlRoutes:
         return reply
 
     async def _reset(self, values: Values) -> object:
-        command = ResetPrefixCache(0, reset_running=values["reset_running_requests"])
+        command = messages.ResetPrefixCache(0, reset_running=values["reset_running_requests"])
         # Blocks in use are no error: the answer is false.
-        return Success((await self._engine.run(command)).ok)
+        return answers.Success((await self._engine.run(command)).ok)
 
     async def _pause(self, values: Values) -> object:
-        await self._done(Pause(0, mode=values["mode"]))
+        await self._done(messages.Pause(0, mode=values["mode"]))
         # Frozen sequences still need their blocks.
         if values["clear_cache"] and values["mode"] != "keep":
-            await self._engine.run(ResetPrefixCache(0))
-        return Status("paused")
+            await self._engine.run(messages.ResetPrefixCache(0))
+        return answers.Status("paused")
 
     async def _resume(self, _values: Values) -> object:
-        await self._done(Resume(0))
-        return Status("resumed")
+        await self._done(messages.Resume(0))
+        return answers.Status("resumed")
 
     async def _is_paused(self, _values: Values) -> object:
-        return IsPaused(self._engine.stats.is_paused)
+        return answers.IsPaused(self._engine.stats.is_paused)
 
     async def _sleep(self, values: Values) -> object:
-        await self._done(Sleep(0, level=values["level"], mode=values["mode"]))
-        return Sleeping("sleeping", values["level"])
+        await self._done(messages.Sleep(0, level=values["level"], mode=values["mode"]))
+        return answers.Sleeping("sleeping", values["level"])
 
     async def _wake_up(self, values: Values) -> object:
-        await self._done(WakeUp(0, tags=values["tags"]))
+        await self._done(messages.WakeUp(0, tags=values["tags"]))
         awake = self._engine.stats.sleep_level is None
-        return Awake("awake" if awake else "sleeping", values["tags"])
+        return answers.Awake("awake" if awake else "sleeping", values["tags"])
 
     async def _is_sleeping(self, _values: Values) -> object:
-        return IsSleeping(self._engine.stats.sleep_level is not None)
+        return answers.IsSleeping(self._engine.stats.sleep_level is not None)
 
     async def _server_info(self, values: Values) -> object:
         config = redacted(self._config, self._engine_config)
         shown = config if values["config_format"] == "json" else repr(config)
-        return ServerInfo(package_version(), shown)
+        return answers.ServerInfo(package_version(), shown)
 
     async def _dump(self, _values: Values) -> object:
-        reply = await self._done(DumpCache(0))
+        reply = await self._done(messages.DumpCache(0))
         block_size = 16 if self._engine_config is None else self._engine_config.block_size
 
         def dump() -> msgspec.Raw:
-            page = CacheDump(block_size, reply.event_sequence, list(map(_dumped, reply.blocks)))
+            page = answers.CacheDump(
+                block_size, reply.event_sequence, list(map(_dumped, reply.blocks))
+            )
             return msgspec.Raw(msgspec.json.encode(page))
 
         return await off_loop_when_large(sum(len(b.token_ids) for b in reply.blocks), dump)
@@ -149,10 +132,10 @@ def redacted(config: ApiConfig, engine_config: EngineConfig | None) -> dict[str,
     return {"api": api, "engine": engine}
 
 
-def _dumped(block: CachedBlock) -> DumpedBlock:
+def _dumped(block: CachedBlock) -> answers.DumpedBlock:
     parent = None if block.parent is None else block.parent.hex()
     scope = (block.cache_salt, block.lora_name)
-    return DumpedBlock(block.block_hash.hex(), parent, block.token_ids, *scope)
+    return answers.DumpedBlock(block.block_hash.hex(), parent, block.token_ids, *scope)
 
 
 class AdapterRoutes:

@@ -11,22 +11,14 @@ from worker.api.generate.adapters import ServedAdapters, unknown_model
 from worker.api.generate.admission import Admission
 from worker.api.generate.engine import Engine
 from worker.api.http.exchange import Exchange, status_error
-from worker.api.schema.answers import (
-    KvEventSource,
-    Load,
-    ModelCard,
-    ModelList,
-    ModelPermission,
-    Status,
-    Version,
-)
+from worker.api.schema import answers
 from worker.api.schema.openapi import package_version
 from worker.api.schema.routes import Handler, model_id
 from worker.config import ApiConfig, KvEventsConfig
 from worker.metrics.page import WorkerMetrics
 from worker.types import EngineStats
 
-_OK = msgspec.json.encode(Status("ok"))
+_OK = msgspec.json.encode(answers.Status("ok"))
 _METRICS_HEADERS = ((b"content-type", CONTENT_TYPE.encode()),)
 _TEXT_HEADERS = ((b"content-type", b"text/plain; charset=utf-8"),)
 _DOCS = b"""The interface of this server is described by /openapi.json (OpenAPI 3.1).
@@ -51,7 +43,7 @@ class ProbeRoutes:
         self._stats = stats
         self._admission = admission
         self._metrics = metrics
-        self._version = msgspec.json.encode(Version(package_version()))
+        self._version = msgspec.json.encode(answers.Version(package_version()))
         self._sources = msgspec.json.encode(_sources(kv_events))
         self._max_model_len = config.max_model_len
         created, root = int(time.time()), config.model_root
@@ -104,7 +96,7 @@ class ProbeRoutes:
         return None
 
     async def _models(self, exchange: Exchange) -> None:
-        await exchange.reply(msgspec.json.encode(ModelList("list", self._all_cards())))
+        await exchange.reply(msgspec.json.encode(answers.ModelList("list", self._all_cards())))
 
     async def _model(self, exchange: Exchange) -> None:
         name, cards = model_id(exchange.path) or "", self._all_cards()
@@ -114,25 +106,27 @@ class ProbeRoutes:
                 return
         raise unknown_model(name, [card.id for card in cards])
 
-    def _all_cards(self) -> list[ModelCard]:
+    def _all_cards(self) -> list[answers.ModelCard]:
         adapted = [
             self._card(served.adapter.name, served.adapter.path, served.created, served.parent)
             for served in self._adapters.all
         ]
         return [*self._cards, *adapted]
 
-    def _card(self, name: str, root: str, created: int, parent: str | None = None) -> ModelCard:
-        return ModelCard(
+    def _card(
+        self, name: str, root: str, created: int, parent: str | None = None
+    ) -> answers.ModelCard:
+        return answers.ModelCard(
             id=name,
             created=created,
             root=root,
             parent=parent,
             max_model_len=self._max_model_len,
-            permission=[ModelPermission(f"modelperm-{name}", "model_permission", created)],
+            permission=[answers.ModelPermission(f"modelperm-{name}", "model_permission", created)],
         )
 
     async def _load(self, exchange: Exchange) -> None:
-        await exchange.reply(msgspec.json.encode(Load(self._admission.num_inside)))
+        await exchange.reply(msgspec.json.encode(answers.Load(self._admission.num_inside)))
 
     async def _page(self, exchange: Exchange) -> None:
         page = self._metrics.render(self._stats(), time.monotonic())
@@ -143,8 +137,8 @@ async def _reply(exchange: Exchange, good: bool) -> None:
     await exchange.reply(b"", HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE, ())
 
 
-def _sources(config: KvEventsConfig) -> dict[str, KvEventSource]:
+def _sources(config: KvEventsConfig) -> dict[str, answers.KvEventSource]:
     """Return the publishers by data-parallel rank (0 only), with no fields but vLLM's."""
     if not config.enable_kv_cache_events:
         return {}
-    return {"0": msgspec.convert(config, KvEventSource, from_attributes=True)}
+    return {"0": msgspec.convert(config, answers.KvEventSource, from_attributes=True)}
