@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <vector>
 
 #include "kernels.h"
 #include "pool.h"
@@ -317,7 +318,7 @@ class Engine {
     }
     const int groups = (weight.rows + 15) / 16;
     int grain = (groups / (pool_.size() * 8) + 3) / 4 * 4;
-    over(groups, grain < 4 ? 4 : grain, [&](int first, int last) { kernels_.linear(job, first, last); });
+    over(groups, std::max(grain, 4), [&](int first, int last) { kernels_.linear(job, first, last); });
   }
 
   // y [m, out] += up(down(x [m, in])) for the rows of each adapter; x and y begin at row `start`.
@@ -371,31 +372,28 @@ class Engine {
   // Queries, keys and values [T, width] → out [T, heads · head_dim]; see AttentionJob.
   void attend(AttentionJob& job) {
     over(job.tokens, 4, [&](int first, int last) { kernels_.write(job, first, last); });
-    const int most = 48 / (job.heads / job.kv_heads) > 0 ? 48 / (job.heads / job.kv_heads) : 1;
-    int count = 0;
-    for (int s = 0; s < job.sequences; s++)
-      count += (job.query_starts[s + 1] - job.query_starts[s] + most - 1) / most * job.kv_heads;
-    int32_t* parts = parts_.get<int32_t>((size_t)count * 4);
-    job.parts = parts;
+    const int most = std::max(48 / (job.heads / job.kv_heads), 1);
+    parts_.clear();
     for (int s = 0; s < job.sequences; s++) {
       const int queries = job.query_starts[s + 1] - job.query_starts[s];
       for (int first = 0; first < queries; first += most)
-        for (int head = 0; head < job.kv_heads; head++, parts += 4)
-          parts[0] = s, parts[1] = head, parts[2] = first, parts[3] = queries - first < most ? queries - first : most;
+        for (int head = 0; head < job.kv_heads; head++)
+          parts_.insert(parts_.end(), {s, head, first, std::min(queries - first, most)});
     }
-    over(count, 1, [&](int first, int last) { kernels_.attend(job, first, last); });
+    job.parts = parts_.data();
+    over((int)parts_.size() / 4, 1, [&](int first, int last) { kernels_.attend(job, first, last); });
   }
 
   void mlp(const Layer& layer, const Shape& shape, const Step& step, float* x) {
     constexpr int tile = 240;  // rows of x at a time, which bounds the memory
     const int tokens = step.tokens;
-    const int rows = tokens < tile ? tokens : tile;
+    const int rows = std::min(tokens, tile);
     const size_t hidden = shape.hidden, inner = shape.inner;
     float* normed = first_.get<float>(rows * (hidden + 3 * inner));
     float* both = normed + rows * hidden;
     float* act = both + rows * 2 * inner;
     for (int start = 0; start < tokens; start += tile, x += tile * hidden) {
-      const int m = tokens - start < tile ? tokens - start : tile;
+      const int m = std::min(tokens - start, tile);
       norm(x, layer.mlp_norm, normed, m, shape.hidden, shape.eps);
       linear(layer.gate_up, normed, m, nullptr, both, shape.int8);
       adapt(step, kGateUp, normed, both, start, m);
@@ -412,7 +410,8 @@ class Engine {
   const Kernels& kernels_;
   Pool pool_;
   std::mutex mutex_;
-  Scratch first_, numbers_, codes_, parts_, adapted_;
+  Scratch first_, numbers_, codes_, adapted_;
+  std::vector<int32_t> parts_;
 };
 
 extern "C" {
