@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
@@ -245,6 +245,22 @@ class KvOffer(msgspec.Struct, frozen=True, array_like=True):
     expires_seconds: float
 
 
+# A memoryview, a tensor of bytes on the device or in pinned memory, or, for peers, `PooledKv`.
+KvBytes = Any
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class PooledKv:
+    """KV in `nbytes` of a device's memory, which other processes open by `handle`, from `start` on.
+    Nothing is written there while this exists. `host`, for any thread, copies it to the host.
+    """
+
+    handle: bytes
+    start: int
+    nbytes: int
+    host: Callable[[], memoryview]
+
+
 @dataclass(frozen=True, slots=True)
 class KvPart:
     """KV that has arrived, of the tokens `start` to `end` − 1 of a sequence: bytes [tokens, layers,
@@ -253,7 +269,7 @@ class KvPart:
 
     start: int
     end: int
-    data: memoryview
+    data: KvBytes
     arrived_seconds: float | None = field(default=None, compare=False)
 
 
@@ -265,7 +281,7 @@ class KvLoad:
     """
 
     blocks: tuple[int, ...]
-    parts: tuple[memoryview, ...]
+    parts: tuple[KvBytes, ...]
     token_ids: Sequence[int] = ()
 
 

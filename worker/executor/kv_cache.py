@@ -16,7 +16,7 @@ from worker.config import EngineConfig
 from worker.errors import ConfigError
 from worker.executor.memory import DeviceMemory
 from worker.models.config import ModelConfig
-from worker.types import KvLoad, KvSave
+from worker.types import KvBytes, KvLoad, KvSave
 
 # The cache of a CPU has this size, or the size of the context, up to a share of the memory.
 _CPU_DEFAULT_BYTES = 1 << 30
@@ -159,20 +159,24 @@ def _movable(cache: Tensor) -> Tensor:
 
 
 def read_tokens(
-    cache: Tensor, blocks: Sequence[int], num_tokens: int, keys_across: bool
-) -> memoryview:
+    cache: Tensor, blocks: Sequence[int], num_tokens: int, keys_across: bool, into: Any = None
+) -> Any:
     """Return the KV of the first tokens in `blocks` as bytes on the host: [num_tokens, layers, 2,
-    kv_heads, head_dim]. `keys_across`: keys are stored as [head_dim, block_size].
+    kv_heads, head_dim]. With `into`, a tensor of bytes with room for the blocks: its first bytes.
+    `keys_across`: keys are stored as [head_dim, block_size].
     """
     cache = _movable(cache)
     layers, _, _, heads, size, dim = cache.shape
     shape = (len(blocks), size, layers, 2, heads, dim)
-    if cache.device.type == "cuda":
-        rows = _pinned(shape, cache.dtype)
+    if into is not None:
+        rows = into.view(cache.dtype).view(shape)
+    else:
+        rows = (pinned if cache.is_cuda else torch.empty)(shape, dtype=cache.dtype)
+    if cache.is_cuda:
         for some in _pieces(len(blocks), rows[:1].nbytes):
             rows[some].copy_(gathered(cache, blocks[some]))
+        torch.cuda.current_stream(cache.device).synchronize()
     else:
-        rows = torch.empty(shape, dtype=cache.dtype)
         for number, layer in enumerate(cache):
             keys, values = layer[list(blocks)].unbind(1)
             if keys_across:
@@ -180,15 +184,20 @@ def read_tokens(
             rows[:, :, number, 0] = keys.transpose(1, 2)
             rows[:, :, number, 1] = values.transpose(1, 2)
     tokens = rows.view(-1, layers, 2, heads, dim)[:num_tokens]
-    return tokens.reshape(-1).view(torch.uint8).numpy().data
+    data = tokens.reshape(-1).view(torch.uint8)
+    return data.numpy().data if into is None else data
 
 
-def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Allocate pinned memory, which torch caches: pinning pages takes longer than a copy."""
     try:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
     except RuntimeError:  # no more memory can be pinned
         return torch.empty(shape, dtype=dtype)
+
+
+def as_bytes(data: KvBytes) -> Tensor:
+    return data if isinstance(data, Tensor) else torch.frombuffer(data, dtype=torch.uint8)
 
 
 def _pieces(num_blocks: int, block_bytes: int) -> Iterator[slice]:
@@ -224,9 +233,11 @@ def write_tokens(cache: Tensor, load: KvLoad, keys_across: bool) -> None:
 
 def _write(cache: Tensor, load: KvLoad, keys_across: bool) -> None:
     layers, _, _, heads, size, dim = cache.shape
-    host = [torch.frombuffer(part, dtype=cache.dtype) for part in load.parts]
-    parts = [part.to(cache.device, non_blocking=True) for part in host]
+    parts = [as_bytes(part).view(cache.dtype) for part in load.parts]
+    parts = [part.to(cache.device, non_blocking=True) for part in parts]
     rows = (parts[0] if len(parts) == 1 else torch.cat(parts)).view(-1, layers, 2, heads, dim)
+    if rows.is_cuda:  # what came from another device was allocated on another stream
+        rows.record_stream(torch.cuda.current_stream(rows.device))
     num_full, rest = divmod(len(rows), size)
     index = torch.tensor(load.blocks[:num_full], dtype=torch.int64, device=cache.device)
     for number, layer in enumerate(cache):

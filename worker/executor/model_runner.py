@@ -24,6 +24,7 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 import torch
 from torch import Tensor
 
+from worker.config import KvTransferConfig
 from worker.errors import DeviceMemoryError
 from worker.executor.adapters import DeviceAdapters
 from worker.executor.answers import PendingAnswers, Verification
@@ -32,6 +33,7 @@ from worker.executor.drafting.interface import draft_requests
 from worker.executor.graphs import DecodeGraphs
 from worker.executor.interface import Finished, Ticket, with_history
 from worker.executor.kv_cache import BlockSaver, copy_blocks, host_memory, read_tokens, write_tokens
+from worker.executor.kv_pool import KvPool, open_pool
 from worker.executor.memory import give_back
 from worker.executor.state import DeviceState
 from worker.executor.step_batch import StepBatch
@@ -153,12 +155,16 @@ class ModelRunner:
         return *facts, torch.stack([own[:, 0] for own in scales]).cpu().numpy().tobytes()
 
     @torch.inference_mode()
-    def read_kv(self, blocks: Sequence[int], num_tokens: int) -> memoryview:
+    def read_kv(self, blocks: Sequence[int], num_tokens: int, into: Tensor | None = None) -> Any:
         model, cache = self._awake()
         try:
-            return read_tokens(cache, blocks, num_tokens, model.native is not None)
+            return read_tokens(cache, blocks, num_tokens, model.native is not None, into)
         except torch.OutOfMemoryError as error:
             raise DeviceMemoryError(str(error)) from None
+
+    def kv_pool(self, transfer: KvTransferConfig) -> KvPool | None:
+        _, cache = self._awake()
+        return open_pool(transfer, cache.device, self.read_kv, cache[:, 0].nbytes)
 
     def host_memory(self, num_bytes: int) -> memoryview:
         model, _ = self._awake()

@@ -32,6 +32,7 @@ from worker.config import EngineConfig
 from worker.errors import DeviceMemoryError, WorkerError
 from worker.executor.adapters import ReadAdapter
 from worker.executor.interface import Executor, Ticket
+from worker.executor.kv_cache import as_bytes
 from worker.executor.model_runner import ModelRunner
 from worker.ops.parallel import Shard
 from worker.types import Adapter, KvLoad, KvSave, SchedulerOutput
@@ -230,7 +231,7 @@ def gather_kv(runner: ModelRunner, message: ReadRanks) -> list[Tensor] | None:
     `DeviceMemoryError` on rank 0 if a rank has no memory for it.
     """
     try:
-        own = _bytes(runner.read_kv(message.blocks, message.num_tokens))
+        own = as_bytes(runner.read_kv(message.blocks, message.num_tokens))
     except DeviceMemoryError:
         own = torch.empty(0, dtype=torch.uint8)
     # A rank without memory would leave the others in the gather for ever, so all agree first.
@@ -246,10 +247,6 @@ def gather_kv(runner: ModelRunner, message: ReadRanks) -> list[Tensor] | None:
     parts = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
     distributed.gather(own, parts, group=group)
     return parts
-
-
-def _bytes(data: memoryview) -> Tensor:
-    return torch.frombuffer(data, dtype=torch.uint8)
 
 
 @functools.cache
@@ -312,7 +309,7 @@ class TensorParallelExecutor(Executor):
         loads: list[list[KvLoad]] = [[] for _ in range(self._size)]
         for load in step.kv_loads:
             shape = (-1, self._num_kv_heads, self._head_bytes)
-            parts = [_bytes(part).view(shape) for part in load.parts]
+            parts = [as_bytes(part).view(shape) for part in load.parts]
             for rank, mine in enumerate(loads):
                 first = rank // self._sharing * self._own_heads
                 own = (part[:, first : first + self._own_heads] for part in parts)

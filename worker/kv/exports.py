@@ -4,6 +4,8 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from worker.types import KvBytes
+
 
 @dataclass(frozen=True, slots=True)
 class ExportedKv:
@@ -11,7 +13,7 @@ class ExportedKv:
 
     digest: bytes
     num_tokens: int
-    data: memoryview
+    data: KvBytes
     deadline_seconds: float
 
 

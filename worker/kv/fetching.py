@@ -8,7 +8,7 @@ import hmac
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from worker.errors import KvTransferError
 from worker.kv.access import NO_KEY, is_loopback, may_ask
@@ -17,7 +17,7 @@ from worker.kv.channel import Channel, connected
 from worker.kv.serving import StartTask
 from worker.kv.shared import map_shared
 from worker.kv.transfers import TransferState
-from worker.kv.wire import VERSION, Challenge, Fetch, Hello, Mapped, Reply, Seal, Tag
+from worker.kv.wire import VERSION, Challenge, Fetch, Hello, Lent, Mapped, Reply, Seal, Tag
 from worker.types import KvPart, KvSource
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class KvFetcher:
                     self._shrink(pull, part.data.nbytes)
                     if self._pace is not None:
                         await asyncio.sleep(self._pace(part.end - start))
-                    pull.part = part if part.data or wanted is None else None
+                    pull.part = part if part.data.nbytes or wanted is None else None
         # ValueError: the host is no IP address; OverflowError: the port is out of range.
         except (OSError, ValueError, OverflowError, KvTransferError) as error:
             self._state.counts.num_failed += 1
@@ -169,7 +169,10 @@ class KvFetcher:
             size, most = reply.num_bytes, (end - start) * self._state.token_bytes
             if size != most and (wanted is None or size % self._state.token_bytes or size > most):
                 raise KvTransferError(f"{size} bytes are offered and {most} expected")
-            data: memoryview | None = None
+            data: Any = None
+            if reply.pooled is not None:
+                data = await self._copied(channel, reply.pooled, size)
+                reply = await channel.receive(Reply) if data is None else reply
             if reply.shared is not None:
                 data = map_shared(reply.shared, size)
                 await channel.send(Mapped(data is not None))
@@ -181,5 +184,21 @@ class KvFetcher:
                 await channel.send(Mapped(True))
             if data is None:
                 data = await channel.receive_data(size)
+        if self._state.pool is not None and isinstance(data, memoryview) and data:
+            data = await asyncio.to_thread(self._state.pool.staged, data)
         self._state.counts.num_bytes_received += size
         return KvPart(start, start + size // self._state.token_bytes, data, time.monotonic())
+
+    async def _copied(self, channel: Channel, pooled: Lent, size: int) -> Any:
+        """Return KV from another device's memory; None: it comes another way."""
+        pool, data = self._state.pool, None
+        if pool is not None and self._num_inbound_bytes <= pool.limit_bytes:
+            try:
+                fetch, place = pool.fetch, pooled.address
+                data = await asyncio.to_thread(fetch, pooled.metadata, place, size)
+            except KvTransferError as error:
+                logger.warning("KV comes through the host's memory: %s", error)
+        await channel.send(Mapped(data is not None))
+        if data is not None:
+            await channel.receive(Tag)  # else the memory may have been written meanwhile
+        return data

@@ -19,7 +19,8 @@ from worker.kv.channel import Channel
 from worker.kv.exports import ExportedKv
 from worker.kv.shared import SharedMemory
 from worker.kv.transfers import TransferState, call_on
-from worker.kv.wire import VERSION, Challenge, Fetch, Hello, Mapped, Reply, Seal, Tag
+from worker.kv.wire import VERSION, Challenge, Fetch, Hello, Lent, Mapped, Reply, Seal, Tag
+from worker.types import KvBytes, PooledKv
 
 if TYPE_CHECKING:
     from worker.kv.nixl import NixlTransport
@@ -141,21 +142,36 @@ class KvServer:
         if exported is None:
             await channel.send(Reply(error))
             return
+        held, first = exported.data, fetch.start * self._state.token_bytes
         try:
-            data = exported.data[fetch.start * self._state.token_bytes :]
-            if self._nixl is not None and fetch.reads and data:
-                async with self._nixl.lent(data) as lent:
-                    await channel.send(Reply(None, data.nbytes, lent=lent))
-                    await channel.send(Tag(await channel.tag_of(data)))
-                    await channel.receive(Mapped)
-            elif not await self._has_mapped(channel, data, maps=fetch.maps):
-                await channel.send_data(data)
+            if not await self._has_copied(channel, held, first):
+                if isinstance(held, PooledKv):
+                    held = await asyncio.to_thread(held.host)
+                data = held[first:]
+                if self._nixl is not None and fetch.reads and data:
+                    async with self._nixl.lent(data) as lent:
+                        await channel.send(Reply(None, data.nbytes, lent=lent))
+                        await channel.send(Tag(await channel.tag_of(data)))
+                        await channel.receive(Mapped)
+                elif not await self._has_mapped(channel, data, maps=fetch.maps):
+                    await channel.send_data(data)
         # A cancelled transfer, too, leaves the export for another try until its lease ends.
         except BaseException:
             self._state.exports.put_back(fetch.transfer_id, exported)
             raise
         self._state.exports.sent(exported)
-        self._state.counts.num_bytes_sent += data.nbytes
+        self._state.counts.num_bytes_sent += held.nbytes - first
+
+    async def _has_copied(self, channel: Channel, held: KvBytes, first: int) -> bool:
+        """Offer a device's memory to a peer on this machine; return whether it copied the KV."""
+        if not isinstance(held, PooledKv) or first == held.nbytes:
+            return False
+        pooled = Lent(held.handle, held.start + first)
+        await channel.send(Reply(None, held.nbytes - first, pooled=pooled))
+        if not (await channel.receive(Mapped)).ok:
+            return False
+        await channel.send(Tag(b""))  # nothing was written there until now
+        return True
 
     async def _answer_question(self, channel: Channel, fetch: Fetch, num_bytes: int) -> None:
         num_tokens = fetch.num_tokens

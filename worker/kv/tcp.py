@@ -6,9 +6,10 @@ What has arrived is written into blocks as part of a step, so no block is touche
 their way. `KvServer` and `KvFetcher` run on the thread of an event loop and share only
 `TransferState` with the connector. All bytes, connections and waits are bounded.
 
-A peer on the same machine maps anonymous memory as /proc/PID/fd/FD, which takes the same user and
-PID namespace. KV whose name is agreed on beforehand (SGLang's rooms) may be asked for before it is
-exported: one connection waits for the export, the next one transfers.
+A peer on the same machine copies from device to device, or maps anonymous memory as
+/proc/PID/fd/FD, which takes the same user and PID namespace. KV whose name is agreed on beforehand
+(SGLang's rooms) may be asked for before it is exported: one connection waits for the export, the
+next one transfers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -32,7 +33,7 @@ from worker.kv.exports import ExportedKv, Exports
 from worker.kv.fetching import KvFetcher, TcpPull
 from worker.kv.serving import KvServer
 from worker.kv.transfers import TransferState, call_on
-from worker.types import KvOffer, KvPeer, KvSource
+from worker.types import KvBytes, KvOffer, KvPeer, KvSource
 
 if TYPE_CHECKING:
     from worker.kv.nixl import NixlTransport
@@ -57,9 +58,10 @@ class TcpConnector:
         token_bytes: int,
         pace: Callable[[int], float] | None = None,
         nixl: NixlTransport | None = None,
+        pool: Any = None,
     ) -> None:
         self._exports = Exports(int(config.kv_buffer_size))
-        self._state = TransferState(config, key, shape, token_bytes, self._exports)
+        self._state = TransferState(config, key, shape, token_bytes, self._exports, pool)
         self._nixl = nixl
         self.engine_id = config.engine_id
         self.counts = self._state.counts
@@ -85,7 +87,7 @@ class TcpConnector:
         self,
         request_id: str,
         digest: bytes,
-        data: memoryview,
+        data: KvBytes,
         blocks: tuple[int, ...],
         name: str | None = None,
     ) -> KvOffer | None:

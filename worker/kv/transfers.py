@@ -5,6 +5,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from worker.config import KvTransferConfig
 from worker.kv.asked import KvQuestion
@@ -63,7 +64,8 @@ class TransferCounts:
 @dataclass(slots=True)
 class TransferState:
     """The state shared by the engine's thread and the loop's. `token_bytes` is the size of one
-    token's KV. `shape` is replaced, never changed, when the model is left.
+    token's KV. `pool` is a GPU's `worker.executor.kv_pool.KvPool`. `shape` is replaced, never
+    changed, when the model is left.
     """
 
     config: KvTransferConfig
@@ -71,6 +73,7 @@ class TransferState:
     shape: KvShape
     token_bytes: int
     exports: Exports
+    pool: Any = None
     questions: KvQuestions = field(default_factory=KvQuestions)
     counts: TransferCounts = field(default_factory=TransferCounts)
 

@@ -10,10 +10,11 @@ A frame is a length (4 bytes, little-endian), a body (msgpack) and a MAC of 32 b
 
 A question to the exporter's caches (`worker.kv.asked`) follows the `Fetch`, with its tag. A reply
 may name memory, which the taker maps, or reads by NIXL; it says whether it could (`Mapped`), and
-bytes and tag follow if not. A MAC is HMAC-SHA256 over the kind of frame, both nonces and the body
-(`Hello`: its own nonce alone), so what was recorded of one connection is worth nothing on another.
-Bytes are encrypted by AES-256-GCM under a key made of key and nonces; what NIXL reads is not, but
-has the same tag (GMAC).
+bytes and tag follow if not. Of a device's memory, the taker says so when it has copied all, and an
+empty tag confirms that it was held until then; if it could not, another reply follows. A MAC is
+HMAC-SHA256 over the kind of frame, both nonces and the body (`Hello`: its own nonce alone), so what
+was recorded of one connection is worth nothing on another. Bytes are encrypted by AES-256-GCM under
+a key made of key and nonces; what NIXL reads is not, but has the same tag (GMAC).
 """
 
 import hmac
@@ -28,7 +29,7 @@ from cryptography.hazmat.primitives.ciphers.modes import GCM
 from worker.errors import KvTransferError
 from worker.kv.content import KvShape
 
-VERSION = 5
+VERSION = 6
 NONCE_BYTES = 16
 MAC_BYTES = 32
 LENGTH_BYTES = 4
@@ -75,7 +76,9 @@ class Shared(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Lent(msgspec.Struct, frozen=True, array_like=True):
-    """Memory at an address of the process whose NIXL agent's metadata this is."""
+    """Memory at an address of the process whose NIXL agent's metadata this is, or of the device's
+    memory with this handle.
+    """
 
     metadata: bytes
     address: int
@@ -88,6 +91,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
     num_bytes: int = 0
     shared: Shared | None = None
     lent: Lent | None = None
+    pooled: Lent | None = None
 
 
 class Mapped(msgspec.Struct, frozen=True, array_like=True, tag="mapped"):

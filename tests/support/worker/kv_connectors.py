@@ -17,9 +17,11 @@ TOKEN_BYTES = 256
 
 
 @contextmanager
-def engine(key: bytes = KEY, shape: KvShape = SHAPE, **fields: Any) -> Iterator[TcpConnector]:
+def engine(
+    key: bytes = KEY, shape: KvShape = SHAPE, pool: Any = None, **fields: Any
+) -> Iterator[TcpConnector]:
     config = KvTransferConfig(**{**PATIENT, "engine_id": "e", **fields})
-    connector = TcpConnector(config, key, shape, TOKEN_BYTES)
+    connector = TcpConnector(config, key, shape, TOKEN_BYTES, pool=pool)
     try:
         yield connector
     finally:

@@ -23,6 +23,7 @@ from worker.engine.features.tiered_cache import TieredCache
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.executor.kv_cache import allocate
+from worker.executor.kv_pool import KvPool
 from worker.executor.model_runner import ModelRunner
 from worker.kv.content import KvShape
 from worker.kv.disk import BlockFiles, DiskRead, StoredBlock
@@ -78,6 +79,7 @@ class Engine:
         num_seqs: int = 128,
         num_slots: int = 0,
         path: Path | None = None,
+        make_pool: Callable[[Any], KvPool] | None = None,
         **transfer: Any,
     ) -> None:
         num_blocks = num_blocks or NUM_BLOCKS * 4 // block_size
@@ -86,13 +88,15 @@ class Engine:
             sizes = (num_blocks, block_size, used.config, dtype, used.device)
             runner = ModelRunner(used, lambda: used, lambda: allocate(*sizes))
         name, *shape = runner.kv_shape
+        self.pool = None if make_pool is None else make_pool(runner)
         self.connector = TcpConnector(
             KvTransferConfig(**{**PATIENT, "engine_id": f"{id(self)}", **transfer}),
             key,
             KvShape("tiny", name, *shape),
             runner.read_kv((0,), 1).nbytes,
+            pool=self.pool,
         )
-        remote = RemoteKv(self.connector, runner.read_kv, block_size)
+        remote = RemoteKv(self.connector, runner.read_kv, block_size, pool=self.pool)
         speculation = None
         if speculative is not None:
             drafter = build_drafter(speculative)

@@ -25,7 +25,7 @@ from worker.engine.cache.free_queue import FreeQueue
 from worker.engine.cache.prefix_cache import PrefixCache
 from worker.engine.messages import CachedBlock
 from worker.errors import IntegrityError, UnknownSequenceError
-from worker.types import Adapter, BlockTable
+from worker.types import Adapter, BlockTable, KvBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class PrefixHit:
     partial_block: int | None = None
     num_loaded: int = 0
     slots: tuple[int, ...] = ()
-    arrived: memoryview | None = None
+    arrived: KvBytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

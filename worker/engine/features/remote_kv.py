@@ -14,7 +14,7 @@ from worker.kv.asked import KvQuestion, WantedKv
 from worker.kv.content import content_digest
 from worker.kv.pull import Pull
 from worker.kv.transfers import TransferCounts
-from worker.types import KvOffer, KvPeer, KvSource, TransferStats
+from worker.types import KvBytes, KvOffer, KvPeer, KvSource, TransferStats
 
 
 class KvConnector(Protocol):
@@ -31,7 +31,7 @@ class KvConnector(Protocol):
         self,
         request_id: str,
         digest: bytes,
-        data: memoryview,
+        data: KvBytes,
         blocks: tuple[int, ...],
         name: str | None = None,
     ) -> KvOffer | None: ...
@@ -99,11 +99,13 @@ class RemoteKv(BackgroundFeature):
         read: Callable[[Seq[int], int], memoryview],
         block_size: int,
         adapters: AdapterSlots | None = None,
+        pool: Any = None,
     ) -> None:
         self._connector = connector
         self._read = read
         self._block_size = block_size
         self._adapters = adapters
+        self._pool = pool
         self._reading: list[_Reading] = []
         self.bell = connector.bell
 
@@ -201,7 +203,8 @@ class RemoteKv(BackgroundFeature):
         table = self._kv.blocks.table(sequence.seq_id)
         blocks = tuple(table[: -(-num_tokens // self._block_size)])
         try:
-            data = self._read(blocks, num_tokens)
+            kept = None if self._pool is None else self._pool.keep(blocks, num_tokens)
+            data = self._read(blocks, num_tokens) if kept is None else kept
         except DeviceMemoryError:
             return None
         digest = _digest(sequence, num_tokens)

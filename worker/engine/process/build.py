@@ -155,9 +155,11 @@ def _build_remote(
     if transfer.kv_connector == "NixlConnector":
         # By name: it takes numpy, which a simulator never loads.
         nixl = importlib.import_module("worker.kv.nixl").NixlTransport.load(transfer)
-    connector = TcpConnector(transfer, key, shape, token_bytes, pace, nixl)
+    open_pool = getattr(executor, "kv_pool", None)  # of one GPU
+    pool = None if open_pool is None else open_pool(transfer)
+    connector = TcpConnector(transfer, key, shape, token_bytes, pace, nixl, pool)
     logger.info("KV transfers: engine %s on port %d", connector.engine_id, connector.port)
-    remote = RemoteKv(connector, executor.read_kv, config.block_size, adapters)
+    remote = RemoteKv(connector, executor.read_kv, config.block_size, adapters, pool)
     return remote, connector.port
 
 
