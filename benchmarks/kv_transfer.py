@@ -8,8 +8,8 @@ connector with bytes sent, the connector with memory shared; with `--nixl`, wher
 connectors that use it. Median and least of the wall times; all connectors run in this process, each
 on its own thread.
 
-With `--model` instead: prompts that one engine runs and hands over, against the same engine that
-computes them itself, by length; both engines are in this process.
+With `--model` instead: prompts that an engine of another process runs and hands over, against the
+taking engine that computes them itself, by length.
 
 Prints a table and writes benchmarks/results/kv_transfer.json.
 """
@@ -20,7 +20,8 @@ import socket
 import statistics
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from unittest.mock import patch
@@ -39,6 +40,7 @@ from worker.types import KvSource, SamplingParams
 
 TOKEN_BYTES = 46_080  # of the 135M model in float32
 DIGEST = b"d" * 32
+_FIRST: list[EngineCore] = []  # the first engine, in its process
 
 
 def copied(data: memoryview) -> None:
@@ -106,10 +108,18 @@ def first_token(
             time.sleep(0.0002)
 
 
+def prefilled(args: argparse.Namespace, prompt: list[int]) -> tuple[RequestOutput, float]:
+    """A prompt that the first engine runs, in a process of its own."""
+    if not _FIRST:
+        _FIRST.append(build(args, "first"))
+    return first_token(_FIRST[0], prompt, keeps_kv=True)
+
+
 def hand_over(args: argparse.Namespace) -> list[dict[str, float]]:
     """Prompts of each length, computed and taken."""
     rng = Random(args.seed)
-    first, second = build(args, "first"), build(args, "second")
+    second = build(args, "second")
+    first = ProcessPoolExecutor(1, get_context("spawn"))
     ratios = ("taken_ratio .2f", "both_ratio .2f")
     table = Table("tokens", "computed_ms .1f", "taken_ms .1f", "both_legs_ms .1f", *ratios)
     for length in args.lengths:
@@ -117,7 +127,7 @@ def hand_over(args: argparse.Namespace) -> list[dict[str, float]]:
         for _ in range(args.rounds + 1):
             prompt = rng.choices(range(1000, 40_000), k=length)
             whole, computed = first_token(second, prompt)
-            exported, prefill = first_token(first, prompt, keeps_kv=True)
+            exported, prefill = first.submit(prefilled, args, prompt).result()
             assert exported.kv_offer is not None
             output, taken = first_token(second, prompt, source=exported.kv_offer.source)
             assert output.num_cached_tokens == length - 1, "the KV was not taken"

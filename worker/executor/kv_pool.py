@@ -81,9 +81,9 @@ class KvPool:
         data: Tensor = self._read(blocks, num_tokens, self._memory[start : start + size])
         self._taken[start] = start + size
         place = (self._handle, start, data.nbytes)
-        kept = PooledKv(*place, lambda: self.staged(data).numpy().data)
-        finalize(kept, self._given_back.append, start)
-        return kept
+        export = PooledKv(*place, lambda: self.staged(data).numpy().data)
+        finalize(export, self._given_back.append, start)
+        return export
 
     def fetch(self, handle: bytes, start: int, size: int) -> Tensor:
         """Copy bytes from another process's pool to this device. Waits, on any thread. Raises

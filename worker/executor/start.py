@@ -116,7 +116,7 @@ def build_shard(
     make_drafter = partial(_make_drafter, config, model, source, kv_dtype, shard.size > 1)
     parts = (graphs, adapters, make_drafter)
     taken = step_bytes(config, model, kv_dtype, memory, *parts)
-    if memory is not None:  # for exports, and for what arrives
+    if shard.size == 1:  # for exports, and for what arrives
         taken += 2 * pool_bytes(config.kv_transfer, device)
     room = room_bytes(config, memory, taken)
     places = config, model.config, kv_dtype, device

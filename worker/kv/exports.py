@@ -32,9 +32,6 @@ class Exports:
         self.num_bytes = 0
         self.num_expired = 0  # those that gave way to others count too
 
-    def __len__(self) -> int:
-        return len(self._exports)
-
     def __contains__(self, transfer_id: str) -> bool:
         return transfer_id in self._exports
 

@@ -163,6 +163,13 @@ def test_kv_of_tokens_moves_between_caches(
     assert data.nbytes == num_tokens * 2 * 2 * 3 * 8 * dtype.itemsize
     write_tokens(caches[1], KvLoad(tuple(target), (memoryview(bytearray(data)),)), across[1])
     assert read_tokens(caches[1], target, num_tokens, across[1]) == data
+    # The same in memory that is given, and out of it.
+    memory = torch.zeros(len(target) * caches[1][:, 0].nbytes, dtype=torch.uint8)
+    read = read_tokens(caches[1], target, num_tokens, across[1], memory)
+    assert (read.data_ptr(), read.numpy().data) == (memory.data_ptr(), data)
+    other = torch.zeros_like(caches[1])
+    write_tokens(other, KvLoad(tuple(target), (read,)), across[1])
+    assert read_tokens(other, target, num_tokens, across[1]) == data
     for position in range(num_tokens):
         block, slot = source[position // sizes[0]], position % sizes[0]
         keys, values = seen[0][:, block].unbind(1)

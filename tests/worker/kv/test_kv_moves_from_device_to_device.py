@@ -304,7 +304,7 @@ def test_an_export_whose_copy_failed_can_be_fetched_again(driver: Any) -> None:
 
 
 def test_regions_of_a_pool_never_overlap(driver: Any) -> None:
-    """Whatever is exported and freed, the bytes of each export stay as they were."""
+    """The bytes of each export stay as they were while others come and go."""
     rng, held = random.Random(5), []
     pool = made_up_pool(driver, 20)
     refused = 0
@@ -312,15 +312,15 @@ def test_regions_of_a_pool_never_overlap(driver: Any) -> None:
         if held and rng.random() < 0.45:
             held.pop(rng.randrange(len(held)))
         blocks = [step % 251] * rng.randrange(1, 6)
-        kept = pool.keep(blocks, len(blocks))
-        if kept is None:
+        made = pool.keep(blocks, len(blocks))
+        if made is None:
             refused += 1
         else:
-            held.append((kept, blocks))
+            held.append((made, blocks))
         for export, is_of in held:
             assert bytes(export.host()) == bytes_of(is_of)
     assert 20 < refused < 380
-    del kept, export
+    del made, export
     held.clear()
     assert pool.keep(range(20), 20) is not None
 

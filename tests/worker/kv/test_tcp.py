@@ -465,7 +465,7 @@ def test_only_networks_that_were_named_are_connected_to() -> None:
         assert ended(taker.pull(source, DIGEST, 0)) is None
         mapped = msgspec.structs.replace(source, host="::ffff:169.254.169.254")
         assert ended(taker.pull(mapped, DIGEST, 0)) is None
-        assert len(keeper._exports) == 1
+        assert len(keeper._exports._exports) == 1
 
 
 def test_a_key_is_needed_beyond_this_machine(tmp_path: Any) -> None:

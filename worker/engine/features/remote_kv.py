@@ -88,7 +88,8 @@ class RemoteKv(BackgroundFeature):
     """Takes KV from other engines, exports KV for them, and answers questions about the caches.
 
     `read` returns the KV of the first tokens in some blocks: [tokens, layers, 2, kv_heads,
-    head_dim], as bytes. Owns the answers that wait for a disk.
+    head_dim], as bytes. `pool` (`worker.executor.kv_pool`) takes exports while it has room.
+    Owns the answers that wait for a disk.
     """
 
     name = "remote KV"
@@ -203,8 +204,8 @@ class RemoteKv(BackgroundFeature):
         table = self._kv.blocks.table(sequence.seq_id)
         blocks = tuple(table[: -(-num_tokens // self._block_size)])
         try:
-            kept = None if self._pool is None else self._pool.keep(blocks, num_tokens)
-            data = self._read(blocks, num_tokens) if kept is None else kept
+            pooled = None if self._pool is None else self._pool.keep(blocks, num_tokens)
+            data = self._read(blocks, num_tokens) if pooled is None else pooled
         except DeviceMemoryError:
             return None
         digest = _digest(sequence, num_tokens)
