@@ -1,10 +1,21 @@
-"""The paged KV cache: its size, and the transfer of its data from and to the host."""
+"""The paged KV cache: its size, and the transfer of its data, from and to the host and other
+processes of this machine.
 
+Those open device memory by CUDA IPC. An exporter copies KV into its pool, so no block of the cache
+waits for a peer. A taker copies it from there to its own device, beside the steps, and uses it only
+if the exporter then confirms that it held the export all the time.
+"""
+
+import ctypes
+import logging
 import mmap
 import re
+import struct
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -12,11 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.config import EngineConfig
-from worker.errors import ConfigError
+from worker.config import EngineConfig, KvTransferConfig
+from worker.errors import ConfigError, KvTransferError
 from worker.executor.memory import DeviceMemory
 from worker.models.config import ModelConfig
-from worker.types import KvBytes, KvLoad, KvSave
+from worker.types import KvBytes, KvLoad, KvSave, PooledKv
+
+logger = logging.getLogger(__name__)
 
 # The cache of a CPU has this size, or the size of the context, up to a share of the memory.
 _CPU_DEFAULT_BYTES = 1 << 30
@@ -26,19 +39,25 @@ _GPU_SPARE = 0.08
 _MIN_CONTEXT = 512
 # Bytes that are gathered at once on a GPU, on their way from or to the host.
 _PIECE_BYTES = 1 << 26
+# The part of a GPU that a pool may take, and the KV that arrives from others'.
+_POOL_SHARE = 0.02
+_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+_HANDLE = struct.Struct("<QQ64s")  # the place in its allocation, the size, the driver's handle
 
 
 def room_bytes(
     config: EngineConfig, memory: DeviceMemory | None, step_bytes: int = 0
 ) -> int | None:
-    """Return the memory that a cache may take, with `step_bytes` reserved for steps; None:
-    unbounded.
+    """Return the memory that a cache may take, with `step_bytes` reserved for steps, and room for
+    KV of and for other processes; None: unbounded.
 
     On a CPU this is a share of the available memory (ranks divide it): pages are taken only when
     they are written, so workers that start together all see the same memory.
     """
     if memory is not None:
         free, total = memory.free_and_total()
+        if config.tensor_parallel_size == 1:
+            step_bytes += 2 * pool_bytes(config.kv_transfer, total)
         taken = memory.held() + step_bytes
         return gpu_room_bytes(free - step_bytes, total, taken, config.gpu_memory_utilization)
     available = available_bytes(read_file)
@@ -171,7 +190,7 @@ def read_tokens(
     if into is not None:
         rows = into.view(cache.dtype).view(shape)
     else:
-        rows = (pinned if cache.is_cuda else torch.empty)(shape, dtype=cache.dtype)
+        rows = (_pinned if cache.is_cuda else torch.empty)(shape, dtype=cache.dtype)
     if cache.is_cuda:
         for some in _pieces(len(blocks), rows[:1].nbytes):
             rows[some].copy_(gathered(cache, blocks[some]))
@@ -188,7 +207,7 @@ def read_tokens(
     return data.numpy().data if into is None else data
 
 
-def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Allocate pinned memory, which torch caches: pinning pages takes longer than a copy."""
     try:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
@@ -337,6 +356,125 @@ def _pin(memory: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
             " it, or raise the limit of locked memory (ulimit -l)"
         )
     weakref.finalize(memory, cuda.cudaHostUnregister, address)
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = (("reserved", ctypes.c_char * 64),)
+
+
+class KvPool:
+    """Sole owner of `memory` for exports (it may be empty), and of the stream of copies.
+
+    `read` puts the KV of blocks, of `block_bytes` each, into given memory, as `read_tokens` does.
+    At most `limit_bytes` arrive at a time. `driver` names the library of CUDA's; if it does not
+    share memory, nothing is exported or arrives here.
+    """
+
+    def __init__(
+        self,
+        driver: str,
+        memory: Tensor,
+        limit_bytes: int,
+        read: Callable[..., Any],
+        block_bytes: int,
+    ) -> None:
+        self._read, self._block_bytes = read, block_bytes
+        self._stream: Any = None
+        if memory.is_cuda:
+            self._stream = torch.cuda.Stream(memory.device)  # type: ignore[no-untyped-call]
+        self._taken: dict[int, int] = {}  # the ends of regions, by their starts
+        self._given_back: deque[int] = deque()  # any thread appends
+        self._context, self._handle = ctypes.c_void_p(), b""
+        try:
+            self._driver = ctypes.CDLL(driver)
+            self._call("cuCtxGetCurrent", ctypes.byref(self._context))
+            self._handle = self._named(memory) if memory.nbytes else b""
+        except (OSError, KvTransferError) as error:
+            logger.warning("KV moves through the host's memory: %s", error)
+            memory, limit_bytes = memory[:0], 0
+        self._memory, self.limit_bytes = memory, limit_bytes
+
+    def _named(self, memory: Tensor) -> bytes:
+        base, size, own = ctypes.c_uint64(), ctypes.c_size_t(), _Handle()
+        address = ctypes.c_uint64(memory.data_ptr())
+        self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), address)
+        self._call("cuIpcGetMemHandle", ctypes.byref(own), base)
+        return _HANDLE.pack(address.value - base.value, memory.nbytes, bytes(own))
+
+    def keep(self, blocks: Sequence[int], num_tokens: int) -> PooledKv | None:
+        """Copy the KV of the first tokens in `blocks`; None: there is no room. Waits, on the
+        engine's thread. Raises `DeviceMemoryError`.
+        """
+        while self._given_back:
+            del self._taken[self._given_back.popleft()]
+        start, size = 0, len(blocks) * self._block_bytes
+        for begin, end in sorted(self._taken.items()):
+            if begin - start >= size:
+                break
+            start = end
+        if start + size > self._memory.nbytes:
+            return None
+        data: Tensor = self._read(blocks, num_tokens, self._memory[start : start + size])
+        self._taken[start] = start + size
+        place = (self._handle, start, data.nbytes)
+        export = PooledKv(*place, lambda: self.staged(data).numpy().data)
+        weakref.finalize(export, self._given_back.append, start)
+        return export
+
+    def fetch(self, handle: bytes, start: int, size: int) -> Tensor:
+        """Copy bytes from another process's pool to this device. Waits, on any thread. Raises
+        `KvTransferError`.
+        """
+        is_handle = len(handle) == _HANDLE.size
+        place, most, own = _HANDLE.unpack(handle) if is_handle else (0, 0, b"")
+        if not 0 <= start <= most - size:
+            raise KvTransferError("the other end names no memory of that size")
+        try:
+            with torch.cuda.stream(self._stream):
+                into = torch.empty(size, dtype=torch.uint8, device=self._memory.device)
+        except torch.OutOfMemoryError as error:
+            raise KvTransferError("the device has no room for KV") from error
+        on = ctypes.c_void_p(0 if self._stream is None else self._stream.cuda_stream)
+        opened, named = ctypes.c_uint64(), _Handle.from_buffer_copy(own)
+        self._call("cuCtxSetCurrent", self._context)
+        self._call("cuIpcOpenMemHandle_v2", ctypes.byref(opened), named, _PEER_ACCESS)
+        try:
+            ends = ctypes.c_uint64(into.data_ptr()), ctypes.c_uint64(opened.value + place + start)
+            self._call("cuMemcpyDtoDAsync_v2", *ends, ctypes.c_size_t(size), on)
+            self._call("cuStreamSynchronize", on)
+        finally:
+            self._call("cuIpcCloseMemHandle", opened)
+        return into
+
+    def staged(self, data: memoryview | Tensor) -> Tensor:
+        """Copy bytes to pinned memory, which a step loads without waiting. Waits, on any thread."""
+        with torch.cuda.stream(self._stream):
+            return _pinned((data.nbytes,), torch.uint8).copy_(as_bytes(data))
+
+    def _call(self, name: str, *arguments: object) -> None:
+        if error := getattr(self._driver, name)(*arguments):
+            raise KvTransferError(f"{name} of the CUDA driver fails with error {error}")
+
+
+def pool_bytes(transfer: KvTransferConfig | None, total: int) -> int:
+    """Return the size of the pool of a GPU with `total` bytes, and the limit of what arrives: 0 if
+    peers are on other machines.
+    """
+    if transfer is None or not ip_address(transfer.kv_ip).is_loopback:
+        return 0
+    return min(int(transfer.kv_buffer_size), int(_POOL_SHARE * total))
+
+
+def open_pool(transfer: KvTransferConfig, cache: Tensor, read: Callable[..., Any]) -> KvPool | None:
+    """Make the pool of a GPU's cache; None: a CPU."""
+    if not cache.is_cuda:
+        return None
+    size = pool_bytes(transfer, torch.cuda.mem_get_info(cache.device)[1])
+    try:
+        memory = cache.new_empty(size * transfer.gives, dtype=torch.uint8)
+    except torch.OutOfMemoryError:  # the cache's size was given
+        memory = cache.new_empty(0, dtype=torch.uint8)
+    return KvPool("libcuda.so.1", memory, size, read, cache[:, 0].nbytes)
 
 
 Read = Callable[[str], str | None]

@@ -26,14 +26,13 @@ from torch import Tensor
 
 from worker.config import KvTransferConfig
 from worker.errors import DeviceMemoryError
+from worker.executor import kv_cache
 from worker.executor.adapters import DeviceAdapters
 from worker.executor.answers import PendingAnswers, Verification
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.interface import draft_requests
 from worker.executor.graphs import DecodeGraphs
 from worker.executor.interface import Finished, Ticket, with_history
-from worker.executor.kv_cache import BlockSaver, copy_blocks, host_memory, read_tokens, write_tokens
-from worker.executor.kv_pool import KvPool, open_pool
 from worker.executor.memory import give_back
 from worker.executor.state import DeviceState
 from worker.executor.step_batch import StepBatch
@@ -73,7 +72,7 @@ class ModelRunner:
         self._sampler = _sampler(model)
         with torch.inference_mode():
             self._cache: Tensor | None = allocate_cache()
-        self._saver = BlockSaver()
+        self._saver = kv_cache.BlockSaver()
         self._adapters = adapters
         self._graphs = graphs
         room = None if graphs is None else graphs.room
@@ -88,11 +87,11 @@ class ModelRunner:
         # First: copies and loads may overwrite the evicted blocks that are saved.
         self._saver.save(cache, step.kv_saves, model.native is not None)
         if step.block_copies:
-            copy_blocks(cache, step.block_copies)
+            kv_cache.copy_blocks(cache, step.block_copies)
             if self._drafter is not None:
                 self._drafter.copy_blocks(step.block_copies)
         for load in step.kv_loads:
-            write_tokens(cache, load, model.native is not None)
+            kv_cache.write_tokens(cache, load, model.native is not None)
             if self._drafter is not None:
                 self._drafter.load(load)
         if self._adapters is not None:
@@ -158,17 +157,16 @@ class ModelRunner:
     def read_kv(self, blocks: Sequence[int], num_tokens: int, into: Tensor | None = None) -> Any:
         model, cache = self._awake()
         try:
-            return read_tokens(cache, blocks, num_tokens, model.native is not None, into)
+            return kv_cache.read_tokens(cache, blocks, num_tokens, model.native is not None, into)
         except torch.OutOfMemoryError as error:
             raise DeviceMemoryError(str(error)) from None
 
-    def kv_pool(self, transfer: KvTransferConfig) -> KvPool | None:
-        _, cache = self._awake()
-        return open_pool(transfer, cache.device, self.read_kv, cache[:, 0].nbytes)
+    def kv_pool(self, transfer: KvTransferConfig) -> kv_cache.KvPool | None:
+        return kv_cache.open_pool(transfer, self._awake()[1], self.read_kv)
 
     def host_memory(self, num_bytes: int) -> memoryview:
         model, _ = self._awake()
-        return host_memory(num_bytes, model.device)
+        return kv_cache.host_memory(num_bytes, model.device)
 
     def read_adapter(self, adapter: Adapter) -> Future[Any]:
         if self._adapters is None:

@@ -26,7 +26,6 @@ from worker.executor.drafting.loading import LoadNetwork, drafter_bytes_per_toke
 from worker.executor.graphs import CudaGraphs, DecodeGraphs, graph_sizes
 from worker.executor.interface import Executor, execute
 from worker.executor.kv_cache import allocate, choose_num_blocks, room_bytes
-from worker.executor.kv_pool import pool_bytes
 from worker.executor.memory import CudaMemory, DeviceMemory, largest_step
 from worker.executor.pieces import piece_sizes
 from worker.executor.ranks import Ranks, TensorParallelExecutor, agree_on_blocks
@@ -116,8 +115,6 @@ def build_shard(
     make_drafter = partial(_make_drafter, config, model, source, kv_dtype, shard.size > 1)
     parts = (graphs, adapters, make_drafter)
     taken = step_bytes(config, model, kv_dtype, memory, *parts)
-    if shard.size == 1:  # for exports, and for what arrives
-        taken += 2 * pool_bytes(config.kv_transfer, device)
     room = room_bytes(config, memory, taken)
     places = config, model.config, kv_dtype, device
     choose = partial(choose_num_blocks, *places, drafter_token_bytes=extra)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from array import array
 from asyncio import Future
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
 from worker.errors import KvTransferError
 
-_TOKEN = "I"  # 4 bytes wherever CPython runs
-_decoder = msgspec.msgpack.Decoder(tuple[str | None, str | None, bytes])
+_Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+_decoder = msgspec.msgpack.Decoder(tuple[str | None, str | None, list[_Token]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +48,16 @@ class KvQuestion:
 
 
 def pack(wanted: WantedKv) -> memoryview:
-    words = _little(array(_TOKEN, wanted.token_ids))
-    salted = (wanted.cache_salt, wanted.adapter, words.tobytes())
+    salted = (wanted.cache_salt, wanted.adapter, wanted.token_ids)
     return memoryview(msgspec.msgpack.encode(salted))
 
 
 def unpack(data: memoryview, num_tokens: int, start: int) -> WantedKv:
     """Decode a question about `num_tokens` tokens. Raises `KvTransferError`."""
     try:
-        salt, adapter, ids = _decoder.decode(data)
+        salt, adapter, token_ids = _decoder.decode(data)
     except msgspec.MsgspecError as error:
         raise KvTransferError("the other end asks what is no question") from error
-    words = array(_TOKEN)
-    if len(ids) != num_tokens * words.itemsize:
+    if len(token_ids) != num_tokens:
         raise KvTransferError("the other end asks for other tokens than it names")
-    words.frombytes(ids)
-    return WantedKv(_little(words).tolist(), start, salt, adapter)
-
-
-def _little(words: array[int]) -> array[int]:
-    if sys.byteorder == "big":
-        words.byteswap()
-    return words
+    return WantedKv(token_ids, start, salt, adapter)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from array import array
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -41,11 +40,8 @@ def content_digest(
     token_ids: Sequence[int], cache_salt: str | None, adapter: Adapter | None
 ) -> bytes:
     """Return a digest of what the KV of tokens depends on besides the model."""
-    words = array("q", token_ids)
-    if sys.byteorder == "big":
-        words.byteswap()
-    extra = (len(token_ids), cache_salt, None if adapter is None else adapter.digest)
-    return sha256(msgspec.msgpack.encode(extra) + words.tobytes()).digest()
+    facts = (cache_salt, None if adapter is None else adapter.digest, token_ids)
+    return sha256(msgspec.msgpack.encode(facts)).digest()
 
 
 def model_digest(path: Path | None, *facts: object) -> str:

@@ -64,7 +64,7 @@ class TransferCounts:
 @dataclass(slots=True)
 class TransferState:
     """The state shared by the engine's thread and the loop's. `token_bytes` is the size of one
-    token's KV. `pool` is a GPU's `worker.executor.kv_pool.KvPool`. `shape` is replaced, never
+    token's KV. `pool` is a GPU's `worker.executor.kv_cache.KvPool`. `shape` is replaced, never
     changed, when the model is left.
     """
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from worker.executor.kv_pool import KvPool
+from worker.executor.kv_cache import KvPool
 
 # Memory begins inside its allocation, as that of torch's allocator does.
 OFFSET = 4096
@@ -121,4 +121,4 @@ def pool_of(
 ) -> KvPool:
     """The pool of a model runner on a CPU."""
     memory = device_memory(driver, num_bytes)
-    return made(driver, memory, num_bytes, runner.read_kv, runner._cache[:, 0].nbytes)
+    return made(driver._name, memory, num_bytes, runner.read_kv, runner._cache[:, 0].nbytes)

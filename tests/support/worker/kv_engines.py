@@ -22,8 +22,7 @@ from worker.engine.features.speculation import Speculation
 from worker.engine.features.tiered_cache import TieredCache
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.engine.scheduling.scheduler import Scheduler
-from worker.executor.kv_cache import allocate
-from worker.executor.kv_pool import KvPool
+from worker.executor.kv_cache import KvPool, allocate
 from worker.executor.model_runner import ModelRunner
 from worker.kv.content import KvShape
 from worker.kv.disk import BlockFiles, DiskRead, StoredBlock

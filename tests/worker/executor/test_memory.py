@@ -12,7 +12,7 @@ import torch
 from tests.support.model.eagle_heads import LAYOUTS, write_head
 from tests.support.model.tiny_llama import TINY, tiny_llama
 from tests.support.worker.poisoned_graphs import PoisonedGraphs
-from worker.config import EngineConfig, SchedulerConfig
+from worker.config import EngineConfig, KvTransferConfig, SchedulerConfig
 from worker.errors import ConfigError
 from worker.executor.adapters import DeviceAdapters
 from worker.executor.drafting.cached_drafter import CachedDrafter
@@ -153,6 +153,13 @@ def test_the_largest_step_is_tried_with_what_a_drafter_reads_of_it(tmp_path: Pat
 
 def test_memory_of_steps_is_no_part_of_the_cache() -> None:
     assert room_bytes(CONFIG, Fake()) == 770
+
+
+def test_kv_for_other_processes_and_of_them_is_no_part_of_the_cache() -> None:
+    """Ranks of tensor parallelism exchange none on their devices."""
+    moves = dataclasses.replace(CONFIG, kv_transfer=KvTransferConfig())
+    assert room_bytes(moves, Fake()) == 730
+    assert room_bytes(dataclasses.replace(moves, tensor_parallel_size=2), Fake()) == 770
     assert room_bytes(CONFIG, Fake(), 200) == 570
     half = dataclasses.replace(CONFIG, gpu_memory_utilization=0.5)
     assert room_bytes(half, Fake(), 200) == 200

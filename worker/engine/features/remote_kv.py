@@ -88,7 +88,7 @@ class RemoteKv(BackgroundFeature):
     """Takes KV from other engines, exports KV for them, and answers questions about the caches.
 
     `read` returns the KV of the first tokens in some blocks: [tokens, layers, 2, kv_heads,
-    head_dim], as bytes. `pool` (`worker.executor.kv_pool`) takes exports while it has room.
+    head_dim], as bytes. `pool` (`worker.executor.kv_cache`) takes exports while it has room.
     Owns the answers that wait for a disk.
     """
 
