@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from worker.config import KvTransferConfig
 from worker.executor.kv_cache import KvPool
 
 # Memory begins inside its allocation, as that of torch's allocator does.
@@ -114,6 +115,11 @@ def device_memory(driver: Any, num_bytes: int) -> torch.Tensor:
     address = driver.allocate(num_bytes + OFFSET) + OFFSET
     memory = (ctypes.c_char * num_bytes).from_address(address)
     return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def cuda_pool(runner: Any) -> KvPool:
+    """The pool of a model runner on a GPU."""
+    return runner.kv_pool(KvTransferConfig(kv_buffer_size=1 << 24))
 
 
 def pool_of(

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from tests.support.waiting import pass_time
-from tests.support.worker.device_memory import build, device_memory, load, pool_of
+from tests.support.worker.device_memory import build, cuda_pool, device_memory, load, pool_of
 from tests.support.worker.kv_connectors import TOKEN_BYTES, ended, engine
 from tests.support.worker.kv_engines import Engine, requests, tokens, until
 from worker.config import KvTransferConfig
@@ -38,14 +38,15 @@ PREFILLER = """
 import json, sys
 import msgspec, torch
 from functools import partial
-from tests.support.worker.device_memory import load, pool_of
+from tests.support.worker.device_memory import cuda_pool, load, pool_of
 from tests.support.worker.kv_engines import Engine
 from worker.engine.messages import AddRequest
 from worker.types import SamplingParams
 
 how = json.loads(sys.argv[2])
 how["dtype"] = getattr(torch, how["dtype"])
-first = Engine(make_pool=partial(pool_of, load(sys.argv[1])), **how)
+is_gpu = sys.argv[1] == "cuda"
+first = Engine(make_pool=cuda_pool if is_gpu else partial(pool_of, load(sys.argv[1])), **how)
 prompts = json.loads(sys.stdin.readline())
 params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 asked = [AddRequest(f"r{n}", p, params, 0.0, keeps_kv=True) for n, p in enumerate(prompts)]
@@ -78,7 +79,7 @@ def no_bytes_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def prefiller(
-    library: Path, asked: list[AddRequest], **how: Any
+    library: Path | str, asked: list[AddRequest], **how: Any
 ) -> Iterator[tuple[subprocess.Popen[str], list[AddRequest]]]:
     """Another process that has run the prompts, and the requests that take their KV."""
     fields = msgspec.json.encode({"dtype": "float32", **how}).decode()
@@ -121,6 +122,19 @@ def test_two_processes_answer_as_one_and_send_no_bytes(
     assert second.num_computed <= len(asked) * here.get("block_size", 4)
     copies = [driver_count(driver, name) for name in ("opened", "closed", "copied")]
     assert copies[0] == copies[1] == copies[2] > 0
+
+
+@pytest.mark.usefixtures("no_bytes_on_the_host")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_two_processes_answer_as_one_on_a_gpu(engines: Callable[..., Engine]) -> None:
+    """The same with CUDA's driver."""
+    asked = requests(12)
+    expected = tokens(engines().run(*asked))
+    second = engines(make_pool=cuda_pool)
+    with prefiller("cuda", asked) as (_, decodes):
+        assert tokens(second.run(*decodes)) == expected
+    assert second.stats.transfers.num_failed == 0
+    assert second.num_computed <= len(asked) * 4
 
 
 def driver_count(driver: Any, name: str) -> int:
