@@ -4,7 +4,6 @@ Both are read under Hugging Face's tensor names, directly into the model's memor
 time. The `gguf` package decodes ggml's encodings to float32, exactly as llama.cpp does.
 """
 
-import json
 import math
 import re
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from torch import Tensor
 from worker.errors import ConfigError, ModelError
 from worker.models import config as model_config
 from worker.models.config import GEMMA, ModelConfig
+from worker.models.fields import read_json
 from worker.models.gguf import GgufFile
 from worker.models.names import (
     ROUTER,
@@ -359,16 +359,6 @@ def _shard_names(path: Path) -> list[str]:
         raise ModelError(f"{index_path}: weight_map is missing or not an object")
     # Only the name: an index must not point outside its directory.
     return sorted({str(Path(str(shard)).name) for shard in weight_map.values()})
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:  # RecursionError: hostile nesting
-        raise ModelError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: not a JSON object")
-    return value
 
 
 def _open_shard(path: Path) -> Any:

@@ -161,14 +161,6 @@ def _spread(size: int, device: torch.device) -> Tensor:
     return torch.arange(0, size, max(1, size // _LAYER_ROWS), device=device)
 
 
-def head_metadata(shape: HeadShape, target: LlamaModel) -> dict[str, str]:
-    return {
-        "format": FORMAT,
-        "fingerprint": fingerprint(target),
-        "config": msgspec.json.encode(dataclasses.asdict(shape)).decode(),
-    }
-
-
 def load_draft_head(path: Path, target: LlamaModel, *, is_rounded: bool = False) -> DraftHead:
     """Load a head for its target, or raise `ModelError`. `is_rounded`: bfloat16 where faster."""
     shape, tensors = read_head(path, target)

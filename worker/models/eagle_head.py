@@ -25,9 +25,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from worker.errors import ModelError
-from worker.models.checkpoints import read_json
 from worker.models.config import ModelConfig, from_hf
-from worker.models.fields import Fields
+from worker.models.fields import Fields, read_json
 from worker.models.llama import (
     LayerWeights,
     LlamaModel,

@@ -1,7 +1,11 @@
-"""Values of a configuration, checked one by one."""
+"""JSON files of a checkpoint, and values of a configuration, checked one by one."""
 
+from codecs import BOM_UTF8
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
+
+import msgspec
 
 from worker.errors import ModelError
 
@@ -55,3 +59,16 @@ class Fields:
 
     def refuse(self, reason: str) -> ModelError:
         return ModelError(f"{self.source}: {reason}")
+
+
+def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
+    if not path.is_file():
+        if required:
+            raise ModelError(f"{path}: missing; is {path.parent} a Hugging Face model directory?")
+        return {}
+    try:
+        # Some editors write a byte order mark, which JSON does not allow.
+        text = path.read_bytes().removeprefix(BOM_UTF8)
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+        raise ModelError(f"{path}: not a JSON object: {error}") from error

@@ -6,6 +6,7 @@ unlike with the other backends, the last bits of a row do too.
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.ops.backends import TORCH, Attention, AttentionShape, Backend, HeadNorms
+from worker.ops.backends import TORCH, Attention, AttentionShape, Backend
 from worker.ops.rope import RopeTable
 from worker.ops.step import StepTensors
 
@@ -44,26 +45,18 @@ class FlashBackend:
         # This plan only writes, so it needs no memory for partial results.
         writer = self._plan_base(dataclasses.replace(step, max_rows=0, max_context=0), shape, rope)
         ends = step.context_lens.cumsum(0, dtype=torch.int32)
-        return _FlashAttention(self._attend, writer, step, shape, functional.pad(ends, (1, 0)))
+        return _FlashAttention(
+            self._attend, writer.write, step, shape, functional.pad(ends, (1, 0))
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _FlashAttention:
     attend: Any
-    writer: Attention
+    write: Callable[..., None]
     step: StepTensors
     shape: AttentionShape
     context_starts: Tensor
-
-    def write(
-        self,
-        qkv: Tensor,
-        cache: Tensor,
-        norms: HeadNorms | None,
-        rotates: bool,
-        scales: Tensor | None = None,
-    ) -> None:
-        self.writer.write(qkv, cache, norms, rotates, scales)
 
     def run(
         self,

@@ -1,6 +1,5 @@
 """The text settings of a checkpoint, which the engine's configuration depends on."""
 
-from codecs import BOM_UTF8
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from worker.models.config import (
     gguf_fields,
     hf_context_length,
 )
+from worker.models.fields import read_json
 from worker.models.gguf import GgufFile
 
 CHATML_END_OF_TEXT = "<|endoftext|>"
@@ -102,7 +102,11 @@ def _from_gguf(path: Path, any_architecture: bool) -> Checkpoint:
         *_id_list(metadata.get("tokenizer.ggml.eos_token_ids")),
         *(() if template is None else _ends_by_text(tokens, metadata)),
     ]
-    vocab_size = _gguf_vocab_size(file, len(tokens))
+    # Tensors state sizes more reliably than older metadata.
+    embedding = file.tensors.get("token_embd.weight")
+    shape = () if embedding is None else embedding.shape
+    fields = gguf_fields(str(path), architecture, metadata)
+    vocab_size = shape[0] if shape else fields.number("vocab_size", int, len(tokens))
     texts = {
         f"{key[:3]}_token": tokens[named_id]  # as directories abbreviate them
         for key, named_id in named.items()
@@ -121,7 +125,7 @@ def _from_gguf(path: Path, any_architecture: bool) -> Checkpoint:
         bos_token_id=named["bos"],
         pad_token_id=named["padding"],
         tool_chat_template=_gguf_template(file, "tokenizer.chat_template.tool_use"),
-        hidden_size=_gguf_hidden_size(file),
+        hidden_size=shape[1] if len(shape) > 1 else None,
         special_tokens=texts,
         generation_config=_read_generation_config(path.parent)
         | {
@@ -133,7 +137,7 @@ def _from_gguf(path: Path, any_architecture: bool) -> Checkpoint:
 
 
 def _read_generation_config(folder: Path) -> dict[str, Any]:
-    stated = _read_json(folder / "generation_config.json", required=False)
+    stated = read_json(folder / "generation_config.json", required=False)
     return {name: value for name, value in stated.items() if value is not None}
 
 
@@ -142,20 +146,6 @@ def _gguf_template(file: GgufFile, key: str) -> str | None:
     if template is not None and not isinstance(template, str):
         raise ModelError(f"{file.path}: {key} is not a text")
     return template
-
-
-def _gguf_vocab_size(file: GgufFile, num_tokens: int) -> int:
-    """Return the number of embeddings, which tensors state more reliably than older metadata."""
-    embedding = file.tensors.get("token_embd.weight")
-    if embedding is not None and embedding.shape:
-        return embedding.shape[0]
-    fields = gguf_fields(str(file.path), file.architecture, file.metadata)
-    return fields.number("vocab_size", int, num_tokens)
-
-
-def _gguf_hidden_size(file: GgufFile) -> int | None:
-    embedding = file.tensors.get("token_embd.weight")
-    return None if embedding is None or len(embedding.shape) < 2 else embedding.shape[1]
 
 
 def _embedded(ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
@@ -193,7 +183,7 @@ def _ends_by_text(tokens: list[str], metadata: dict[str, Any]) -> list[int]:
 
 
 def _from_directory(path: Path, any_architecture: bool) -> Checkpoint:
-    config = _read_json(path / "config.json", required=True)
+    config = read_json(path / "config.json")
     if not any_architecture:
         check_architecture(str(path / "config.json"), config.get("model_type"))
     tokenizer_config = _tokenizer_config(path)
@@ -235,11 +225,11 @@ def _from_directory(path: Path, any_architecture: bool) -> Checkpoint:
 
 def _tokenizer_config(path: Path) -> dict[str, Any]:
     """Read `tokenizer_config.json` and, if it adds no tokens, also older directories' files."""
-    stated = _read_json(path / "tokenizer_config.json", required=False)
+    stated = read_json(path / "tokenizer_config.json", required=False)
     if "added_tokens_decoder" in stated:
         return stated
-    stated |= _read_json(path / "special_tokens_map.json", required=False)
-    added = _read_json(path / "added_tokens.json", required=False)
+    stated |= read_json(path / "special_tokens_map.json", required=False)
+    added = read_json(path / "added_tokens.json", required=False)
     others = stated.get("additional_special_tokens")
     special = {*_special_tokens(stated).values()}
     special.update(map(_token_text, others if isinstance(others, list) else ()))
@@ -290,7 +280,7 @@ def _directory_template(path: Path, tokenizer_config: dict[str, Any], name: str)
             raise ModelError(f"{file}: cannot be read: {error}") from error
     template = tokenizer_config.get("chat_template")
     if template is None:
-        older = _read_json(path / "chat_template.json", required=False)
+        older = read_json(path / "chat_template.json", required=False)
         template = older.get("chat_template")
     if isinstance(template, list):
         named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
@@ -298,19 +288,6 @@ def _directory_template(path: Path, tokenizer_config: dict[str, Any], name: str)
     elif name != "default":
         return None
     return template if isinstance(template, str) else None
-
-
-def _read_json(path: Path, *, required: bool) -> dict[str, Any]:
-    if not path.is_file():
-        if required:
-            raise ModelError(f"{path}: missing; is {path.parent} a Hugging Face model directory?")
-        return {}
-    try:
-        # Some editors write a byte order mark, which JSON does not allow.
-        text = path.read_bytes().removeprefix(BOM_UTF8)
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError, RecursionError) as error:
-        raise ModelError(f"{path}: not a JSON object: {error}") from error
 
 
 class _AddedToken(msgspec.Struct):

@@ -19,14 +19,7 @@ import torch
 from torch import Tensor
 
 from worker.errors import ConfigError, ModelError
-from worker.models.draft_head import (
-    HEAD_FILE,
-    HeadShape,
-    fingerprint,
-    head_metadata,
-    heads_directory,
-    read_head,
-)
+from worker.models.draft_head import HEAD_FILE, HeadShape, fingerprint, heads_directory, read_head
 from worker.models.loader import load_model
 from worker.ops.linear import can_pack, fast_dtype, supported_dtype
 from worker.tokenizer.chat import chat_template_of
@@ -46,6 +39,7 @@ from worker.training.store import (
     WORK,
     TrainingSample,
     check_writable,
+    head_metadata,
     locked,
     num_targets,
     read_samples,

@@ -5,15 +5,18 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from worker.errors import ConfigError, ModelError
+from worker.models.draft_head import FORMAT, HeadShape, fingerprint
+from worker.models.llama import LlamaModel
 
 _SUFFIX = ".safetensors"
 # Below a run's directory: the files that are needed only until the head is complete.
@@ -31,6 +34,11 @@ class TrainingSample:
     token_ids: Tensor
     is_target: Tensor
     features: Tensor
+
+
+def head_metadata(shape: HeadShape, target: LlamaModel) -> dict[str, str]:
+    config = msgspec.json.encode(asdict(shape)).decode()
+    return {"format": FORMAT, "fingerprint": fingerprint(target), "config": config}
 
 
 def write_tensors(

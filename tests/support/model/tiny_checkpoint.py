@@ -10,8 +10,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from worker.models.config import GEMMA, from_hf
-from worker.models.draft_head import HeadShape, head_metadata
+from worker.models.draft_head import HeadShape
 from worker.models.loader import expected_shapes, load_model
+from worker.training.store import head_metadata
 
 # Phi-3 stores products of one input as one.
 FUSED = {

@@ -24,7 +24,6 @@ from worker.models.draft_head import (
     HeadShape,
     assemble,
     fingerprint,
-    head_metadata,
     heads_directory,
     load_draft_head,
     shipped_head,
@@ -34,6 +33,7 @@ from worker.models.loader import load_model
 from worker.ops.linear import DenseLinear, Linear, make_linear
 from worker.tokenizer.checkpoint import read_checkpoint
 from worker.tokenizer.tokenizer import build_tokenizer
+from worker.training.store import head_metadata
 from worker.training.twin import HeadTwin, teacher_of
 
 SHAPE = HeadShape(intermediate_size=40, draft_vocab_size=23)

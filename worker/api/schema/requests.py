@@ -93,13 +93,14 @@ class RepetitionFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     min_count: Whole | None = None  # 2
 
 
-class TextFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+class _Format(msgspec.Struct, forbid_unknown_fields=True, tag_field="type"): ...
+
+
+class TextFormat(_Format, tag="text"):
     """`response_format` without a constraint."""
 
 
-class JsonObjectFormat(
-    msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="json_object"
-):
+class JsonObjectFormat(_Format, tag="json_object"):
     """`response_format`: any JSON object."""
 
 
@@ -112,9 +113,7 @@ class NamedSchema(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     strict: bool | None = None
 
 
-class JsonSchemaFormat(
-    msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="json_schema"
-):
+class JsonSchemaFormat(_Format, tag="json_schema"):
     """`response_format`: JSON that validates against a schema."""
 
     json_schema: NamedSchema
@@ -128,9 +127,7 @@ class TagStructure(msgspec.Struct, forbid_unknown_fields=True):
     end: str
 
 
-class StructuralTagFormat(
-    msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="structural_tag"
-):
+class StructuralTagFormat(_Format, tag="structural_tag"):
     """`response_format`: text with JSON of a schema after each of the `triggers`."""
 
     structures: Annotated[list[TagStructure], says(minItems=1)]

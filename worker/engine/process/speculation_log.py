@@ -6,12 +6,11 @@ INTERVAL_SECONDS = 10.0
 
 
 class SpeculationLog:
-    """Writes one line for each `interval_seconds` of work in which anything was drafted. Owns the
+    """Writes one line for each `INTERVAL_SECONDS` of work in which anything was drafted. Owns the
     figures last logged, and how long the engine has worked since.
     """
 
-    def __init__(self, interval_seconds: float = INTERVAL_SECONDS) -> None:
-        self._interval_seconds = interval_seconds
+    def __init__(self) -> None:
         self._logged = SpeculationStats()
         self._seen_seconds: float | None = None
         self._worked_seconds = 0.0  # since the last line
@@ -25,7 +24,7 @@ class SpeculationLog:
         if self._seen_seconds is not None:
             self._worked_seconds += now_seconds - self._seen_seconds
         self._seen_seconds = now_seconds
-        if self._worked_seconds < self._interval_seconds:
+        if self._worked_seconds < INTERVAL_SECONDS:
             return None
         seconds, self._worked_seconds = self._worked_seconds, 0.0
         if stats.num_drafts == self._logged.num_drafts:
