@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from itertools import takewhile
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, nodes
@@ -108,25 +107,6 @@ class ChatTemplate:
         except RequestError:
             return False
         return json.dumps(_PROBED)[1:-1] in text
-
-    @cached_property
-    def takes_system_turns(self) -> bool:
-        """True if the template renders a system message within a conversation in its place."""
-        # Behind a turn of the assistant, and behind one of the user.
-        return all(self._inserts_system_turn(place) for place in (3, 4))
-
-    def _inserts_system_turn(self, place: int) -> bool:
-        roles = ("system", "user", "assistant", "user")
-        turns = [{"role": role, "content": f"probe {n}"} for n, role in enumerate(roles)]
-        turn = {"role": "system", "content": "probed"}
-        try:
-            plain = self.render(turns)
-            text = self.render([*turns[:place], turn, *turns[place:]])
-        except RequestError:
-            return False
-        same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(plain, text, strict=False))))
-        rest = plain[same:]  # at least the generation prompt, which must follow the turn
-        return bool(rest) and text.endswith(rest) and "probed" in text[same : -len(rest)]
 
     def _compiled(self, source: str) -> Template:
         try:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from worker.api.dialects.system_turns import takes_system_turns
 from worker.errors import ModelError, RequestError
 from worker.sim import tokenizer as sim
 from worker.tokenizer.chat import ChatTemplate
@@ -106,7 +107,7 @@ TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     ids=["turns", "sim", "no answer begun", "left out", "moved", "refused", "in the answer"],
 )
 def test_support_of_system_turns_is_found_by_rendering(source: str, takes: bool) -> None:
-    assert template(source).takes_system_turns is takes
+    assert takes_system_turns(template(source)) is takes
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from msgspec import UNSET
 
 from worker.api.dialects.message_frames import Message, MessageFrames
 from worker.api.dialects.named_events import answered_by, head_of
+from worker.api.dialects.system_turns import takes_system_turns
 from worker.api.generate.prepared import Prepared
 from worker.api.http.arrival import Arrival
 from worker.api.http.exchange import ErrorForm, Exchange
@@ -428,7 +429,7 @@ MESSAGES_ERRORS = ErrorForm(
 async def _prepared(generation: GenerationRoutes, body: bytes, arrival: Arrival) -> Prepared:
     request = decode_supported(body, MessagesRequest)
     with fields_named(_NAMES):
-        turns = generation.checks.text.takes_system_turns
+        turns = takes_system_turns(generation.checks.text.template)
         chat = chat_of(request, system_turns=turns)
         prepared = await generation.chat.prepared(chat, arrival)
     return answered_by(MessageFrames(head_of(generation, "msg", prepared)), prepared)
@@ -439,7 +440,7 @@ async def _count(generation: GenerationRoutes, exchange: Exchange) -> None:
     body = await exchange.json_body(checks.config.max_body_bytes)
     request = decode_supported(body, CountTokensRequest)
     with fields_named(_NAMES):
-        chat = chat_of(request, system_turns=checks.text.takes_system_turns)
+        chat = chat_of(request, system_turns=takes_system_turns(checks.text.template))
     checks.adapters.adapter_of(chat.model)
     prompt = await checks.text.chat_prompt(chat.messages, chat)
     await exchange.reply(msgspec.json.encode(CountedTokens(len(prompt.ids))))

@@ -61,10 +61,6 @@ class ModelText:
     prompt_encoder: Encode | None = None
     grammars: Grammars | None = None
 
-    @property
-    def takes_system_turns(self) -> bool:
-        return self.template is None or self.template.takes_system_turns
-
     async def chat_prompt(
         self,
         messages: Sequence[ChatMessage],
