@@ -8,58 +8,13 @@ Indexing n-grams takes microseconds a token, so indexing and forgetting trail be
     start ≤ swept ≤ gone ≤ indexed ≤ the end of the text
 """
 
-import heapq
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
 
 from worker.engine.drafters.suffix_paths import ANCHORS, MAX_PLACES
 from worker.engine.drafters.texts import END, spell
 from worker.errors import IntegrityError
-
-Name = TypeVar("Name")
-
-
-class MaxHeap(Generic[Name]):
-    """Keeps a weight for each name and finds the name with the largest, both in amortized O(log n).
-    Stale entries are dropped when at the top, or all at once when they are the majority.
-    """
-
-    def __init__(self) -> None:
-        self._entries: dict[Name, tuple[int, int, Name]] = {}  # -weight, when it was changed, name
-        self._heap: list[tuple[int, int, Name]] = []
-        self._num_changes = 0
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def of(self, name: Name) -> int:
-        entry = self._entries.get(name)
-        return 0 if entry is None else -entry[0]
-
-    def add(self, name: Name, change: int) -> None:
-        weight = self.of(name) + change
-        if weight < 0:
-            raise IntegrityError(f"{name!r} weighs {weight}")
-        if weight == 0:
-            self._entries.pop(name, None)
-            return
-        self._num_changes += 1
-        entry = (-weight, self._num_changes, name)
-        self._entries[name] = entry
-        if len(self._heap) > 2 * len(self._entries):
-            self._heap = list(self._entries.values())
-            heapq.heapify(self._heap)
-        else:
-            heapq.heappush(self._heap, entry)
-
-    def largest(self) -> Name:
-        """Return the name that weighs most; among equals, the one changed least recently."""
-        while self._entries.get(self._heap[0][2]) is not self._heap[0]:
-            heapq.heappop(self._heap)
-        return self._heap[0][2]
-
 
 # Only the end of a longer output is stored: one answer should not take the room of many.
 MAX_OUTPUT_TOKENS = 4096
@@ -214,8 +169,8 @@ class FinishedOutputs:
         self._max_outputs = max_outputs
         self._max_tokens = max_tokens
         self._groups: dict[Group, OutputText] = {}
-        self._tenants: MaxHeap[str] = MaxHeap()
-        self._groups_of: dict[str, MaxHeap[Group]] = {}
+        # The weights of each tenant's groups; tenants and groups in the order of their changes.
+        self._weights: dict[str, dict[Group, int]] = {}
         # Groups with something to index, or to sweep; in turn.
         self._to_index: dict[Group, None] = {}
         self._to_sweep: dict[Group, None] = {}
@@ -270,7 +225,9 @@ class FinishedOutputs:
             num_tokens -= num_done
 
     def _drop(self) -> None:
-        group = self._groups_of[self._tenants.largest()].largest()
+        # Among equals, the one changed least recently. There are few when outputs are long.
+        weights = max(self._weights.values(), key=lambda groups: sum(groups.values()))
+        group = max(weights, key=weights.__getitem__)
         num_tokens = self._groups[group].drop_oldest()
         self._to_sweep[group] = None
         self._count(group, -1, -num_tokens)
@@ -278,14 +235,13 @@ class FinishedOutputs:
     def _count(self, group: Group, num_outputs: int, num_tokens: int) -> None:
         self._num_outputs += num_outputs
         self._num_tokens += num_tokens
-        weight = num_tokens * self._max_outputs + num_outputs * self._max_tokens
-        tenant = group[0]
-        if tenant not in self._groups_of:
-            self._groups_of[tenant] = MaxHeap()
-        self._tenants.add(tenant, weight)
-        self._groups_of[tenant].add(group, weight)
-        if not self._groups_of[tenant]:
-            del self._groups_of[tenant]
+        change = num_tokens * self._max_outputs + num_outputs * self._max_tokens
+        weights = self._weights.pop(group[0], {})
+        weight = weights.pop(group, 0) + change
+        if weight:
+            weights[group] = weight
+        if weights:
+            self._weights[group[0]] = weights
 
     def check_integrity(self) -> None:
         stored = {group: text.outputs for group, text in self._groups.items()}
@@ -297,8 +253,7 @@ class FinishedOutputs:
             raise IntegrityError("more is stored than allowed")
         for group, outputs in stored.items():
             weight = sum(len(o) * self._max_outputs + self._max_tokens for o in outputs)
-            weights = self._groups_of.get(group[0], MaxHeap())
-            if weights.of(group) != weight:
+            if self._weights.get(group[0], {}).get(group, 0) != weight:
                 raise IntegrityError(f"{group!r} weighs {weight}")
             if not outputs and group not in self._to_sweep:
                 raise IntegrityError(f"nothing is left of {group!r} but its tables")
