@@ -66,7 +66,6 @@ class Checkpoint:
     eos_token: str
     gguf_metadata: dict[str, Any] | None = field(default=None, repr=False)
     bos_token_id: int | None = None
-    pad_token_id: int | None = None
     tool_chat_template: str | None = None
     hidden_size: int | None = None
     special_tokens: dict[str, str] = field(default_factory=dict)
@@ -123,7 +122,6 @@ def _from_gguf(path: Path, any_architecture: bool) -> Checkpoint:
         eos_token=texts.get("eos_token", ""),
         gguf_metadata=metadata,
         bos_token_id=named["bos"],
-        pad_token_id=named["padding"],
         tool_chat_template=_gguf_template(file, "tokenizer.chat_template.tool_use"),
         hidden_size=shape[1] if len(shape) > 1 else None,
         special_tokens=texts,
@@ -192,17 +190,16 @@ def _from_directory(path: Path, any_architecture: bool) -> Checkpoint:
     template = _directory_template(path, tokenizer_config, "default")
     texts = _special_tokens(tokenizer_config)
     eos_token = texts.get("eos_token", "")
-    ids = [*_id_list(config.get("eos_token_id")), *_id_list(generation.get("eos_token_id"))]
+    begins, ids = (
+        [*_id_list(config.get(key)), *_id_list(generation.get(key))]
+        for key in ("bos_token_id", "eos_token_id")
+    )
     if eos_token in added:
         ids.append(added[eos_token])
     if template is not None and _CHATML_MARK in template and CHATML_END_OF_TEXT in added:
         ids.append(added[CHATML_END_OF_TEXT])
 
     vocab_size = _config_int(path, config, "vocab_size")
-
-    def token_id(kind: str) -> int | None:
-        stated = [*_id_list(config.get(f"{kind}_id")), *_id_list(generation.get(f"{kind}_id"))]
-        return stated[0] if stated else added.get(texts.get(kind, ""))
 
     return Checkpoint(
         path=path,
@@ -213,8 +210,7 @@ def _from_directory(path: Path, any_architecture: bool) -> Checkpoint:
         chat_template=template,
         bos_token=texts.get("bos_token", ""),
         eos_token=eos_token,
-        bos_token_id=token_id("bos_token"),
-        pad_token_id=token_id("pad_token"),
+        bos_token_id=next(iter(begins), added.get(texts.get("bos_token", ""))),
         tool_chat_template=_directory_template(path, tokenizer_config, "tool_use"),
         hidden_size=size if isinstance(size := config.get("hidden_size"), int) else None,
         special_tokens=texts,

@@ -150,7 +150,7 @@ TEMPLATES = [{"name": "default", "template": "a"}, {"name": "tool_use", "templat
 def test_a_directory_has_defaults_special_tokens_and_templates(tmp_path: Path) -> None:
     write_directory(tmp_path)
     change(tmp_path / "generation_config.json", temperature=0.6, top_p=0.9, top_k=None)
-    change(tmp_path / "config.json", pad_token_id=5, bos_token_id=None)
+    change(tmp_path / "config.json", bos_token_id=None)
     change(
         tmp_path / "tokenizer_config.json",
         bos_token="<|end|>",
@@ -160,7 +160,7 @@ def test_a_directory_has_defaults_special_tokens_and_templates(tmp_path: Path) -
     )
     found = read_checkpoint(tmp_path)
     assert found.generation_config == {"eos_token_id": [END, 3], "temperature": 0.6, "top_p": 0.9}
-    assert (found.bos_token_id, found.eos_token_ids[0], found.pad_token_id) == (END, END, 5)
+    assert (found.bos_token_id, found.eos_token_ids[0]) == (END, END)
     assert found.special_tokens["unk_token"] == "<user>"
     assert (found.chat_template, found.tool_chat_template) == ("a", "b")
     (tmp_path / "additional_chat_templates").mkdir()
@@ -189,7 +189,7 @@ def change(path: Path, **values: Any) -> None:
 @pytest.mark.model
 def test_a_file_has_defaults_and_special_tokens(model_path: Path, tmp_path: Path) -> None:
     found = read_checkpoint(model_path)
-    assert (found.bos_token_id, found.eos_token_ids[0], found.pad_token_id) == (1, 2, 2)
+    assert (found.bos_token_id, found.eos_token_ids[0]) == (1, 2)
     assert found.special_tokens["unk_token"] == "<|endoftext|>"
     assert found.generation_config == {}
     scaling = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
