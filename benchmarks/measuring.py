@@ -12,8 +12,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from fleet.run.catalog import DEFAULT
 from fleet.run.models import cached_path
-from worker.catalog import DEFAULT
 
 # For the twins and fakes of the tests, which some scripts use.
 sys.path.append(str(Path(__file__).parents[1]))

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from fleet.run.catalog import DEFAULT
 from fleet.run.models import ensure_model
 from tests import depth as depth  # registers the profile of hypothesis
 from tests.deep_items import is_deep
 from tests.durations import Recorder
-from worker.catalog import DEFAULT
 
 # As the engine process does: OpenMP threads that wait by spinning stall each other for seconds when
 # anything else runs on their cores. Read once, when torch is first imported.

@@ -22,8 +22,8 @@ from fleet.http_client import (
     opened,
     refusal,
 )
+from fleet.run.catalog import CatalogModel
 from fleet.run.models import offer
-from worker.catalog import CatalogModel
 
 Write = Callable[[str], None]
 ReadLine = Callable[[str], str]

@@ -155,9 +155,9 @@ def _chat(argv: list[str]) -> int:
     from shutil import get_terminal_size
 
     from fleet.commands.chat import ChatOptions, Terminal, Wrapped, chat
+    from fleet.run.catalog import CatalogModel
     from fleet.run.models import ensure_model
     from fleet.run.running_picker import running_fleets
-    from worker.catalog import CatalogModel
 
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 (line editing and history in input())
@@ -281,8 +281,8 @@ def _simulate(argv: list[str]) -> int:
 
 def _models(argv: list[str]) -> int:
     arguments = parser_of("models").parse_args(argv)
+    from fleet.run.catalog import CATALOG
     from fleet.run.models import catalog_model, ensure_model, listing
-    from worker.catalog import CATALOG
 
     if arguments.action is None:
         print(*listing(), sep="\n")

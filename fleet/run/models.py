@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from fleet.errors import FleetError
-from worker.catalog import BETTER, CATALOG, DEFAULT, CatalogModel
+from fleet.run.catalog import BETTER, CATALOG, DEFAULT, CatalogModel
 from worker.cli.speculation import FLAG, SHORT_FLAG, parse
 from worker.errors import ConfigError
 

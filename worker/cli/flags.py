@@ -11,8 +11,8 @@ import msgspec
 
 from base.flags import Parser, add_flags, configured
 from base.shelves import load_shelf
-from worker import catalog
 from worker.api.generate.text import SIM_TOKENIZER
+from worker.catalog import DEFAULT_FILE
 from worker.cli.kv import kv_events_config, kv_offloading_config, kv_transfer_config
 from worker.cli.server import api_config, read_chat_template, tls_config
 from worker.cli.speculation import speculative_config
@@ -46,7 +46,7 @@ def find_model(options: argparse.Namespace, environment: Mapping[str, str]) -> P
         return Path(given)
     cache = environment.get("POINTSMAN_CACHE")
     folder = Path(cache) if cache else Path.home() / ".cache/pointsman"
-    cached = folder / "models" / catalog.DEFAULT.file
+    cached = folder / "models" / DEFAULT_FILE
     if cached.is_file():
         return cached
     raise ConfigError(

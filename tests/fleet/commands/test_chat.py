@@ -17,8 +17,8 @@ from fleet.commands import chat as room
 from fleet.commands.chat import ChatOptions, Terminal, Wrapped
 from fleet.errors import FleetError
 from fleet.http_client import first_model
+from fleet.run.catalog import BETTER, DEFAULT, CatalogModel
 from fleet.run.models import cached_path
-from worker.catalog import BETTER, DEFAULT, CatalogModel
 
 COMMANDS = ["/help", "/clear", "/system", "/exit"]
 

@@ -11,6 +11,7 @@ import pytest
 
 from fleet.commands.cli import main, with_default_model
 from fleet.errors import FleetError
+from fleet.run.catalog import BETTER, CATALOG, DEFAULT, CatalogModel
 from fleet.run.models import (
     cached_path,
     ensure_model,
@@ -19,7 +20,6 @@ from fleet.run.models import (
     resolve_model,
     with_found_draft_model,
 )
-from worker.catalog import BETTER, CATALOG, DEFAULT, CatalogModel
 
 WHEEL_INFO = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
