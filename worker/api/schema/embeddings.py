@@ -63,13 +63,7 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
     metrics: Any = None
 
 
-class PooledList(msgspec.Struct, kw_only=True):
+class PooledList(EmbeddingList):
     """Answer of `/pooling`: one embedding for each input, in order."""
 
-    id: str
-    object: Literal["list"] = "list"
-    created: Count
-    model: str
-    data: list[Pooled]
-    usage: Usage
-    metrics: Any = None
+    data: list[Pooled]  # type: ignore[assignment]
