@@ -31,7 +31,6 @@ from worker.config import (
     KvOffloadingConfig,
     KvTransferConfig,
     SchedulerConfig,
-    SimConfig,
     SpeculativeConfig,
 )
 from worker.engine.core import EngineCore
@@ -44,6 +43,7 @@ from worker.executor.kv_cache import allocate
 from worker.executor.model_runner import ModelRunner
 from worker.executor.start import build_executor
 from worker.models.llama import LlamaModel
+from worker.sim.config import SimConfig
 from worker.sim.runner import SimExecutor, SimLimits
 from worker.types import KvPeer, KvSource, SamplingParams
 
