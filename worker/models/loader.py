@@ -32,7 +32,7 @@ from worker.ops.parallel import (
     Shard,
     VocabParallelLinear,
 )
-from worker.ops.planes import BlockWeight, PlanesLinear, choose_planes
+from worker.ops.planes import BlockWeight, PlanesLinear, PlaneWeight, choose_planes
 from worker.ops.planes import pack as pack_blocks
 from worker.ops.quantized import GroupedWeight, QuantizedLinear, choose_product, pack
 from worker.ops.rope import RopeTable, make_rope_table
@@ -313,16 +313,16 @@ class _Assembly:
 
     def _tables(self, shape: tuple[int, int]) -> tuple[Linear, Linear]:
         # Every rank embeds all tokens itself, which saves a transfer, and has a part of the head.
-        weight = None
-        embedding = self._stored_table(_EMBEDDING, shape)
+        weight, every = None, slice(0, shape[0])
+        embedding = self._stored_table(_EMBEDDING, every, shape[1])
         if embedding is None:
             weight = self._read(_EMBEDDING, shape)
             # Reading by rows takes the plain layout.
             embedding = DenseLinear(weight) if self._kernels is None else self._made(weight)
         if self._shard.size > 1:
-            return embedding, self._vocab_parallel_head(shape, weight)
+            return embedding, self._vocab_parallel_head(shape, embedding)
         if not self._config.tied_head:
-            head = self._stored_table(_HEAD, shape)
+            head = self._stored_table(_HEAD, every, shape[1])
             return embedding, head or self._made(self._read(_HEAD, shape))
         if weight is None or self._kernels is not None:
             return embedding, embedding
@@ -331,25 +331,30 @@ class _Assembly:
     def _made(self, weight: Tensor) -> Linear:
         return make_linear(weight, kernels=self._kernels)
 
-    def _stored_table(self, name: str, shape: tuple[int, int]) -> Linear | None:
-        """Return a table as it is stored. None: it has to be decoded, or is a shard's, on a GPU."""
-        native = self._native({name: (slice(0, shape[0]), slice(0, shape[1]))})
-        if native is not None or self._planes is None or self._shard.size > 1:
-            return native
-        table = _Projection({name.removesuffix(".weight"): shape[0]}, shape[1], False)
-        return self._packed("", table, None, False)
+    def _stored_table(
+        self, name: str, rows: slice, columns: int, num_rows: int | None = None
+    ) -> Linear | None:
+        """Return rows of a table as they are stored. None: they have to be decoded."""
+        places = {name: (rows, slice(0, columns))}
+        native = self._native(places, num_rows=num_rows)
+        has_planes = self._planes is not None and rows.start < rows.stop
+        return self._packed(places) if native is None and has_planes else native
 
-    def _vocab_parallel_head(self, shape: tuple[int, int], embedding: Tensor | None) -> Linear:
+    def _vocab_parallel_head(self, shape: tuple[int, int], embedding: Linear) -> Linear:
         vocab_size, hidden = shape
         size = -(-vocab_size // self._shard.size)
         start = min(self._shard.rank * size, vocab_size)
         rows = slice(start, min(start + size, vocab_size))
-        name = _EMBEDDING if self._config.tied_head else _HEAD
+        tied = embedding if self._config.tied_head else None
+        name = _HEAD if tied is None else _EMBEDDING
         # All ranks have equal sizes; the last one is padded.
-        linear = self._native({name: (rows, slice(0, hidden))}, num_rows=size)
+        if isinstance(tied, PlanesLinear) and start < vocab_size:
+            linear: Linear | None = tied.part(rows.start, rows.stop)
+        else:
+            linear = self._stored_table(name, rows, hidden, size)
         if linear is None:
-            if self._config.tied_head and embedding is not None and rows.stop - start == size:
-                weight = embedding[rows]
+            if isinstance(tied, DenseLinear) and rows.stop - start == size:
+                weight = tied.weight[rows]
             else:
                 weight = torch.zeros((size, hidden), dtype=self._dtype, device=self._device)
                 self._checkpoint.read_into(name, weight[: rows.stop - start], start)
@@ -358,10 +363,10 @@ class _Assembly:
 
     def _layer(self, index: int) -> LayerWeights:
         config, prefix = self._config, f"model.layers.{index}."
-        stacks = self._stacks() if config.has_experts(index) else {}
+        projections = _projections(config, index)
+        stacks, own = self._stacks(prefix, projections) if config.has_experts(index) else ([], {})
         parts = {
-            name: self._linear(prefix, part, stacks.get(name))
-            for name, part in _projections(config, index).items()
+            name: self._linear(prefix, part, own.get(name)) for name, part in projections.items()
         }
         experts = self._experts(parts, stacks) if config.has_experts(index) else None
         norms = {
@@ -407,22 +412,38 @@ class _Assembly:
                 found = True
         return scales.to(self._device) if found else None
 
-    def _stacks(self) -> dict[str, Tensor]:
-        """Allocate the stacked weights of a layer's experts; return the stacks and each expert's
-        part. Empty where products have a layout of their own.
+    def _stacks(
+        self, prefix: str, projections: Mapping[str, _Projection]
+    ) -> tuple[list[Tensor | PlaneWeight], dict[str, Tensor | PlanesLinear]]:
+        """Pack the weights of a layer's experts together, or allocate memory for them; return the
+        stacks, and each expert's part. Products with a layout of their own are left out.
         """
-        config, is_cpu = self._config, self._device.type == "cpu"
-        if self._kernels is not None or (is_cpu and can_pack(self._dtype)):
-            return {}
-        count, inner = config.num_experts, config.expert_size
-        stacks = {
-            "gate_up": self._empty((count, 2 * inner, config.hidden_size)),
-            "down": self._empty((count, config.hidden_size, inner)),
-        }
-        parts = {f"{name}.{n}": all_[n] for name, all_ in stacks.items() for n in range(count)}
-        return stacks | parts
+        has_layout = self._device.type == "cpu" and can_pack(self._dtype)
+        stacks: list[Tensor | PlaneWeight] = []
+        own: dict[str, Tensor | PlanesLinear] = {}
+        for kind in ("gate_up", "down"):
+            parts = {name: part for name, part in projections.items() if kind in name}
+            places = [
+                each for part in parts.values() for each in self._weights(prefix, part).items()
+            ]
+            packed = self._packed(dict(places), is_stacked=True)
+            if isinstance(packed, PlanesLinear):
+                stack = packed.weights[0]
+                rows = stack.outputs // len(parts)
+                stacks.append(stack)
+                own |= {
+                    name: packed.part(n * rows, n * rows + rows) for n, name in enumerate(parts)
+                }
+            elif self._kernels is None and not has_layout:
+                one = next(iter(parts.values()))
+                dense = self._empty((len(parts), sum(one.outputs.values()), one.inputs))
+                stacks.append(dense)
+                own |= zip(parts, dense, strict=True)
+        return stacks, own
 
-    def _experts(self, parts: Mapping[str, Linear], stacks: Mapping[str, Tensor]) -> Experts:
+    def _experts(
+        self, parts: Mapping[str, Linear], stacks: Sequence[Tensor | PlaneWeight]
+    ) -> Experts:
         config = self._config
         numbers = range(config.num_experts)
         return Experts(
@@ -431,19 +452,26 @@ class _Assembly:
             down=tuple(parts[f"down.{n}"] for n in numbers),
             per_token=config.experts_per_token,
             normalized=config.normalizes_experts,
-            stacks=(stacks["gate_up"], stacks["down"]) if stacks else None,
+            stacks=(stacks[0], stacks[1]) if len(stacks) == 2 else None,
             is_split=self._shard.size > 1,
         )
 
-    def _linear(self, prefix: str, part: _Projection, into: Tensor | None = None) -> Linear:
-        """Return the fused product of stacked parts; its weight is decoded to `into`, and stays."""
+    def _linear(
+        self, prefix: str, part: _Projection, own: Tensor | PlanesLinear | None = None
+    ) -> Linear:
+        """Return the fused product of stacked parts: its `own`, or with its `own` memory, to which
+        the weight is decoded.
+        """
         bias = None
         if part.bias and not (part.splits_inputs and self._shard.rank > 0):  # rank 0 alone adds it
             bias = self._joined(prefix, "bias", part)
-        places = {f"{prefix}{n}.weight": place for n, place in self._places(part).items()}
-        linear = self._native(places, bias) or self._packed(prefix, part, bias, into is not None)
+        linear: Linear | None = own if isinstance(own, PlanesLinear) else None
+        if own is None:
+            places = self._weights(prefix, part)
+            linear = self._native(places, bias) or self._packed(places, bias)
         if linear is None:
-            linear = make_linear(self._joined(prefix, "weight", part, into), bias, self._kernels)
+            memory = own if isinstance(own, Tensor) else None
+            linear = make_linear(self._joined(prefix, "weight", part, memory), bias, self._kernels)
         if self._shard.size > 1 and part.splits_inputs:
             return RowParallelLinear(linear, self._shard, part.is_mixed)
         if self._shard.size > 1 and _KV_PARTS & part.outputs.keys():
@@ -482,24 +510,30 @@ class _Assembly:
         return self._kernels.linear(parts, bias) if len(parts) == len(places) else None
 
     def _packed(
-        self, prefix: str, part: _Projection, bias: Tensor | None, is_stacked: bool
+        self,
+        places: Mapping[str, tuple[slice, slice]],
+        bias: Tensor | None = None,
+        is_stacked: bool = False,
     ) -> Linear | None:
-        """Return the product of weights that stay quantised. None: a weight is not quantised, or
-        has to be decoded, as on a CPU and in a stack of experts.
+        """Return the product of parts of weights that stay quantised. None: a weight is not
+        quantised, or has to be decoded, as on a CPU, and in a stack of experts unless all are
+        blocks of one encoding.
         """
         if self._kernels is not None or (self._product is None and self._planes is None):
             return None
         found: list[GroupedWeight | BlockWeight] = []
-        for name, (rows, columns) in self._places(part).items():
-            if is_stacked:  # one row is enough to see whether it is quantised
+        for name, (rows, columns) in places.items():
+            if is_stacked and self._planes is None:  # one row shows whether it is quantised
                 rows = slice(rows.start, rows.start + 1)
-            weight = self._checkpoint.grouped(f"{prefix}{name}.weight", rows, columns)
+            weight = self._checkpoint.grouped(name, rows, columns)
             if weight is None:
                 return None
             found.append(weight)
-        linear = None if is_stacked else self._quantized(found, bias)
-        if linear is None:
-            self._decoded.append(f"{prefix}{next(iter(part.outputs))}")
+        linear = self._quantized(found, bias)
+        is_one = isinstance(linear, PlanesLinear) and len(linear.weights) == 1
+        if linear is None or (is_stacked and not is_one):
+            self._decoded.append(next(iter(places)).removesuffix(".weight"))
+            return None
         return linear
 
     def _quantized(
@@ -513,6 +547,9 @@ class _Assembly:
         if packed is None or self._product is None:
             return None
         return QuantizedLinear(packed, bias, self._product)
+
+    def _weights(self, prefix: str, part: _Projection) -> dict[str, tuple[slice, slice]]:
+        return {f"{prefix}{name}.weight": place for name, place in self._places(part).items()}
 
     def _places(self, part: _Projection) -> dict[str, tuple[slice, slice]]:
         return _shard_places(part, self._shard, self._checkpoint.config.num_kv_heads)

@@ -11,15 +11,17 @@ import torch
 from torch import Tensor
 
 from worker.ops.linear import Linear
+from worker.ops.planes import PlaneWeight
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
     """The experts of one layer: products of each, and a `router` with one logit per expert.
 
-    A row takes `per_token` of them; their weights add up to one if `normalized`. `stacks` are dense
-    weights: [experts, 2 · inner, hidden] and [experts, hidden, inner]. If `is_split`, each rank has
-    a part of the inner features, and the mixtures of all ranks add up.
+    A row takes `per_token` of them; their weights add up to one if `normalized`. `stacks` are the
+    weights of all: [experts, 2 · inner, hidden] and [experts, hidden, inner], each dense or packed,
+    then with [experts · N] outputs. If `is_split`, each rank has a part of the inner features, and
+    the mixtures of all ranks add up.
     """
 
     router: Linear
@@ -27,7 +29,7 @@ class Experts:
     down: tuple[Linear, ...]
     per_token: int
     normalized: bool
-    stacks: tuple[Tensor, Tensor] | None = None
+    stacks: tuple[Tensor | PlaneWeight, Tensor | PlaneWeight] | None = None
     is_split: bool = False
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, distributed
+from torch.nn import functional
 
 from worker.ops.linear import Linear
 
@@ -87,8 +88,8 @@ class RowParallelLinear:
 
 class VocabParallelLinear:
     """A product spread by its outputs whose results every rank needs: x [T, in] → [T, num_outputs]
-    by one all-gather. `inner` has the same number of rows on every rank, `num_rows`; rows beyond
-    `num_outputs`, on the last ranks, are padding.
+    by one all-gather of `num_rows` of each rank. Results beyond `num_outputs`, on the last ranks,
+    are padding, and `inner` may lack them.
     """
 
     def __init__(self, inner: Linear, num_rows: int, num_outputs: int, shard: Shard) -> None:
@@ -99,6 +100,7 @@ class VocabParallelLinear:
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         own = self.inner(x)
+        own = functional.pad(own, (0, self._num_rows - own.shape[1]))
         parts = [torch.empty_like(own) for _ in range(self._shard.size)]
         distributed.all_gather(parts, own)
         y = torch.cat(parts, dim=1)[:, : self._num_outputs].contiguous()

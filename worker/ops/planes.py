@@ -177,6 +177,14 @@ class PlaneWeight:
         rows = self.codes, self.high, self.scales, self.minimums
         return (*rows, self.super_scales, self.super_minimums)
 
+    def part(self, first: int, stop: int) -> PlaneWeight:
+        """Return the outputs from `first` to before `stop`, in the same memory."""
+        planes: list[Any] = [
+            None if plane is None else plane[first:stop] if index < 2 else plane[:, first:stop]
+            for index, plane in enumerate(self.planes)
+        ]
+        return PlaneWeight(self.layout, self.inputs, *planes)
+
     def decode(self) -> Tensor:
         """Return the weight [out, inputs] float32: the numbers that llama.cpp decodes."""
         how = self.layout
@@ -309,6 +317,10 @@ class PlanesLinear:
         if self._bias is not None:
             y = y.add_(self._bias)
         return y if residual is None else y.add_(residual)
+
+    def part(self, first: int, stop: int) -> PlanesLinear:
+        """Return the product with some outputs of the first weight, in its memory, without bias."""
+        return PlanesLinear([self.weights[0].part(first, stop)], None, self._kernels, self._dtype)
 
     def rows(self, indices: Tensor) -> Tensor:
         if len(self.weights) > 1:  # of fused weights; steps read the embedding alone

@@ -2,6 +2,7 @@
 the K encodings.
 """
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -47,11 +48,14 @@ def decoded(weight: BlockWeight) -> np.ndarray:
 
 
 def save_llama(
-    path: Path, kinds: Mapping[str, str], sizes: tuple[int, int, int] = (40, 256, 256)
+    path: Path,
+    kinds: Mapping[str, str],
+    sizes: tuple[int, int, int] = (40, 256, 256),
+    num_experts: int = 0,
 ) -> None:
     """Save a llama of one layer, with `sizes` (vocabulary, hidden, inner) and four heads, two of
-    them for keys and values. `kinds` has the encodings of tensors by ggml's names; the others are
-    in float32.
+    them for keys and values; with `num_experts`, a mixture that takes two of them. `kinds` has the
+    encodings of tensors by ggml's names; the others are in float32.
     """
     vocab, hidden, inner = sizes
     writer = gguf.GGUFWriter(path, "llama")
@@ -62,8 +66,11 @@ def save_llama(
     writer.add_head_count(4)
     writer.add_head_count_kv(2)
     writer.add_layer_norm_rms_eps(1e-5)
+    if num_experts:
+        writer.add_expert_count(num_experts)
+        writer.add_expert_used_count(2)
     noise = np.random.default_rng(2)
-    shapes = {
+    shapes: dict[str, tuple[int, ...]] = {
         "token_embd": (vocab, hidden),
         "blk.0.attn_q": (hidden, hidden),
         "blk.0.attn_k": (hidden // 2, hidden),
@@ -73,16 +80,20 @@ def save_llama(
         "blk.0.ffn_up": (inner, hidden),
         "blk.0.ffn_down": (hidden, inner),
     }
+    if num_experts:
+        for name in ("blk.0.ffn_gate", "blk.0.ffn_up", "blk.0.ffn_down"):
+            shapes[f"{name}_exps"] = (num_experts, *shapes.pop(name))
+        shapes["blk.0.ffn_gate_inp"] = (num_experts, hidden)
     if "output" in kinds:
         shapes["output"] = (vocab, hidden)
-    for number, (name, (rows, columns)) in enumerate(shapes.items()):
+    for number, (name, shape) in enumerate(shapes.items()):
         kind = kinds.get(name)
         if kind is None:
-            values = noise.normal(size=(rows, columns), scale=0.1).astype(np.float32)
+            values = noise.normal(size=shape, scale=0.1).astype(np.float32)
             writer.add_tensor(f"{name}.weight", values)
             continue
-        blocks = random_blocks(kind, rows, columns, number, 0.2).data
-        writer.add_tensor(f"{name}.weight", blocks.reshape(rows, -1), raw_dtype=Type[kind])
+        blocks = random_blocks(kind, math.prod(shape[:-1]), shape[-1], number, 0.2).data
+        writer.add_tensor(f"{name}.weight", blocks.reshape(*shape[:-1], -1), raw_dtype=Type[kind])
     for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
         writer.add_tensor(f"{name}.weight", noise.uniform(0.5, 1.5, hidden).astype(np.float32))
     writer.write_header_to_file()

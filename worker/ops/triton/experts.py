@@ -5,15 +5,17 @@ pairs are cut into tiles. Only the device knows their number, so the maximal num
 launched, and programs without a tile end at once. A pair writes its own row, and the pairs of a row
 are summed by its weights in the order of its choice.
 
-Tiles have one size, and a product's sum runs over the inner features in order, so a row's numbers
-depend neither on the rows that share its tile nor on their number.
+Tiles of dense weights have one size, and a product's sum runs over the inner features in order, so
+a row's numbers depend neither on the rows that share its tile nor on their number. Packed weights
+have smaller tiles where an expert has few pairs; see `planes`.
 """
 
 # Triton's decorators have no types.
 # mypy: disallow-untyped-decorators=False
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import cache, partial
+from typing import NamedTuple
 
 import torch
 import triton
@@ -21,6 +23,8 @@ import triton.language as tl
 from torch import Tensor
 
 from worker.ops.experts import Experts
+from worker.ops.planes import PlaneWeight
+from worker.ops.triton import planes
 from worker.ops.triton.attention import product_type
 
 _TILE_ROWS = 64
@@ -31,8 +35,7 @@ _FLOAT32_TILE = 32
 _MIX_TILE = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Tiles:
+class Tiles(NamedTuple):
     """Pairs in the order of their experts [P] int32, and for each tile [tiles] int32 its expert,
     its first pair in that order, and the end of its expert's pairs. A tile without pairs begins at
     that end.
@@ -45,26 +48,25 @@ class Tiles:
 
 
 def mix_experts(
-    x: Tensor, experts: Experts, stacks: tuple[Tensor, Tensor], gate: Callable[[Tensor], Tensor]
+    x: Tensor,
+    experts: Experts,
+    stacks: tuple[Tensor | PlaneWeight, Tensor | PlaneWeight],
+    gate: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Compute the weighted sum of the chosen experts' results for each row of x [T, hidden].
 
     `gate` computes [n, inner] from gates and gated values. Twin: `worker.ops.experts.mix_experts`.
     """
+    if not x.shape[0]:
+        return torch.empty_like(x)
     chosen, shares = experts.route(x)
-    gate_up, down = stacks
-    rows = tile_rows(x.dtype)
-    tiles = cut(chosen, len(gate_up), rows)
-    both = x.new_empty(chosen.numel(), gate_up.shape[1])
-    multiply(x, gate_up, tiles, experts.per_token, both)
-    parts = x.new_empty(chosen.numel(), down.shape[1])
-    multiply(gate(both), down, tiles, 1, parts)
-    mixed = torch.empty_like(x)
-    if len(x):
-        grid = (len(x), triton.cdiv(x.shape[1], _MIX_TILE))
-        _mix_kernel[grid](
-            parts, shares, mixed, x.shape[1], per_token=experts.per_token, tile=_MIX_TILE
-        )
+    count = len(experts.gate_up)
+    sizes = count, triton.cdiv(chosen.numel(), count)
+    choice = cache(partial(cut, chosen, count))
+    both = gate(multiply(x, stacks[0], *sizes, choice, experts.per_token))
+    parts, mixed = multiply(both, stacks[1], *sizes, choice, 1), torch.empty_like(x)
+    grid = (x.shape[0], triton.cdiv(x.shape[1], _MIX_TILE))
+    _mix_kernel[grid](parts, shares, mixed, x.shape[1], per_token=experts.per_token, tile=_MIX_TILE)
     return mixed
 
 
@@ -102,31 +104,36 @@ def cut(chosen: Tensor, num_experts: int, size: int) -> Tiles:
     return Tiles(order.int(), owners.int(), firsts.int(), ends.int())
 
 
-def multiply(x: Tensor, weights: Tensor, tiles: Tiles, per_row: int, out: Tensor) -> None:
-    """Write the product of each pair to `out` [P, N]: row pair // `per_row` of x [.., K] times the
-    matrix of its expert, of weights [experts, N, K].
+def multiply(
+    x: Tensor,
+    weights: Tensor | PlaneWeight,
+    count: int,
+    each: int,
+    choice: Callable[[int], Tiles],
+    per_row: int,
+) -> Tensor:
+    """Return the product of each pair [P, N]: row pair // `per_row` of x times the matrix of its
+    expert, of `count`. `choice` has pairs in tiles of a size; an expert has `each` on average.
     """
+    if isinstance(weights, PlaneWeight):
+        size = planes.tile(x.dtype, each)
+        tiles = choice(size[0])
+        out = x.new_empty(tiles.order.shape[0], weights.outputs // count)
+        planes.launch(x, weights, out, size, weights.spans, tiles, per_row)
+        return out
     _, width, inner = weights.shape
-    if not len(out):
-        return
-    columns = tile_columns(x.dtype)
-    _grouped_kernel[(len(tiles.experts), triton.cdiv(width, columns))](
-        x,
-        weights,
-        out,
-        tiles.order,
-        tiles.experts,
-        tiles.firsts,
-        tiles.ends,
-        width,
-        inner,
-        x.stride(0),
+    rows, columns = tile_rows(x.dtype), tile_columns(x.dtype)
+    tiles = choice(rows)
+    out = x.new_empty(tiles.order.shape[0], width)
+    _grouped_kernel[(tiles.experts.shape[0], triton.cdiv(width, columns))](
+        *(x, weights, out, *tiles, width, inner, x.stride(0)),
         per_row=per_row,
-        tile_rows=tile_rows(x.dtype),
+        tile_rows=rows,
         tile_columns=columns,
         tile_inner=tile_inner(x.dtype),
         product=product_type(x),
     )
+    return out
 
 
 @triton.jit

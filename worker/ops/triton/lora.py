@@ -14,7 +14,7 @@ up in order, so a row's numbers depend neither on the rows that share its tile n
 # mypy: disallow-untyped-decorators=False
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -123,7 +123,7 @@ class StackedAdapters:
         own = owners.long().masked_fill_(owners < 0, count)
         tiles = experts.cut(own, count + 1, self._tile_rows)
         firsts = torch.where(tiles.experts == count, tiles.ends, tiles.firsts)
-        return _StackedStep(self._layers, replace(tiles, firsts=firsts))
+        return _StackedStep(self._layers, tiles._replace(firsts=firsts))
 
 
 @dataclass(frozen=True, slots=True)

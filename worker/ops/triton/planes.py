@@ -9,6 +9,9 @@ A sum runs over the parts in order. Where a weight has too few outputs to occupy
 are split among programs, and a second launch adds their sums in order. For up to 16 rows, the
 splits follow from the weight's shape alone, so a row does not depend on its batch. Many rows are
 multiplied by torch instead, with weights that are decoded a set of outputs at a time.
+
+The weights of a layer's experts are one weight. A tile of rows has pairs of rows and one expert
+(see `experts`), whose outputs alone it computes: nothing is split, and nothing decoded beforehand.
 """
 
 # Triton's decorators have no types.
@@ -57,31 +60,57 @@ def multiply(x: Tensor, weight: PlaneWeight, out: Tensor) -> None:
         return
     if not rows:
         return
-    is_vector = rows <= _VECTOR_TILE[0]
-    tile_rows, tile_outputs = _VECTOR_TILE if is_vector else _TILE
-    if x.dtype is torch.float32:
-        tile_rows, tile_outputs = min(tile_rows, _FLOAT32_TILE), _FLOAT32_TILE
-    grid = triton.cdiv(rows, tile_rows), triton.cdiv(outputs, tile_outputs)
-    splits = max(1, min(_PROGRAMS // (grid[0] * grid[1]), weight.spans // _MIN_SPANS))
+    tile_rows, tile_outputs = size = tile(x.dtype, rows)
+    programs = triton.cdiv(rows, tile_rows) * triton.cdiv(outputs, tile_outputs)
+    splits = max(1, min(_PROGRAMS // programs, weight.spans // _MIN_SPANS))
     each = triton.cdiv(weight.spans, splits)
     splits = triton.cdiv(weight.spans, each)
     sums = out
     if splits > 1:
         sums = torch.empty((splits, rows, outputs), dtype=torch.float32, device=x.device)
-    _product_kernel[(*grid, splits)](
-        *(x, *weight.planes, sums),
-        *(rows, outputs, weight.inputs, each, x.stride(0), sums.stride(-2)),
+    launch(x, weight, sums, size, each)
+    if splits > 1:
+        _merge_kernel[(rows, triton.cdiv(outputs, _MERGE_TILE))](
+            *(sums, out, rows, outputs, splits, out.stride(0)), tile=_MERGE_TILE
+        )
+
+
+def tile(dtype: torch.dtype, rows: int) -> tuple[int, int]:
+    """Return the rows and outputs of a tile, where `rows` are multiplied by the same weight."""
+    tile_rows, tile_outputs = _VECTOR_TILE if rows <= _VECTOR_TILE[0] else _TILE
+    if dtype is torch.float32:
+        return min(tile_rows, _FLOAT32_TILE), _FLOAT32_TILE
+    return tile_rows, tile_outputs
+
+
+def launch(
+    x: Tensor,
+    weight: PlaneWeight,
+    out: Tensor,
+    size: tuple[int, int],
+    each: int,
+    tiles: tuple[Tensor | None, ...] = (None,) * 4,
+    per_row: int = 1,
+) -> None:
+    """Write products of the rows of x, in splits of `each` spans, to `out` [splits, T, N]. With
+    `experts.Tiles`, write those of pairs [P, N]: row pair // `per_row` of x times the matrix of its
+    expert, of a weight [experts · N, in]. `size` is a `tile`'s.
+    """
+    rows, outputs, (tile_rows, tile_outputs) = len(x), out.shape[-1], size
+    is_vector = tile_rows == _VECTOR_TILE[0]
+    num_tiles = triton.cdiv(rows, tile_rows) if tiles[1] is None else len(tiles[1])
+    grid = num_tiles, triton.cdiv(outputs, tile_outputs), triton.cdiv(weight.spans, each)
+    _product_kernel[grid](
+        *(x, *weight.planes, out, *tiles, rows, outputs, weight.scales.stride(0)),
+        *(weight.inputs, each, x.stride(0), out.stride(-2)),
         **_layout(weight),
+        per_row=per_row,
         tile_rows=tile_rows,
         tile_outputs=tile_outputs,
         product=product_type(x),
         num_warps=2 if is_vector else 8,
         num_stages=5 if is_vector else 2,
     )
-    if splits > 1:
-        _merge_kernel[(rows, triton.cdiv(outputs, _MERGE_TILE))](
-            *(sums, out, rows, outputs, splits, out.stride(0)), tile=_MERGE_TILE
-        )
 
 
 def _multiply_dense(x: Tensor, weight: PlaneWeight, out: Tensor) -> None:
@@ -101,7 +130,7 @@ def decode(weight: PlaneWeight, out: Tensor, outputs: Tensor | None = None, firs
     if not len(out):
         return
     _decode_kernel[(triton.cdiv(len(out), _DECODE_TILE), weight.spans)](
-        *(*weight.planes, outputs, out, first, len(out), weight.outputs, weight.inputs),
+        *(*weight.planes, outputs, out, first, len(out), weight.scales.stride(0), weight.inputs),
         **_layout(weight),
         tile_outputs=_DECODE_TILE,
     )
@@ -139,16 +168,16 @@ def _codes(
 
 @triton.jit
 def _shared(
-    plane: tl.tensor, group: tl.tensor, columns: tl.tensor, outputs: tl.tensor, inside: tl.tensor
+    plane: tl.tensor, group: tl.tensor, columns: tl.tensor, stride: tl.tensor, inside: tl.tensor
 ) -> Any:
     """Return the scales or minimums of a group of columns, float32 for each output."""
-    place = plane + group.to(tl.int64) * outputs + columns
+    place = plane + group.to(tl.int64) * stride + columns
     return tl.load(place, mask=inside, other=0).to(tl.float32)
 
 
 # Rows differ between steps, and must not compile the kernel again.
 @triton.jit(do_not_specialize=("rows", "each"))
-def _product_kernel(  # noqa: PLR0913, PLR0917
+def _product_kernel(  # noqa: PLR0912, PLR0913, PLR0917
     x: tl.tensor,
     codes: tl.tensor,
     high: tl.tensor,
@@ -157,8 +186,13 @@ def _product_kernel(  # noqa: PLR0913, PLR0917
     super_scales: tl.tensor,
     super_minimums: tl.tensor,
     out: tl.tensor,
+    order: tl.tensor,
+    experts: tl.tensor,
+    firsts: tl.tensor,
+    ends: tl.tensor,
     rows: tl.tensor,
     outputs: tl.tensor,
+    stride: tl.tensor,
     inner: tl.tensor,
     each: tl.tensor,
     stride_x: tl.tensor,
@@ -167,17 +201,29 @@ def _product_kernel(  # noqa: PLR0913, PLR0917
     high_bits: tl.constexpr,
     part: tl.constexpr,
     zero: tl.constexpr,
+    per_row: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_outputs: tl.constexpr,
     product: tl.constexpr,
 ) -> None:
     parts: tl.constexpr = 32 // bits
     spans = tl.cdiv(inner, parts * part)
-    row = (tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)).to(tl.int64)
-    columns = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs)
-    real, inside = row < rows, columns < outputs
+    places = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs)
+    inside, columns = places < outputs, places
+    if order is None:
+        row = (tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)).to(tl.int64)
+        real = row < rows
+    else:
+        first_pair = tl.load(firsts + tl.program_id(0))
+        end = tl.load(ends + tl.program_id(0))
+        if first_pair >= end:
+            return
+        pair = first_pair + tl.arange(0, tile_rows)
+        real = pair < end
+        row = tl.load(order + pair, mask=real, other=0).to(tl.int64)
+        columns = places + tl.load(experts + tl.program_id(0)) * outputs
     along = tl.arange(0, part)
-    own_x = x + (row * stride_x)[None, :]
+    own_x = x + (row // per_row * stride_x)[None, :]
     own = (columns.to(tl.int64) * spans * part)[:, None] + along[None, :]
     first = tl.program_id(2) * each
     acc = tl.zeros((tile_outputs, tile_rows), tl.float32)
@@ -188,21 +234,21 @@ def _product_kernel(  # noqa: PLR0913, PLR0917
             upper = tl.load(high + own + number * part, mask=inside[:, None], other=0).to(tl.int32)
         block = number * parts * part // _SUPER
         if super_scales is not None:
-            super_scale = _shared(super_scales, block, columns, outputs, inside)
+            super_scale = _shared(super_scales, block, columns, stride, inside)
         if super_minimums is not None:
-            super_minimum = _shared(super_minimums, block, columns, outputs, inside)
+            super_minimum = _shared(super_minimums, block, columns, stride, inside)
         for index in tl.static_range(parts):
             group = number * parts + index
             place = group * part + along
             within = (place < inner)[:, None] & real[None, :]
             right = tl.load(own_x + place[:, None], mask=within, other=0.0).to(product)
             left = _codes(words, upper, index, bits, high_bits, zero).to(product)
-            scale = _shared(scales, group, columns, outputs, inside)
+            scale = _shared(scales, group, columns, stride, inside)
             if super_scales is not None:
                 scale *= super_scale
             acc += tl.dot(left, right, input_precision="ieee") * scale[:, None]
             if minimums is not None:
-                added = _shared(minimums, group, columns, outputs, inside)
+                added = _shared(minimums, group, columns, stride, inside)
                 if super_minimums is not None:
                     added *= super_minimum
                 if tile_rows <= 16 and product != tl.float32:
@@ -211,8 +257,8 @@ def _product_kernel(  # noqa: PLR0913, PLR0917
                     acc += tl.dot(ones, right) * added[:, None]
                 else:
                     acc += tl.sum(right.to(tl.float32), axis=0)[None, :] * added[:, None]
-    places = out + ((tl.program_id(2) * rows + row) * stride_out)[None, :] + columns[:, None]
-    tl.store(places, acc, mask=inside[:, None] & real[None, :])
+    target = out + ((tl.program_id(2) * rows + row) * stride_out)[None, :] + places[:, None]
+    tl.store(target, acc, mask=inside[:, None] & real[None, :])
 
 
 @triton.jit(do_not_specialize=("rows", "splits"))
@@ -246,7 +292,7 @@ def _decode_kernel(  # noqa: PLR0913, PLR0917
     out: tl.tensor,
     first: tl.tensor,
     count: tl.tensor,
-    outputs: tl.tensor,
+    stride: tl.tensor,
     inner: tl.tensor,
     bits: tl.constexpr,
     high_bits: tl.constexpr,
@@ -269,14 +315,14 @@ def _decode_kernel(  # noqa: PLR0913, PLR0917
     block = number * parts * part // _SUPER
     for index in tl.static_range(parts):
         group = number * parts + index
-        scale = _shared(scales, group, columns, outputs, inside)
+        scale = _shared(scales, group, columns, stride, inside)
         if super_scales is not None:
-            scale *= _shared(super_scales, block, columns, outputs, inside)
+            scale *= _shared(super_scales, block, columns, stride, inside)
         value = _codes(words, upper, index, bits, high_bits, zero) * scale[:, None]
         if minimums is not None:
-            added = _shared(minimums, group, columns, outputs, inside)
+            added = _shared(minimums, group, columns, stride, inside)
             if super_minimums is not None:
-                added *= _shared(super_minimums, block, columns, outputs, inside)
+                added *= _shared(super_minimums, block, columns, stride, inside)
             value += added[:, None]
         place = group * part + along
         places = out + (row.to(tl.int64) * inner)[:, None] + place[None, :]

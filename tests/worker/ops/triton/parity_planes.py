@@ -10,16 +10,19 @@ import torch
 from torch import Tensor
 
 from tests.support.model.block_weights import random_blocks, save_llama
+from tests.support.model.whole_engine import Way, run_way, tokens_of, torch_config
+from worker.engine.messages import AddRequest
 from worker.executor.kv_cache import allocate
+from worker.executor.start import build_executor
 from worker.executor.state import DeviceState
 from worker.executor.step_batch import StepBatch
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
-from worker.ops.parallel import Shard
+from worker.ops.parallel import WHOLE, Shard, VocabParallelLinear
 from worker.ops.planes import PlanesLinear, PlaneWeight, choose_planes, pack
-from worker.ops.triton import planes
+from worker.ops.triton import experts, planes
 from worker.ops.triton.backend import TritonBackend
-from worker.types import ScheduledSequence
+from worker.types import SamplingParams, ScheduledSequence
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CPU = torch.device("cpu")
@@ -39,6 +42,14 @@ MIXED = {
     "blk.0.ffn_gate": "Q4_0",
     "blk.0.ffn_up": "Q4_0",
     "blk.0.ffn_down": "Q8_0",
+}
+# Those of a mixture: four experts, of which a shard's down projections cut blocks.
+MIXTURE = {
+    "token_embd": "Q6_K",
+    "output": "Q4_K",
+    "blk.0.ffn_gate_exps": "Q4_K",
+    "blk.0.ffn_up_exps": "Q4_K",
+    "blk.0.ffn_down_exps": "Q6_K",
 }
 PRODUCTS = ("qkv", "output", "gate_up", "down")
 
@@ -79,6 +90,43 @@ def test_the_torch_twin(kind: str, inputs: int, rows: int, dtype: torch.dtype) -
     found = product(x, weight)
     allowed = TOLERANCES[dtype] * (float(wanted.abs().max()) if rows else 1.0)
     torch.testing.assert_close(found.float(), wanted, rtol=0, atol=allowed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "rows", "dtype"),
+    [(*size, rows, torch.float32) for size in SIZES for rows in (1, 3, 17)]
+    + [(*size, 70, torch.float16) for size in SIZES],
+)
+def test_a_pair_takes_the_outputs_of_its_expert(
+    kind: str, inputs: int, rows: int, dtype: torch.dtype
+) -> None:
+    """No row takes expert 2, and all take expert 4."""
+    weight, noise = packed(kind, 5 * 37, inputs), torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, inputs, generator=noise).to(DEVICE, dtype)
+    others = torch.rand(rows, 3, generator=noise).argsort(1)[:, :2]
+    chosen = torch.cat((torch.full((rows, 1), 4), torch.tensor([0, 1, 3])[others]), dim=1)
+    pairs = chosen.to(DEVICE).flatten()
+    size = planes.tile(dtype, -(-len(pairs) // 5))
+    assert (size[0] == 16) == (rows < 70)
+    out = torch.full((len(pairs), 37), torch.nan, dtype=dtype, device=DEVICE)
+    tiles = experts.cut(chosen.to(DEVICE), 5, size[0])
+    planes.launch(x, weight, out, size, weight.spans, tiles, 3)
+    whole = weight.decode().view(5, 37, inputs)[pairs]
+    wanted = torch.einsum("pi,pni->pn", x.float().repeat_interleave(3, dim=0), whole)
+    allowed = TOLERANCES[dtype] * float(wanted.abs().max())
+    torch.testing.assert_close(out.float(), wanted, rtol=0, atol=allowed)
+
+
+def test_a_part_of_a_weight_is_a_weight() -> None:
+    kernels = choose_planes(DEVICE)
+    assert kernels is not None
+    for kind, inputs in SIZES:
+        whole = PlanesLinear([packed(kind, 70, inputs)], None, kernels, torch.float32)
+        part, wanted = whole.part(11, 48), whole.weights[0].decode()[11:48]
+        assert torch.equal(part.weights[0].decode(), wanted)
+        assert torch.equal(part.rows(torch.arange(37, device=DEVICE)), wanted)
+        x = torch.randn(3, inputs, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+        torch.testing.assert_close(part(x), x @ wanted.T, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("kind", "inputs"), SIZES)
@@ -163,6 +211,87 @@ def test_a_model_answers_as_with_decoded_weights(
     torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.full
+@on_the_interpreter
+def test_a_mixture_answers_as_with_decoded_experts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "mixture.gguf"
+    save_llama(path, MIXTURE, num_experts=4)
+    with caplog.at_level(logging.WARNING):
+        model = load_model(path, torch.float32, CPU)
+    assert not caplog.records
+    experts = model.layers[0].experts
+    assert experts is not None
+    assert experts.stacks is not None
+    stacks = [stack for stack in experts.stacks if isinstance(stack, PlaneWeight)]
+    assert [stack.outputs for stack in stacks] == [4 * 512, 4 * 256]
+    places = [part.codes.untyped_storage().data_ptr() for part in stacks]
+    for own, place in zip((experts.gate_up, experts.down), places, strict=True):
+        (weights,) = {part.weights[0].codes.untyped_storage().data_ptr() for part in own}
+        assert weights == place  # experts have no memory of their own
+    found = [greedy(model), greedy(replace(model, backend=TritonBackend(CPU)))]
+    monkeypatch.delenv("TRITON_INTERPRET")
+    wanted_tokens, wanted = greedy(load_model(path, torch.float32, CPU))
+    for tokens, logits in found:
+        assert tokens == wanted_tokens
+        torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
+
+
+@on_the_interpreter
+def test_experts_that_cannot_stay_packed_are_decoded_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Gates and gated values in two encodings; half of a block of inputs."""
+    path = tmp_path / "mixture.gguf"
+    save_llama(path, MIXTURE | {"blk.0.ffn_up_exps": "Q5_K"}, num_experts=4)
+    for shard, packed_outputs in ((WHOLE, 4 * 256), (Shard(1, 2), 0)):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            experts = load_model(path, torch.float16, CPU, shard=shard).layers[0].experts
+        assert experts is not None
+        assert experts.stacks is not None
+        gate_up, down = experts.stacks
+        assert isinstance(gate_up, Tensor)
+        assert "are decoded: model.layers.0.mlp.experts.0." in caplog.text
+        assert ("down_proj" in caplog.text) == (not packed_outputs)
+        assert getattr(down, "outputs", 0) == packed_outputs
+
+
+@pytest.mark.full
+@on_the_interpreter
+def test_two_ranks_answer_as_one_process(tmp_path: Path) -> None:
+    """Embedding, head and experts are packed on both ranks."""
+    path = tmp_path / "mixture.gguf"
+    kinds = dict.fromkeys(("blk.0.ffn_gate_exps", "blk.0.ffn_up_exps"), "Q4_K")
+    save_llama(
+        path,
+        kinds | {"token_embd": "Q8_0", "output": "Q5_0", "blk.0.ffn_down_exps": "Q8_0"},
+        sizes=(41, 256, 64),
+        num_experts=4,
+    )
+    for rank in range(2):
+        shard = load_model(path, torch.float32, CPU, shard=Shard(rank, 2))
+        experts, head = shard.layers[0].experts, shard.head
+        assert isinstance(shard.embedding, PlanesLinear)
+        assert isinstance(head, VocabParallelLinear)
+        assert isinstance(head.inner, PlanesLinear)
+        assert experts is not None
+        assert all(isinstance(stack, PlaneWeight) for stack in experts.stacks or [None])
+    params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+    asked = [AddRequest(str(n), [*range(n, 9 + n)], params, 0.0) for n in range(2)]
+    same = {"block_size": 8, "num_blocks_override": 200, "attention_backend": "triton"}
+    answers = []
+    for size in (1, 2):
+        config = torch_config(path, **same, tensor_parallel_size=size, device="cpu")
+        executor, _ = build_executor(config)
+        try:
+            answers.append(tokens_of(run_way(executor, Way(), asked)))
+        finally:
+            executor.shutdown()
+    assert answers[0] == answers[1]
+
+
 @on_the_interpreter
 def test_other_encodings_are_decoded_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -184,17 +313,26 @@ def test_other_encodings_are_decoded_and_logged(
 def test_shards_stay_packed_unless_a_block_is_cut(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of 256 columns is half a block of Q5_K; of Q8_0, four whole ones."""
+    """Half of 256 columns is half a block of Q5_K; of Q8_0, four whole ones. The head is a part of
+    the embedding, in its memory.
+    """
     path = tmp_path / "mixed.gguf"
     save_llama(path, MIXED)
     with caplog.at_level(logging.WARNING):
-        own = [
-            load_model(path, torch.float32, CPU, shard=Shard(rank, 2)).layers[0] for rank in (0, 1)
-        ]
+        shards = [load_model(path, torch.float32, CPU, shard=Shard(rank, 2)) for rank in (0, 1)]
+    own = [shard.layers[0] for shard in shards]
     assert "are decoded: model.layers.0.self_attn.o_proj" in caplog.text
     with monkeypatch.context() as changed:  # the interpreter reads it at its first launch
         changed.delenv("TRITON_INTERPRET")
-        layer = load_model(path, torch.float32, CPU).layers[0]
+        model = load_model(path, torch.float32, CPU)
+    layer = model.layers[0]
+    heads: list[Any] = [shard.head for shard in shards]
+    for shard, head in zip(shards, heads, strict=True):
+        assert isinstance(shard.embedding, PlanesLinear)
+        memory = [part.weights[0].codes.untyped_storage() for part in (shard.embedding, head.inner)]
+        assert memory[0].data_ptr() == memory[1].data_ptr()
+    rows = torch.cat([head.inner.rows(torch.arange(20)) for head in heads])
+    assert torch.equal(rows, model.embedding.rows(torch.arange(40)))
     every = torch.arange(256)
     for name in ("output", "down"):
         columns = torch.cat([getattr(part, name).inner.rows(every) for part in own], dim=1)

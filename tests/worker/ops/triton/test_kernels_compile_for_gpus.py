@@ -221,7 +221,8 @@ def test_experts(capability: int, dtype: torch.dtype, monkeypatch: pytest.Monkey
             torch.empty(128, 1536, 2048, dtype=dtype),
             torch.empty(128, 2048, 768, dtype=dtype),
         )
-    experts.mix_experts(x, Experts(router, (), (), 8, True), stacks, lambda _: gated)
+    mixture = Experts(router, (router,) * 128, (), 8, True)
+    experts.mix_experts(x, mixture, stacks, lambda _: gated)
     assert set(compiled) == kernels
 
 
@@ -278,9 +279,9 @@ def test_packed_products(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
-    """Few outputs, so that there are splits, for rows of each tile."""
+    """Few outputs, so that there are splits, for rows of each tile, and pairs of eight experts."""
     from worker.ops import planes as layouts
-    from worker.ops.triton import planes
+    from worker.ops.triton import experts, planes
 
     packed = layouts.pack([random_blocks(kind, 8, 4096)], torch.device("cpu"))
     assert packed is not None
@@ -300,10 +301,13 @@ def test_packed_products(
         for count in counts:
             x, y = torch.empty(count, 4096, dtype=dtype), torch.empty(count, 1024, dtype=dtype)
             planes.multiply(x, weight, y)
+            pairs, size = torch.empty(8 * count, 128, dtype=dtype), planes.tile(dtype, count)
+            tiles = experts.cut(torch.zeros(4 * count, 2, dtype=torch.int64), 8, size[0])
+            planes.launch(x, weight, pairs, size, weight.spans, tiles, 2)
         planes.decode(weight, torch.empty(3, 4096, dtype=dtype), ints(3))
         if len(counts) > 1:
             planes.decode(weight, torch.empty(64, 4096, dtype=dtype), first=64)
-    assert compiled.count("_product_kernel") == len(counts)
+    assert compiled.count("_product_kernel") == 2 * len(counts)
     assert set(compiled) == kernels
 
 
