@@ -24,7 +24,8 @@ copies, and of products of matrices. Then, for each shape:
 against reading the logits once; half of the rows are flat: a top-p retains thousands of tokens.
 `--tiles` times attention with other tiles and numbers of warps than those that are chosen.
 `--packed` times products with GGUF's encodings, by rows, against copies of as many bytes and the
-product with the decoded weight; with 257 rows, weights are decoded in each product.
+product with the decoded weight; with 257 rows, weights are decoded in each product. Then mixtures
+of experts in these encodings, against copies of the chosen experts and the dense mixture.
 `--products` times a layer's products of few rows, with the norm, activation or residual around
 them in one launch, against torch's product with separate kernels, by rows and weights.
 `--check` checks kernels and decoding on a toy, in Triton's interpreter where there is no GPU (set
@@ -37,6 +38,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -52,10 +54,12 @@ from gpu_kernels import (
     ENCODINGS,
     ROUNDED,
     Kernel,
+    Mixture,
     Size,
     attention,
     check,
     draws,
+    experts,
     kernels,
     multiply_planes,
     plane_bytes,
@@ -81,7 +85,7 @@ from worker.models.llama import LayerWeights, LlamaModel
 from worker.ops.backends import TORCH, Backend
 from worker.ops.linear import DenseLinear
 from worker.ops.lora import Factors, Product
-from worker.ops.planes import SUPER_COLUMNS, PlaneWeight, choose_planes
+from worker.ops.planes import SUPER_COLUMNS
 from worker.ops.rope import make_rope_table
 from worker.types import (
     KvLoad,
@@ -101,6 +105,8 @@ DRAFTED, DRAFTS = (1, 8, 64), 4
 MIXED, CHUNKS = (1, 64), (60, 180, 440)
 PRODUCT_ROWS = (1, 2, 4, 8, 16)
 PACKED_ROWS = (1, 4, 16, 64, 256, 257, 2048)
+PACKED_COLUMNS = "encoding       rows        us   of copies   dense us"
+MIXTURE = Mixture(128, 8, 2048, 768)  # Qwen3-30B-A3B's
 
 
 def shape(name: str, *sizes: int) -> ModelConfig:
@@ -353,7 +359,8 @@ def check_decoding(model: LlamaModel, size: Size, steps: int) -> None:
 def check_toy(backend: Backend, device: torch.device) -> None:
     """All checks at small sizes."""
     model = random_model(TOY, torch.float32, device, backend)
-    for kernel in kernels(model, Size(3, 20), 24):
+    mixtures = experts("Q4_K", Mixture(4, 2, 256, 256), (3,), torch.float32, device)
+    for kernel in (*kernels(model, Size(3, 20), 24), *(own for _, own, _ in mixtures)):
         check(kernel, backend)
         print(f"{kernel.name}: as torch", flush=True)
     for adapters, chunk in ((0, 0), (2, 0), (0, 21)):
@@ -530,32 +537,40 @@ def report_tiles(config: ModelConfig, backend: Backend, bandwidth: float) -> Non
         setattr(attention, name, chosen)
 
 
-def report_packed(config: ModelConfig, bandwidth: float) -> None:
+def report_packed(config: ModelConfig, backend: Backend, bandwidth: float) -> None:
     """Print how long products with packed weights take, by encoding and rows. The weight is that of
     gates and gated values, which no GPU's cache holds.
     """
     device, dtype = torch.device("cuda"), torch.bfloat16
-    backend = choose_backend("triton", device, dtype, BLOCK)
     noise = torch.Generator(device).manual_seed(4)
     sizes = 2 * config.intermediate_size, SUPER_COLUMNS * (config.hidden_size // SUPER_COLUMNS)
-    print(f"\n{config.architecture}, {sizes[0]} x {sizes[1]}\nencoding  rows", end="")
-    print("        us   of copies   dense us")
+    print(f"\n{config.architecture}, {sizes[0]} x {sizes[1]}\n{PACKED_COLUMNS}")
     for kind in ENCODINGS:
         weight = random_planes(kind, *sizes, device)
         dense = weight.decode().to(dtype).T
         for rows in PACKED_ROWS:
             x = torch.empty(rows, sizes[1], dtype=dtype, device=device).normal_(generator=noise)
+            own = Kernel(kind, partial(multiply_planes, x, weight), plane_bytes(weight))
+            print_packed(own, rows, partial(torch.mm, x, dense), backend, bandwidth)
 
-            def own(backend: Backend, x: Tensor = x, weight: PlaneWeight = weight) -> Tensor:
-                kernels = None if backend is TORCH else choose_planes(device)
-                return multiply_planes(x, weight, kernels)
 
-            check(Kernel(f"product, {kind}", own, plane_bytes(weight)), backend)
-            packed = replayed(lambda run=own: run(backend))  # type: ignore[misc]
-            whole = replayed(lambda x=x, dense=dense: x @ dense)  # type: ignore[misc]
-            part = plane_bytes(weight) / packed / bandwidth
-            line = f"{packed * 1e6:9.1f} {part:11.0%} {whole * 1e6:10.1f}"
-            print(f"{kind:8} {rows:5} {line}", flush=True)
+def report_packed_experts(backend: Backend, bandwidth: float) -> None:
+    """Print how long mixtures of packed experts take, by encoding and rows."""
+    print(f"\n{MIXTURE}\n{PACKED_COLUMNS}")
+    for kind in ENCODINGS:
+        found = experts(kind, MIXTURE, PACKED_ROWS, torch.bfloat16, torch.device("cuda"))
+        for rows, own, whole in found:
+            print_packed(own, rows, partial(whole.run, backend), backend, bandwidth)
+
+
+def print_packed(
+    kernel: Kernel, rows: int, dense: Callable[[], object], backend: Backend, bandwidth: float
+) -> None:
+    """Check a kernel, and print its time and that of the same with `dense` weights."""
+    check(kernel, backend)
+    own, whole = replayed(lambda: kernel.run(backend)), replayed(dense)
+    line = f"{own * 1e6:9.1f} {kernel.num_bytes / own / bandwidth:11.0%} {whole * 1e6:10.1f}"
+    print(f"{kernel.name:13} {rows:5} {line}", flush=True)
 
 
 def report_products(config: ModelConfig, backend: Backend, bandwidth: float) -> None:
@@ -610,11 +625,13 @@ def main() -> None:
     print(f"products {peak / 1e12:.0f} TFLOP/s")
     if not (args.tiles or args.packed or args.products):
         report_draws(backend)
+    if args.packed:
+        report_packed_experts(backend, bandwidth)
     for config in () if args.draws else SHAPES:
         if config.architecture not in args.shapes:
             continue
         if args.packed:
-            report_packed(config, bandwidth)
+            report_packed(config, backend, bandwidth)
         elif args.products:
             report_products(config, backend, bandwidth)
         elif args.tiles:

@@ -2,7 +2,9 @@
 operands, and the bytes that it has to move.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -11,8 +13,9 @@ from torch import Tensor
 from tests.support.model.block_weights import random_blocks
 from worker.models.llama import LlamaModel
 from worker.ops.backends import TORCH, Around, AttentionShape, Backend
+from worker.ops.experts import Experts
 from worker.ops.linear import DenseLinear, Linear
-from worker.ops.planes import SUPER_COLUMNS, PlaneKernels, PlaneWeight, choose_planes
+from worker.ops.planes import SUPER_COLUMNS, PlaneWeight, choose_planes
 from worker.ops.planes import pack as pack_blocks
 from worker.ops.quantized import (
     PAIRED_COLUMNS,
@@ -120,13 +123,8 @@ def kernels(model: LlamaModel, size: Size, prompt: int) -> Iterator[Kernel]:
     wide = normal(count, SUPER_COLUMNS * max(1, config.hidden_size // SUPER_COLUMNS))
     for kind in ENCODINGS:
         planes = random_planes(kind, wide.shape[1], wide.shape[1], device)
-
-        def multiplies(backend: Backend, weight: PlaneWeight = planes) -> Tensor:
-            return multiply_planes(
-                wide, weight, None if backend is TORCH else choose_planes(device)
-            )
-
-        yield Kernel(f"product, {kind}", multiplies, plane_bytes(planes))
+        times_planes = partial(multiply_planes, wide, planes)
+        yield Kernel(f"product, {kind}", times_planes, plane_bytes(planes))
     yield from products(model, count)
     yield from draws(count, config.vocab_size, device)
 
@@ -205,13 +203,50 @@ def plane_bytes(weight: PlaneWeight) -> int:
     return sum(plane.nbytes for plane in weight.planes if plane is not None)
 
 
-def multiply_planes(x: Tensor, weight: PlaneWeight, kernels: PlaneKernels | None) -> Tensor:
+def multiply_planes(x: Tensor, weight: PlaneWeight, backend: Backend) -> Tensor:
     """Multiply by kernels, or by torch."""
+    kernels = None if backend is TORCH else choose_planes(x.device)
     if kernels is None:
         return x @ weight.decode().to(x.dtype).T
     out = x.new_empty(len(x), weight.outputs)
     kernels.multiply(x, weight, out)
     return out
+
+
+class Mixture(NamedTuple):
+    """A layer's experts: their number, those of a row, hidden and inner size."""
+
+    count: int
+    per_row: int
+    hidden: int
+    inner: int
+
+
+def experts(
+    kind: str, sizes: Mixture, rows: Iterable[int], dtype: torch.dtype, device: torch.device
+) -> Iterator[tuple[int, Kernel, Kernel]]:
+    """Yield numbers of rows, the mixture of packed experts for each, and that of the same experts
+    decoded, by which torch multiplies.
+    """
+    noise = torch.Generator(device).manual_seed(5)
+    count, per_row, hidden, inner = sizes
+    shapes = (count * 2 * inner, hidden), (count * hidden, inner)
+    packed = [random_planes(kind, *shape, device) for shape in shapes]
+    dense = [weight.decode().to(dtype).view(count, -1, weight.inputs) for weight in packed]
+    gate_up, down = (tuple(map(DenseLinear, stack)) for stack in dense)
+    router = torch.empty(count, hidden, dtype=dtype, device=device).normal_(generator=noise)
+    whole = Experts(DenseLinear(router), gate_up, down, per_row, True, (dense[0], dense[1]))
+    mixture = replace(whole, stacks=(packed[0], packed[1]))
+    for number in rows:
+        x = torch.empty(number, hidden, dtype=dtype, device=device).normal_(generator=noise)
+        part = len(whole.route(x)[0].unique()) / count  # of all experts, the rows read some
+
+        def run(experts: Experts, backend: Backend, x: Tensor = x) -> Tensor:
+            return backend.mix_experts(x, experts)
+
+        read = part * sum(map(plane_bytes, packed))
+        own = Kernel(f"experts, {kind}", partial(run, mixture), read)
+        yield number, own, Kernel("experts", partial(run, whole), read)
 
 
 def check(kernel: Kernel, backend: Backend) -> None:
