@@ -4,8 +4,11 @@ import argparse
 import ipaddress
 import uuid
 from collections.abc import Mapping
+from typing import Annotated, Literal
 
-from worker.cli.objects import converted, decoded
+from msgspec import Meta
+
+from worker.cli.objects import Kind, checked, converted, decoded, integer, word
 from worker.config import (
     KV_CONNECTORS,
     KV_ROLES,
@@ -19,8 +22,25 @@ from worker.errors import ConfigError
 
 _EVENTS = "--kv-events-config"
 _TRANSFER = "--kv-transfer-config"
-_MAX_OF_A_TRANSFER = 1e15  # bytes or seconds
-_MAX_BATCHES = (1 << 31) - 1
+_AMOUNT: Kind = (Annotated[float, Meta(gt=0, lt=1e15)], "above 0")  # bytes or seconds
+_TRANSFER_FIELDS: Mapping[str, Kind] = {
+    "kv_connector": word(KV_CONNECTORS),
+    "kv_role": word(KV_ROLES),
+    "engine_id": (Annotated[str, Meta(min_length=1, max_length=512)], "1 to 512 characters"),
+    "kv_port": integer(0, 65535),
+    "kv_peer_port": (integer(1, 65535)[0] | None, "an integer in [1, 65535]"),
+    "backends": (Annotated[tuple[str, ...], Meta(min_length=1)], "NIXL's, such as UCX"),
+    **dict.fromkeys(("kv_buffer_size", "kv_lease_duration", "kv_transfer_timeout"), _AMOUNT),
+}
+# ZMQ's own limits are C integers, and one of them is `buffer_steps` + 1.
+_MAX_BATCHES = (1 << 31) - 2
+_EVENT_FIELDS: Mapping[str, Kind] = {
+    "publisher": (Literal["zmq", "null"] | None, "zmq or null"),
+    "format": word(("map", "array")),
+    "buffer_steps": integer(0, _MAX_BATCHES),
+    "hwm": integer(0, _MAX_BATCHES),
+    "max_queue_size": integer(1, _MAX_BATCHES),
+}
 # A flag --kv-offloading-…, the other one that it needs, and why.
 _OFFLOADING_NEEDS = (
     ("path", "size", "blocks go there from host memory"),
@@ -85,35 +105,16 @@ def kv_offloading_config(
 
 
 def _check_transfers(config: KvTransferConfig) -> None:
-    wrong = _wrong_peers(config)
-    if config.kv_connector not in KV_CONNECTORS:
-        wrong = f"kv_connector is {' or '.join(KV_CONNECTORS)}, not {config.kv_connector!r}"
-    elif config.kv_role not in KV_ROLES:
-        wrong = f"kv_role is one of {', '.join(KV_ROLES)}, not {config.kv_role!r}"
-    elif not _is_reachable(config.kv_ip):
+    for name, kind in _TRANSFER_FIELDS.items():
+        checked(_TRANSFER, name, getattr(config, name), kind)
+    if not _is_reachable(config.kv_ip):
         wrong = f"kv_ip must be the IP address that others reach, got {config.kv_ip!r}"
-    elif not 0 < len(config.engine_id) <= 512:
-        wrong = f"engine_id must have 1 to 512 characters, got {len(config.engine_id)}"
-    elif not 0 <= config.kv_port < 1 << 16:
-        wrong = f"kv_port must be in [0, 65535], got {config.kv_port}"
-    elif not config.backends:
-        wrong = "backends must name one of NIXL's, such as UCX"
-    for name in ("kv_buffer_size", "kv_lease_duration", "kv_transfer_timeout"):
-        if not 0 < getattr(config, name) < _MAX_OF_A_TRANSFER:
-            wrong = f"{name} must be above 0, got {getattr(config, name):g}"
-    if wrong is not None:
         raise ConfigError(f"{_TRANSFER}: {wrong}")
-
-
-def _wrong_peers(config: KvTransferConfig) -> str | None:
-    if config.kv_peer_port is not None and not 0 < config.kv_peer_port < 1 << 16:
-        return f"kv_peer_port must be in [1, 65535], got {config.kv_peer_port}"
     try:
         for network in config.kv_peer_networks or ():
             ipaddress.ip_network(network)
     except ValueError as error:
-        return f"kv_peer_networks: {error}"
-    return None
+        raise ConfigError(f"{_TRANSFER}: kv_peer_networks: {error}") from error
 
 
 def _is_reachable(host: str) -> bool:
@@ -138,18 +139,6 @@ def kv_events_config(
     if pod:
         given.setdefault("topic", f"kv@{pod}:{options.port}@{model_name}")
     config = converted(_EVENTS, given, KvEventsConfig)
-    if config.publisher not in (None, "zmq", "null"):
-        raise ConfigError(f"{_EVENTS}: unknown publisher {config.publisher!r}; use zmq")
-    if config.format not in ("map", "array"):
-        raise ConfigError(f"{_EVENTS}: format is map or array, not {config.format!r}")
-    _check_sizes(config)
+    for name, kind in _EVENT_FIELDS.items():
+        checked(_EVENTS, name, getattr(config, name), kind)
     return config
-
-
-def _check_sizes(config: KvEventsConfig) -> None:
-    # ZMQ's own limits are C integers, and one of them is `buffer_steps` + 1.
-    for name, least in (("buffer_steps", 0), ("hwm", 0), ("max_queue_size", 1)):
-        value = getattr(config, name)
-        if not least <= value < _MAX_BATCHES:
-            bounds = f"[{least}, {_MAX_BATCHES - 1}]"
-            raise ConfigError(f"{_EVENTS}: {name} must be in {bounds}, got {value}")

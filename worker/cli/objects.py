@@ -2,13 +2,31 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from worker.errors import ConfigError
 
 T = TypeVar("T")
+Kind = tuple[Any, str]  # the type of a field's values, and the same in words
+
+
+def integer(least: int, most: int) -> Kind:
+    return Annotated[int, Meta(ge=least, le=most)], f"an integer in [{least}, {most}]"
+
+
+def word(choices: tuple[str, ...]) -> Kind:
+    return Literal[choices], f"one of {', '.join(choices)}"
+
+
+def checked(flag: str, name: str, value: Any, kind: Kind) -> Any:
+    """Convert the value of a field. Raises `ConfigError` that says what it must be."""
+    try:
+        return msgspec.convert(value, kind[0])
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{flag}: {name} must be {kind[1]}, got {value!r}") from error
 
 
 def decoded(flag: str, text: str) -> dict[str, Any]:

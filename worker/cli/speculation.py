@@ -7,10 +7,9 @@ import os
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta
 
-from worker.cli.objects import decoded
+from worker.cli.objects import Kind, checked, decoded, integer, word
 from worker.config import (
     DRAFT_SAMPLE_METHODS,
     MAX_SPECULATIVE_TOKENS,
@@ -102,7 +101,9 @@ def parse(given: Mapping[str, Any]) -> SpeculativeConfig:
         if name not in _FIELDS:
             _refuse(name, value)
         else:
-            values[name] = _checked(name, value)
+            if isinstance(value, str) and value in _OTHER_VALUES:
+                raise ConfigError(f"{FLAG}: {name} {value!r} is {_OTHER_VALUES[value]}")
+            values[name] = checked(FLAG, name, value, _FIELDS[name])
     for name in values:
         _check_method(name, values[name], method)
     values["method"] = method
@@ -171,45 +172,23 @@ def _refuse(name: str, value: object) -> None:
         raise ConfigError(f"{FLAG}: {name} is not supported: {reason}; leave it out")
 
 
-def _checked(name: str, value: Any) -> Any:
-    kind, wanted = _FIELDS[name]
-    if isinstance(value, str) and value in _OTHER_VALUES:
-        raise ConfigError(
-            f"{FLAG}: {name} {value!r} is not supported: {_OTHER_VALUES[value]};"
-            f" supported are {wanted.removeprefix('one of ')}"
-        )
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{FLAG}: {name} must be {wanted}, got {value!r}") from error
-
-
-def _integer(least: int, most: int = _MAX) -> tuple[Any, str]:
-    return Annotated[int, Meta(ge=least, le=most)], f"an integer in [{least}, {most}]"
-
-
-def _word(choices: tuple[str, ...]) -> tuple[Any, str]:
-    return Literal[choices], f"one of {', '.join(choices)}"
-
-
 # Values that vLLM accepts and this worker does not, with the reason.
 _OTHER_VALUES: Mapping[str, str] = {
-    "synthetic": "it would accept drafts that the model rejects, and answers here are always the"
-    " model's own"
+    "synthetic": "not supported: it would accept drafts that the model rejects, and answers here"
+    f" are always the model's own; supported are {', '.join(REJECTION_SAMPLE_METHODS)}"
 }
-# The type of each field, and the same in words.
-_FIELDS: Mapping[str, tuple[Any, str]] = {
+_FIELDS: Mapping[str, Kind] = {
     "method": (Any, ""),  # checked before the others
-    "num_speculative_tokens": _integer(1, MAX_SPECULATIVE_TOKENS),
+    "num_speculative_tokens": integer(1, MAX_SPECULATIVE_TOKENS),
     "model": (Annotated[str, Meta(min_length=1)], "the path of a model"),
-    "prompt_lookup_min": _integer(1),
-    "prompt_lookup_max": _integer(1),
-    "suffix_decoding_max_tree_depth": _integer(1, 4096),
-    "suffix_decoding_max_cached_requests": _integer(0),
+    "prompt_lookup_min": integer(1, _MAX),
+    "prompt_lookup_max": integer(1, _MAX),
+    "suffix_decoding_max_tree_depth": integer(1, 4096),
+    "suffix_decoding_max_cached_requests": integer(0, _MAX),
     "suffix_decoding_max_spec_factor": (Annotated[float, Meta(ge=0)], "a number of 0 or more"),
     "suffix_decoding_min_token_prob": (Annotated[float, Meta(ge=0, le=1)], "a number in [0, 1]"),
-    "draft_sample_method": _word(DRAFT_SAMPLE_METHODS),
-    "rejection_sample_method": _word(REJECTION_SAMPLE_METHODS),
+    "draft_sample_method": word(DRAFT_SAMPLE_METHODS),
+    "rejection_sample_method": word(REJECTION_SAMPLE_METHODS),
     "draft_tensor_parallel_size": (Literal[1], "1, as every rank drafts by itself"),
     "num_speculative_tokens_per_batch_size": (
         tuple[tuple[int, int, int], ...],
