@@ -158,12 +158,18 @@ _SIDECAR = """
 --kv-connector nixlv2|sglang = nixlv2
                               protocol of KV between workers: vLLM's NIXL connector (nixlv2), or
                               SGLang's
+--ec-connector ec-nixl|ec-example
+                              have images, audio and video encoded by the workers in the header
+                              x-encoder-hosts-ports; others fetch the embeddings there (ec-nixl) or
+                              from shared storage (ec-example) (default: the header is ignored)
 --bootstrap-port PORT         port where SGLang's prefill workers serve rooms: with Pointsman's,
                               their kv_port (default: SGLANG_BOOTSTRAP_PORT, else 8998)
---prefiller-networks CIDR     networks of permitted prefill workers, such as 10.8.0.0/16,fd00::/8
-                              (default: all private ones but link-local addresses)
+--prefiller-networks CIDR     networks of permitted prefill and encode workers, such as
+                              10.8.0.0/16,fd00::/8 (default: all private ones but link-local
+                              addresses)
 --prefill-timeout SECONDS(0..] = 120
-                              longest time of a prefill; then the decode worker computes the prompt
+                              longest time of a prefill, after which the decode worker computes the
+                              prompt; and of the encode step, after which the request fails
 --drain-timeout SECONDS[0..] = 30
                               time that running requests have to finish after SIGTERM
 --tracing                     send OpenTelemetry spans, configured by OTEL_* variables

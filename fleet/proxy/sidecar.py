@@ -6,6 +6,9 @@ description of the KV (`worker.api.routes.prefill_leg`). With `sglang` both get 
 once: it names a room at the prefill worker's bootstrap server, where the decode worker waits for
 the KV.
 
+With `--ec-connector`, media of a request are encoded before, by the workers that the header
+`x-encoder-hosts-ports` names (`fleet.proxy.encode`).
+
 With `--data-parallel-size` each rank of the decode worker has a port here, in their order, and is
 also named by the header `x-data-parallel-host-port`.
 
@@ -20,7 +23,6 @@ import asyncio
 import contextlib
 import secrets
 import time
-import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -31,12 +33,12 @@ from yarl import URL
 
 from base.forwarding import Headers, forwarded_headers, new_session
 from base.tracing import RequestTrace, Traced, call_of
+from fleet.proxy.encode import ENCODERS_HEADER, EncodeStep, identified
 from fleet.proxy.forward import TRACE, error_answer, pass_on, serve, tracing_of, with_traces
 from worker.api.routes.prefill_leg import (
     PATHS,
     PREFILL_SPAN,
     PREFILLER_HEADER,
-    REQUEST_ID_HEADER,
     PrefillLeg,
     decoded,
     without_source,
@@ -52,7 +54,9 @@ _ROOMS_AT_ONCE = 1000  # started in the same nanosecond
 
 @dataclass(frozen=True, slots=True)
 class SidecarOptions:
-    """The options of a sidecar. `prefiller_networks` None means the private networks."""
+    """The options of a sidecar. `prefiller_networks` None means the private networks, and
+    `ec_connector` None that it encodes nothing.
+    """
 
     host: str
     port: int
@@ -64,6 +68,7 @@ class SidecarOptions:
     drain_timeout: float
     tracing: bool = False
     data_parallel_size: int = 1
+    ec_connector: str | None = None
 
 
 def sidecar_command(given: argparse.Namespace) -> int:
@@ -83,7 +88,10 @@ class Sidecar:
     def __init__(self, options: SidecarOptions, session: aiohttp.ClientSession) -> None:
         self._options = options
         self._session = session
-        self._leg = PrefillLeg(options.prefiller_networks, options.prefill_timeout)
+        timeout = options.prefill_timeout
+        self._leg = PrefillLeg(options.prefiller_networks, timeout)
+        connector = options.ec_connector
+        self._encode = EncodeStep(session, self._leg, connector, timeout) if connector else None
         self._prefills: set[asyncio.Task[bytes | None]] = set()
         first = URL(options.decoder)
         ports = range(first.port or 0, (first.port or 0) + options.data_parallel_size)
@@ -105,21 +113,22 @@ class Sidecar:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         named, trace = request.headers.get(PREFILLER_HEADER), request.get(TRACE)
         # The body is decompressed here: whatever its coding, it is searched for sources of KV.
-        removed = (PREFILLER_HEADER, DATA_PARALLEL_HEADER, "content-encoding")
+        removed = (PREFILLER_HEADER, ENCODERS_HEADER, DATA_PARALLEL_HEADER, "content-encoding")
         headers = forwarded_headers(request.headers.items(), *removed)
         has_two_legs = request.method == "POST" and request.path in PATHS
         try:
             decoder = self._decoder_of(request)
             body = without_source(await request.read())
             prefiller = self._leg.prefiller(named) if named and has_two_legs else ""
+            if self._encode:
+                body = await self._encode.next_body(request, headers, body)
         except RequestError as error:
             return error_answer(error)
         if prefiller:
             if self._options.kv_connector == "sglang":
                 body = self._begin_prefill(prefiller, request, headers, body)
             else:
-                if REQUEST_ID_HEADER not in request.headers:
-                    headers.append((REQUEST_ID_HEADER, str(uuid.uuid1())))
+                identified(headers)
                 url = f"http://{prefiller}{request.rel_url}"
                 path = request.path
                 with call_of(trace, PREFILL_SPAN, headers, url=url) as within:

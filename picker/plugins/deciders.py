@@ -33,6 +33,7 @@ from picker.framework.attributes import Attributes, DataKey
 from picker.framework.disaggregation import DISAGGREGATION_DECISION_KEY, DisaggregationDecision
 from picker.framework.interfaces import Flight
 from picker.framework.registry import NonNegativeInt, Parameters, PluginType
+from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.match import match_info_key
 from picker.types import Candidate, InferenceRequest, ResponseProgress
 
@@ -45,6 +46,8 @@ class AlwaysDecider:
 
 
 class MultiModalDecider:
+    consumes = (TOKENIZED_PROMPT,)  # media are found where prompts are
+
     def should_run(
         self, request: InferenceRequest, picked: Candidate | None, attributes: Attributes
     ) -> bool:

@@ -6,89 +6,27 @@ import asyncio
 import gzip
 import json
 import time
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 
 from fleet.command_lines import parser_of
-from fleet.proxy.forward import runner_of
-from fleet.proxy.sidecar import Sidecar, SidecarOptions
-from tests.support.web_server import Handler, Server, for_all_paths, listening
+from tests.support.fleet.sidecar_house import (
+    ASKED,
+    CHAT,
+    CHUNKS,
+    SOURCE,
+    House,
+    dies,
+    hangs,
+    refuses,
+    streams,
+)
+from tests.support.web_server import Handler, Server, for_all_paths
 from tests.support.web_server import runner_of as web_runner_of
 from worker.api.routes.prefill_leg import prefill_body
-
-SOURCE = {
-    "do_remote_prefill": True,
-    "do_remote_decode": False,
-    "remote_block_ids": [[3, 1, 2]],
-    "remote_engine_id": "e",
-    "remote_request_id": "r",
-    "remote_host": "10.0.0.1",
-    "remote_port": 5600,
-    "tp_size": 1,
-}
-ASKED = {
-    "model": "m",
-    "messages": [{"role": "user", "content": "Zwölf"}],
-    "stream": True,
-    "stream_options": {"include_usage": True},
-    "max_tokens": 7,
-    "min_tokens": 2,
-    "temperature": 0.25,
-}
-CHAT = "/v1/chat/completions"
-CHUNKS = (b'data: {"a":1}\n\n', b"data: [DONE]\n\n")
-
-
-async def keeps(_: web.Request) -> web.StreamResponse:
-    return web.json_response({"choices": [], "kv_transfer_params": SOURCE})
-
-
-async def streams(request: web.Request) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Worker": "w"})
-    await response.prepare(request)
-    for chunk in CHUNKS:
-        await response.write(chunk)
-    return response
-
-
-class House:
-    def __init__(self, stack: AsyncExitStack) -> None:
-        self._stack = stack
-        self.prefiller, self.decoder = Server(keeps), Server(streams)
-        self.sidecar_stack = AsyncExitStack()
-
-    async def start(self, **options: Any) -> House:
-        await self._stack.enter_async_context(self.prefiller.serving())
-        await self._stack.enter_async_context(self.decoder.serving())
-        flags = ["--decoder", f"http://{self.decoder.address}", "--drain-timeout", "1"]
-        given = vars(parser_of("sidecar").parse_args(flags))
-        await self._stack.enter_async_context(self.sidecar_stack)
-        running = Sidecar.running(SidecarOptions(**{**given, **options}))
-        sidecar = await self.sidecar_stack.enter_async_context(running)
-        runner = runner_of(sidecar.handle, 1.0, reads=True)
-        self.url = f"http://127.0.0.1:{await listening(runner)}"
-        self._stack.push_async_callback(runner.cleanup)
-        self.client = await self._stack.enter_async_context(aiohttp.ClientSession())
-        return self
-
-    async def ask(
-        self, body: Any = ASKED, path: str = CHAT, prefiller: str | None = None, **headers: str
-    ) -> tuple[int, bytes]:
-        named = {"x-prefiller-host-port": prefiller or self.prefiller.address, **headers}
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with self.client.post(self.url + path, data=data, headers=named) as answer:
-            return answer.status, await answer.read()
-
-
-@pytest.fixture
-async def house() -> AsyncIterator[House]:
-    async with AsyncExitStack() as stack:
-        yield House(stack)
 
 
 def leg(server: Server) -> tuple[dict[str, str], bytes]:
@@ -198,23 +136,8 @@ def test_a_prefill_is_of_one_token(path: str, given: Any, limits: Any) -> None:
     )
 
 
-async def refuses(_: web.Request) -> web.StreamResponse:
-    return web.json_response({"message": "no"}, status=500)
-
-
-async def hangs(_: web.Request) -> web.StreamResponse:
-    await asyncio.Event().wait()
-    raise AssertionError
-
-
 async def babbles(_: web.Request) -> web.StreamResponse:
     return web.Response(body=b"[1")
-
-
-async def dies(request: web.Request) -> web.StreamResponse:
-    assert request.transport is not None
-    request.transport.close()
-    return web.Response()
 
 
 @pytest.mark.parametrize("behave", [refuses, hangs, babbles, dies])
