@@ -1,11 +1,10 @@
 """JSON files of a checkpoint, and values of a configuration, checked one by one."""
 
+import json
 from codecs import BOM_UTF8
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
-
-import msgspec
 
 from worker.errors import ModelError
 
@@ -69,6 +68,9 @@ def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
     try:
         # Some editors write a byte order mark, which JSON does not allow.
         text = path.read_bytes().removeprefix(BOM_UTF8)
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError, RecursionError) as error:
-        raise ModelError(f"{path}: not a JSON object: {error}") from error
+        value = json.loads(text)  # NaN too, which Python writes and `Fields` names by its key
+    except (OSError, ValueError, RecursionError) as error:  # RecursionError: hostile nesting
+        raise ModelError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: not a JSON object")
+    return value
