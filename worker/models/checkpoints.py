@@ -4,7 +4,6 @@ Both are read under Hugging Face's tensor names, directly into the model's memor
 time. The `gguf` package decodes ggml's encodings to float32, exactly as llama.cpp does.
 """
 
-import math
 import re
 from collections.abc import Callable
 from importlib import import_module
@@ -139,36 +138,20 @@ class GgufCheckpoint:
     def read_into(
         self, name: str, destination: Tensor, first_row: int = 0, first_column: int = 0
     ) -> None:
-        order = row_order(name, self.config, len(destination))
-        decoded = destination if order is None else torch.empty_like(destination)
-        self._decode_into(name, decoded, first_row, first_column)
-        if order is not None:
-            destination.copy_(decoded[order])
-
-    def _decode_into(
-        self, name: str, destination: Tensor, first_row: int, first_column: int
-    ) -> None:
-        stored, heads = self._stored[name], self._rotary_heads(name)
-        shape = self._file.tensors[stored.stored].shape
-        first_row += stored.start
-        if heads is None and len(shape) == 1:  # a vector is decoded as one row
-            shape, destination = (1, *shape), destination.unsqueeze(0)
-            first_row, first_column = 0, first_row
-        rows = num_rows(shape)
-        count = rows if heads is None else heads
-        rows_of_part = rows // count
-        parts = _parts(destination, None if heads is None else rows_of_part)
-        first = first_row // rows_of_part
-        columns = slice(first_column, first_column + destination.shape[-1])
-        step = max(1, _PIECE_ELEMENTS * count // max(1, math.prod(shape)))
-        for start in range(0, len(parts), step):
-            piece = parts[start : start + step]
-            place = first + start
-            values = read_part(self._file, stored.stored, place, place + len(piece), count)
-            decoded = torch.from_numpy(values)
-            if len(shape) > 1:
-                decoded = decoded.view(*piece.shape[:-1], shape[-1])[..., columns]
-            piece.copy_(decoded.view(piece.shape))
+        place, part = self._stored[name], slice(first_row, first_row + len(destination))
+        info = self._file.tensors[place.stored]
+        if len(info.shape) < 2:  # a vector is short, and its parts may cut blocks
+            values = decoded(self._file, place.stored, self._file.tensor_bytes(place.stored))
+            own = self._in_order(name, values[place.start : place.stop])[part]
+            destination.copy_(torch.from_numpy(own))
+            return
+        rows, columns = self._in_order(name, self._rows(name))[part], info.shape[-1]
+        own_columns = slice(first_column, first_column + destination.shape[-1])
+        step = max(1, _PIECE_ELEMENTS // columns)
+        for start in range(0, len(rows), step):
+            values = decoded(self._file, place.stored, rows[start : start + step].reshape(-1))
+            piece = torch.from_numpy(values).view(-1, columns)[:, own_columns]
+            destination[start : start + step].copy_(piece)
 
     def stored(self, name: str) -> Stored | None:
         place = self._stored[name]
@@ -188,16 +171,19 @@ class GgufCheckpoint:
         data = np.frombuffer(self._file.tensor_bytes(place.stored), np.uint8)
         return data.reshape(num_rows(shape), -1)[place.start : place.stop]
 
+    def _in_order(self, name: str, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Put rows, encoded or not, from the file's order into the model's."""
+        heads, order = self._rotary_heads(name), row_order(name, self.config, len(rows))
+        if heads is not None:  # the rows of a head's halves alternate
+            halves = rows.reshape(heads, -1, 2, *rows.shape[1:]).swapaxes(1, 2)
+            rows = halves.reshape(rows.shape)
+        return rows if order is None else rows[order]
+
     def grouped(self, name: str, rows: slice, columns: slice) -> BlockWeight | None:
         kind = self._file.tensors[self._stored[name].stored].type
         if kind.block_elements == 1:
             return None
-        data, heads = self._rows(name), self._rotary_heads(name)
-        if heads is not None:  # the rows of a head's halves alternate
-            data = data.reshape(heads, -1, 2, data.shape[-1]).swapaxes(1, 2)
-            data = data.reshape(-1, data.shape[-1])
-        order = row_order(name, self.config, len(data))
-        data = (data if order is None else data[order])[rows]
+        data = self._in_order(name, self._rows(name))[rows]
         first, stop = columns.start // kind.block_elements, -(-columns.stop // kind.block_elements)
         blocks = data.reshape(len(data), -1, kind.block_bytes)[:, first:stop]
         is_cut = (stop - first) * kind.block_elements > columns.stop - columns.start
@@ -209,16 +195,6 @@ class GgufCheckpoint:
         if ".q_proj." in name:
             return self.config.num_heads
         return self.config.num_kv_heads if ".k_proj." in name else None
-
-
-def _parts(destination: Tensor, head_rows: int | None) -> Tensor:
-    """View the destination as a sequence of parts in the order of the file: rows or, where rotary
-    rows are interleaved, heads of `head_rows` whose two halves alternate.
-    """
-    if head_rows is None:
-        return destination
-    halves = destination.view(-1, 2, head_rows // 2, *destination.shape[1:])
-    return halves.transpose(1, 2)
 
 
 class SafetensorsCheckpoint:
@@ -368,27 +344,24 @@ def _open_shard(path: Path) -> Any:
         raise ModelError(f"{path}: cannot be read: {error}") from error
 
 
-def read_part(file: GgufFile, name: str, start: int, stop: int, parts: int) -> Float32Array:
-    """Decode parts `start` to `stop` - 1 of a tensor's `parts` equal parts of whole blocks to a
-    fresh array. Raises `ModelError` for an encoding that the `gguf` package does not decode.
+def decoded(file: GgufFile, name: str, data: memoryview | _Bytes) -> Float32Array:
+    """Decode whole rows of a tensor to a fresh array [elements]. Raises `ModelError` for an
+    encoding that the `gguf` package does not decode.
     """
-    # A view of the mapping: only the pages of this part are read.
-    info = file.tensors[name]
-    size = info.num_bytes // parts
-    raw = np.frombuffer(file.tensor_bytes(name), np.uint8)[start * size : stop * size]
+    info, raw = file.tensors[name], np.frombuffer(data, np.uint8)
     decode = _DECODERS.get(info.type.name)
     if decode is not None:
-        return decode(raw).reshape(-1)
+        return decode(raw)
     row = info.shape[-1] // info.type.block_elements * info.type.block_bytes
     # The package decodes 16 rows at a time; fewer and longer rows take it fewer turns.
     row *= next(n for n in (64, 16, 4, 1) if len(raw) // row % n == 0)
     try:
         gguf = import_module("gguf")
         kind = getattr(gguf.GGMLQuantizationType, info.type.name)
-        decoded = gguf.quants.dequantize(raw.reshape(-1, row), kind)
+        values = gguf.quants.dequantize(raw.reshape(-1, row), kind)
     except (NotImplementedError, AttributeError, ImportError) as error:
         raise ModelError(f"{file.path}: tensor {name}: cannot decode {info.type.name}") from error
-    return np.ascontiguousarray(decoded, np.float32).reshape(-1)
+    return np.ascontiguousarray(values, np.float32).reshape(-1)
 
 
 # Of plain numbers, which need no package.

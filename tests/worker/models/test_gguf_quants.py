@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.depth import examples
 from worker.errors import ModelError
 from worker.models import checkpoints
-from worker.models.checkpoints import Float32Array, quantized, read_part
+from worker.models.checkpoints import Float32Array, decoded, quantized
 from worker.models.gguf import GGML_TYPES, GgufFile
 
 Type = gguf.GGMLQuantizationType
@@ -33,7 +33,7 @@ def write(path: Path, encoded: np.ndarray, kind: Type) -> GgufFile:
 
 
 def read_tensor(file: GgufFile, name: str) -> Float32Array:
-    return read_part(file, name, 0, 1, 1).reshape(file.tensors[name].shape)
+    return decoded(file, name, file.tensor_bytes(name)).reshape(file.tensors[name].shape)
 
 
 def random_blocks(kind: Type, rows: int, blocks: int, seed: int = 2) -> np.ndarray:
@@ -55,11 +55,11 @@ def test_a_tensor_that_the_package_encoded_is_decoded(name: str, tmp_path: Path)
     values = np.random.default_rng(1).normal(size=(6, 512)).astype(np.float32)
     values[0] = 0.0
     encoded = gguf.quants.quantize(values, kind)
-    decoded = read_tensor(write(tmp_path / "weights.gguf", encoded, kind), "weights")
-    assert decoded.dtype == np.float32
-    assert decoded.flags.writeable
-    np.testing.assert_array_equal(decoded, gguf.quants.dequantize(encoded, kind))
-    assert float(np.abs(decoded - values).mean()) < 0.6
+    found = read_tensor(write(tmp_path / "weights.gguf", encoded, kind), "weights")
+    assert found.dtype == np.float32
+    assert found.flags.writeable
+    np.testing.assert_array_equal(found, gguf.quants.dequantize(encoded, kind))
+    assert float(np.abs(found - values).mean()) < 0.6
 
 
 @pytest.mark.parametrize("name", DECODABLE)
@@ -75,7 +75,8 @@ def test_any_blocks_are_decoded_as_by_the_package(name: str, tmp_path: Path) -> 
     file = write(tmp_path / "weights.gguf", encoded, kind)
     expected = np.asarray(gguf.quants.dequantize(encoded, kind), np.float32)
     np.testing.assert_array_equal(read_tensor(file, "weights"), expected)
-    np.testing.assert_array_equal(read_part(file, "weights", 2, 5, 6), expected[2:5].reshape(-1))
+    rows = np.frombuffer(file.tensor_bytes("weights"), np.uint8).reshape(6, -1)[2:5]
+    np.testing.assert_array_equal(decoded(file, "weights", rows), expected[2:5].reshape(-1))
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -140,8 +141,8 @@ def test_a_value_that_is_not_finite_affects_only_its_block() -> None:
     for name in ("Q8_0", "Q4_1"):
         data = quantized(weight, name).data.reshape(131, -1)
         with np.errstate(invalid="ignore"):
-            decoded = gguf.quants.dequantize(data, Type[name]).reshape(131, 18, 32)
-        assert np.argwhere(~np.isfinite(decoded).all(-1)).tolist() == [[7, 1], [8, 0]]
+            found = gguf.quants.dequantize(data, Type[name]).reshape(131, 18, 32)
+        assert np.argwhere(~np.isfinite(found).all(-1)).tolist() == [[7, 1], [8, 0]]
 
 
 def test_encoding_takes_little_memory_beside_its_result() -> None:
