@@ -140,8 +140,7 @@ def sampling_of(
 
 def _num_logprobs(request: GenerationFields, limits: ModelLimits) -> int | None:
     if isinstance(request, CompletionRequest):
-        asked = request.logprobs
-        return None if asked is None else check_logprobs("logprobs", asked, limits)
+        return check_logprobs("logprobs", request.logprobs, limits)
     assert isinstance(request, ChatRequest)  # noqa: S101 (there are no others)
     likeliest = request.top_logprobs or 0
     _check_count("top_logprobs", likeliest)
@@ -212,7 +211,9 @@ def sampling_params(
         allowed_token_ids=_allowed_token_ids(request, limits),
         # Fixed tokens are shown beside the drawn one.
         logprobs=0 if logprobs is None and fixed_ids else logprobs,
-        prompt_logprobs=_prompt_logprobs(request.prompt_logprobs, limits),
+        prompt_logprobs=check_logprobs(
+            "prompt_logprobs", request.prompt_logprobs, limits, "prompt"
+        ),
         logprob_token_ids=fixed_ids,
         repetition_detection=_repetition(request.repetition_detection, limits),
         **ranged,
@@ -295,7 +296,11 @@ def _searching(params: SamplingParams, beam: BeamParams) -> SamplingParams:
     )
 
 
-def check_logprobs(name: str, asked: int, limits: ModelLimits, kind: str = "sample") -> int:
+def check_logprobs(
+    name: str, asked: int | None, limits: ModelLimits, kind: str = "sample"
+) -> int | None:
+    if asked is None:
+        return None
     _check_count(name, asked)
     most = limits.vocab_size if limits.max_logprobs == -1 else limits.max_logprobs
     wanted = limits.vocab_size if asked == -1 else asked
@@ -448,12 +453,6 @@ def _check_known(ids: Sequence[int], limits: ModelLimits) -> None:
     if max(ids, default=0) >= limits.vocab_size:
         reason = f"bad_words must be of tokens in [0, {limits.vocab_size}), got {max(ids)}."
         raise RequestError(reason, param="bad_words")
-
-
-def _prompt_logprobs(asked: int | None, limits: ModelLimits) -> int | None:
-    if asked is None:
-        return None
-    return check_logprobs("prompt_logprobs", asked, limits, "prompt")
 
 
 def check_prompt_logprobs_size(

@@ -24,10 +24,6 @@ class _Account:
     num_blocks: int = 0
     idle: OrderedDict[int, int] = field(default_factory=OrderedDict)  # block → stamp, oldest first
 
-    @property
-    def oldest(self) -> int:
-        return next(iter(self.idle.values()))
-
 
 class FreeQueue:
     """Sole owner of the idle blocks' order and of the tenants' accounts.
@@ -85,21 +81,21 @@ class FreeQueue:
         self._num_idle += 1
 
     def put_cached(self, block: int) -> None:
-        self._queue_of(block)[block] = self._next_stamp()
+        self._owner_of(block).idle[block] = self._next_stamp()
         self._num_idle += 1
 
     def remove(self, block: int) -> None:
-        del self._queue_of(block)[block]
+        del self._owner_of(block).idle[block]
         self._num_idle -= 1
 
     def touch(self, block: int) -> None:
         """Make a cached idle block the most recently used one."""
-        queue = self._queue_of(block)
+        queue = self._owner_of(block).idle
         queue[block] = self._next_stamp()
         queue.move_to_end(block)
 
     def empty(self, block: int) -> None:
-        del self._queue_of(block)[block]
+        del self._owner_of(block).idle[block]
         self._disown(block)
         self._empty.append(block)
 
@@ -134,7 +130,7 @@ class FreeQueue:
         if len(candidates) > 1:
             num_tenants = len(self._accounts)
             above = [a for a in candidates if a.num_blocks * num_tenants > self._num_blocks]
-            return min(above or candidates, key=_oldest)
+            return min(above or candidates, key=lambda account: next(iter(account.idle.values())))
         return candidates[0]
 
     def _account(self, tenant: str) -> _Account:
@@ -148,16 +144,14 @@ class FreeQueue:
                 account = self._accounts[key] = _Account(key)
         return account
 
-    def _queue_of(self, block: int) -> OrderedDict[int, int]:
+    def _owner_of(self, block: int) -> _Account:
         owner = self._owners[block]
         if owner is None:
             raise IntegrityError(f"block {block} counts for no tenant")
-        return owner.idle
+        return owner
 
     def _disown(self, block: int) -> None:
-        owner = self._owners[block]
-        if owner is None:
-            raise IntegrityError(f"block {block} counts for no tenant")
+        owner = self._owner_of(block)
         self._owners[block] = None
         owner.num_blocks -= 1
         if owner.num_blocks == 0:
@@ -166,7 +160,3 @@ class FreeQueue:
     def _next_stamp(self) -> int:
         self._stamp += 1
         return self._stamp
-
-
-def _oldest(account: _Account) -> int:
-    return account.oldest

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from enum import Enum, auto
+from operator import itemgetter
 from typing import Any
 
 from worker.engine.features.interface import EngineState, Feature
@@ -44,7 +45,7 @@ class AdapterSlots:
 
     @property
     def loaded(self) -> tuple[str, ...]:
-        return tuple(adapter.name for _, adapter in sorted(self._slots.values(), key=_slot))
+        return tuple(adapter.name for _, adapter in sorted(self._slots.values(), key=itemgetter(0)))
 
     def is_missing(self, adapter: Adapter) -> bool:
         held = self._held.get(adapter.number)
@@ -133,10 +134,6 @@ class AdapterSlots:
         done = [number for number, held in self._held.items() if held.done()]
         for number in done[: max(0, len(self._held) + 1 - self._num_held)]:
             del self._held[number]
-
-
-def _slot(entry: tuple[int, Adapter]) -> int:
-    return entry[0]
 
 
 class Adapters(Feature):
