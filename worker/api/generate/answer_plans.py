@@ -42,12 +42,7 @@ from worker.errors import RequestError
 
 COMPILE_SECONDS = 10.0  # of a grammar, with the wait for others
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-_GUIDED = {
-    "guided_json": "json",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
-    "guided_grammar": "grammar",
-}
+_GUIDED = {f"guided_{kind}": kind for kind in _KINDS[:4]}  # fields of earlier vLLM
 _OPTIONS_OF_SCHEMAS = ("whitespace_pattern", "disable_any_whitespace")
 
 
