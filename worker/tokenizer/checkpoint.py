@@ -14,7 +14,7 @@ from worker.models.config import (
     gguf_fields,
     hf_context_length,
 )
-from worker.models.fields import read_json
+from worker.models.fields import Fields, read_json
 from worker.models.gguf import GgufFile
 
 CHATML_END_OF_TEXT = "<|endoftext|>"
@@ -198,9 +198,7 @@ def _from_directory(path: Path, any_architecture: bool) -> Checkpoint:
         ids.append(added[eos_token])
     if template is not None and _CHATML_MARK in template and CHATML_END_OF_TEXT in added:
         ids.append(added[CHATML_END_OF_TEXT])
-
-    vocab_size = _config_int(path, config, "vocab_size")
-
+    vocab_size = Fields(str(path / "config.json"), config).number("vocab_size", int)
     return Checkpoint(
         path=path,
         name=served_name(path),
@@ -235,13 +233,6 @@ def _tokenizer_config(path: Path) -> dict[str, Any]:
             for text, token_id in added.items()
         }
     return stated
-
-
-def _config_int(path: Path, config: dict[str, Any], key: str) -> int:
-    value = config.get(key)
-    if not isinstance(value, int):
-        raise ModelError(f"{path / 'config.json'}: {key} is missing or not an integer")
-    return value
 
 
 def _id_list(value: object) -> list[int]:

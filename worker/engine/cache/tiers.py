@@ -194,11 +194,7 @@ class Tiers:
         """
         if self._disk is None or self._disk.is_stuck:
             return None
-        found = []
-        for content in chain:
-            if self._on_disk.find(content) is None:
-                break
-            found.append(content)
+        found = list(itertools.takewhile(self.is_on_disk, chain))
         for content in reversed(found):
             self._on_disk.order.touch(self._on_disk.slots[content.digest])
         if not found:
