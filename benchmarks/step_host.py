@@ -10,7 +10,7 @@ step, the median of some rounds: of the executor (submit and collect) and of the
 `graphs` are the same steps as a GPU replays them from graphs, without the calls of CUDA, with a
 line through the sizes: microseconds a step, and for each sequence. In `graphs+LoRA`, three of four
 sequences have an adapter. `drafts` are replayed steps beside a drafter on the device, which verify
-three drafts a sequence and draft three more; each waits for the one before it. `simulated` is the
+three drafts a sequence and draft three more; each follows the one before it. `simulated` is the
 executor of `--engine sim`, which draws tokens and works out the time of a step.
 
 With Triton installed, `mixed` are steps in which one more sequence reads 128 tokens of its prompt,
@@ -277,7 +277,6 @@ class Loop:
             config = SpeculativeConfig("draft_model", DRAFTS, enable_adaptive_verification=False)
             speculation = Speculation(config, None, True)
         self._scheduler = Scheduler(cache, limits, features=[adapters, speculation])
-        self._depth = 1 if kind == "drafts" else 2
         if kind == "simulated":
             sim = SimConfig(inter_token_latency_seconds=0.01, end_token_id=2)
             room = SimLimits(size * num_blocks, BLOCK_SIZE, size)
@@ -297,12 +296,17 @@ class Loop:
         """Hand one step over, take the one before it in; counts the executor's time."""
         self._now += 1
         step = self._scheduler.schedule(self._now)
-        assert step is not None
+        if step is None:  # drafts of a prompt's step are known first
+            self._take_in()
+            self.step()
+            return
         began = time.thread_time()
         self._tickets.append((step, self._executor.submit(step)))
         self.seconds += time.thread_time() - began
-        if len(self._tickets) < self._depth:
-            return
+        if len(self._tickets) == 2:
+            self._take_in()
+
+    def _take_in(self) -> None:
         oldest, ticket = self._tickets.popleft()
         began = time.thread_time()
         result = ticket.collect()

@@ -188,6 +188,11 @@ class ScheduledSequence:
     executor's own drafter for up to this number of drafts of the tokens after this step's draws,
     for which the block table has room.
 
+    With `limit` it follows a step whose drafts were not verified when it was scheduled: `start`,
+    and the positions of `samples`, are those for the case that none is accepted, and each accepted
+    one moves them up by one. All drafts of that step's own drafter at positions below `limit` are
+    verified. It has no `token_ids`, and `takes_pending` is the last token drawn.
+
     `adapter_slot` is the slot of the adapter that all its tokens run with (None: the model alone).
     `num_pooled` asks for the sum of the hidden states of this number of the last `token_ids`.
     """
@@ -204,6 +209,7 @@ class ScheduledSequence:
     num_to_draft: int = 0
     adapter_slot: int | None = None
     num_pooled: int = 0
+    limit: int = 0
 
     @property
     def drafts(self) -> Sequence[int]:
@@ -312,6 +318,11 @@ class SchedulerOutput:
     def num_tokens(self) -> int:
         return sum(s.num_tokens for s in self.sequences)
 
+    @property
+    def follows(self) -> bool:
+        """True if positions depend on the drafts that the previous step accepts."""
+        return any(s.limit for s in self.sequences)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
@@ -353,7 +364,8 @@ class ModelOutput:
     drafter; they may be missing or fewer than asked for. Drafting took `drafting_seconds` of the
     step's time, and `catch_up_seconds` more went into one-time reading by the drafter (a prompt,
     say). `pooled` holds, for sequences with `num_pooled`, the sum [hidden_size] of hidden states
-    after the final norm.
+    after the final norm. With `may_be_followed`, the executor expects no wait if the next step is
+    followed by one that verifies its drafts.
     """
 
     sampled: dict[int, tuple[Draw, ...]]
@@ -363,6 +375,7 @@ class ModelOutput:
     drafting_seconds: float = 0.0
     catch_up_seconds: float = 0.0
     pooled: dict[int, list[float]] = field(default_factory=dict)
+    may_be_followed: bool = False
 
 
 class SchedulerCounters(msgspec.Struct, array_like=True):

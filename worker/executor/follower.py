@@ -63,7 +63,7 @@ def run(messages: SimpleQueue[bytearray]) -> None:
                 if last is not None:
                     last.collect()
                 last = submitted
-                if any(s.num_drafts or s.num_to_draft for s in step.sequences):
+                if any(s.num_drafts or s.num_to_draft or s.limit for s in step.sequences):
                     last.collect()
                     last = None
             case AdaptRanks(adapter=adapter, held=held):

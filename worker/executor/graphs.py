@@ -56,8 +56,8 @@ from worker.types import Drafts, Draw, ModelOutput, SampleSpec, SamplingParams, 
 # Fields of each row, behind its draw parameters: token (-1: the sequence's last draw), position,
 # slot of the cache. Fields of each sequence: slot of the state, context, drafts; one change of a
 # block table: slot, index, block; the slot for the last draw; the slot of its adapter (-1: none);
-# and the end of the room for new drafts.
-_ROW_FIELDS, _FIELDS = 3, 9
+# the end of the room for new drafts, and how many are wanted; its limit if it follows, else 0.
+_ROW_FIELDS, _FIELDS = 3, 11
 # One of `DRAWS` as bytes: numpy copies structs field by field.
 _DRAW = np.dtype((np.void, DRAWS.itemsize))
 _LARGE_STEP = 8
@@ -195,6 +195,9 @@ class DecodeGraphs:
     """Captured steps of `sizes` sequences with up to `most_drafts` drafts each; empty until
     `capture`.
 
+    A step that follows another one is launched before it is known how many drafts that has
+    accepted: the device completes its rows.
+
     `room` is the capacity that `DeviceState` needs: slots, and blocks of a sequence. Steps with
     adapters are captured, too, if `plan_rows` plans them; `pieces` of `piece_sizes` rows serve what
     `submit` does not.
@@ -213,7 +216,7 @@ class DecodeGraphs:
         self.pieces = StepPieces(device.capture, piece_sizes)
         self._plan_rows = plan_rows
         self._device = device
-        most_drafts = min(most_drafts, _MAX_DRAFTS)
+        self.most_drafts = most_drafts = min(most_drafts, _MAX_DRAFTS)
         self._keys = _keys(sizes, most_drafts)
         self._rounds = _rounds(most_drafts)
         self._decoding = sorted(key for key in self._keys if key.width == 1)
@@ -225,6 +228,8 @@ class DecodeGraphs:
         self._turn = 0
         self._captured: _Captured | None = None
         self._draws = _SlotDraws()
+        self._drafting: set[int] = set()  # sequences in the last step, if a graph made its drafts
+        self._after: _After = {}
 
     def capture(
         self,
@@ -247,6 +252,10 @@ class DecodeGraphs:
         self._captured = None
         self.pieces.drop()
 
+    def can_follow(self, sequences: Sequence[ScheduledSequence]) -> bool:
+        """True if these may follow the last step: a graph has made the drafts of all of them."""
+        return all(sequence.seq_id in self._drafting for sequence in sequences)
+
     def submit(
         self,
         sequences: Sequence[ScheduledSequence],
@@ -257,6 +266,7 @@ class DecodeGraphs:
         """Launch a step; None if no graph fits. True if its drafts are made, too. `with_history`
         completes adjusted draws.
         """
+        self._drafting = set()
         captured, key, owners = self._captured, self._key(sequences), owners_of(sequences)
         if captured is None or key is None or (key, owners is not None) not in captured.graphs:
             return None
@@ -289,7 +299,9 @@ class DecodeGraphs:
         if owners is not None:
             buffers.fields[7] = -1
             buffers.fields[7, :count] = owners
-        buffers.fields[8, :count] = drafts.limits
+        if captured.drafter is not None:
+            wanted, limits = [s.num_to_draft for s in sequences], [s.limit for s in sequences]
+            buffers.fields[8:, :count] = (drafts.limits, wanted, limits)
         self._device.send(buffers.step, captured.steps[key])
         # Its answers are still being fetched while the step is sent.
         self._device.spare_fetched()
@@ -305,9 +317,10 @@ class DecodeGraphs:
             seconds = self._device.timed(drafts.replay)
         size = key.size * (key.num_answers + 2 * drafts.rounds)
         wait = self._device.fetch(captured.fetched[:size], buffers.answers[:size])
-        ticket = _DecodeTicket(sequences, key.width, wait, buffers.received)
+        ticket = _DecodeTicket(sequences, key.width, wait, buffers.received, self._after)
         if seconds is None or captured.drafter is None:
             return ticket, False
+        self._drafting = {sequence.seq_id for sequence in sequences}
         made = buffers.fetched[key.size * key.num_answers : size].reshape(2, -1)
         return _DraftedTicket(ticket, captured.drafter, drafts, made, seconds), True
 
@@ -322,6 +335,8 @@ class DecodeGraphs:
                 or sequence.num_pooled
             ):
                 return None  # it does more than to decode
+            if sequence.limit and not num_drafts:
+                num_drafts = 1
             if num_drafts > drafts:
                 drafts = num_drafts
         keys = self._verifying if drafts else self._decoding
@@ -338,7 +353,7 @@ def _rounds(most_drafts: int) -> tuple[int, ...]:
 @dataclass(frozen=True, slots=True)
 class _Buffers:
     """The host buffers of steps of one shape. `step` is the packed step: `draws` [size, width] of
-    `DRAWS`, `tokens`, `positions` and `slots` of the cache [size, width], and `fields` [9, size].
+    `DRAWS`, `tokens`, `positions` and `slots` of the cache [size, width], and `fields` [11, size].
     `answers` is the fetched result with room for drafts, `fetched` its view, and `received` [size,
     n] that of its first part. `back` [width] are the places of rows before a sequence's last one.
     """
@@ -404,7 +419,7 @@ class _Buffers:
 
 
 def _parts(key: _Key, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split into draws [rows, DRAW_WORDS], row fields [3, rows] and sequence fields [9, size]."""
+    """Split into draws [rows, DRAW_WORDS], row fields [3, rows] and sequence fields [11, size]."""
     rows = key.num_rows
     sizes = [rows * DRAW_WORDS, rows * _ROW_FIELDS, key.size * _FIELDS]
     draws, fields, own = torch.split(step, sizes)
@@ -488,6 +503,7 @@ class _Captured:
         self.graphs: dict[tuple[_Key, bool], Callable[[], None]] = {}
         self._drafts: dict[_Key, dict[int, Callable[[], None]]] = {}
         self._device = device
+        self._drafting = None if drafter is None else drafter.captured()
         device.renew()
 
     def capture(
@@ -519,7 +535,7 @@ class _Captured:
             self._capture_drafts(key, all_rounds if key.size <= verifying else ())
 
     def _capture_drafts(self, key: _Key, all_rounds: Sequence[int]) -> None:
-        drafting = None if self.drafter is None else self.drafter.captured()
+        drafting = self._drafting
         self._drafts[key] = {}
         if drafting is None:
             return
@@ -559,6 +575,8 @@ class _Captured:
         table, (given, positions, places), fields = _parts(key, self.steps[key])
         slots, contexts, num_drafts, rows, columns, blocks, targets, owners = fields[:8].unbind(0)
         self.tables[rows, columns] = blocks
+        if key.width > 1 and self._drafting is not None:
+            self._complete(key)
         tokens = given.view(key.size, key.width)
         tokens = torch.where(tokens < 0, self.state.last_tokens(slots)[:, None], tokens).flatten()
         step = StepTensors(
@@ -584,31 +602,72 @@ class _Captured:
         self._answers[key].view(answers.shape).copy_(answers)
         self.state.keep(targets, lasts)
 
+    def _complete(self, key: _Key) -> None:
+        """Fill in the rows of sequences that follow, from what the step before has left."""
+        draws, (tokens, positions, places), fields = _parts(key, self.steps[key])
+        slots, contexts, num_drafts, limits = fields[0], fields[1], fields[2], fields[10]
+        left, size = self.state.drafted.index_select(0, slots), self.state.block_size
+        last, follows = left[:, :1], limits[:, None] > 0
+        count = torch.minimum(left[:, 1], (limits - 1 - left[:, 0]).clamp(min=0))
+        num_drafts.copy_(torch.where(limits > 0, count, num_drafts))
+        contexts.copy_(torch.where(limits > 0, left[:, 0] + 1 + count, contexts))
+        back = torch.arange(1 - key.width, 1, dtype=torch.int32, device=slots.device)
+        at = contexts[:, None] - 1 + back
+        is_own = follows & (at >= last)
+        at = at.masked_fill(~is_own, 0)
+        drafts = left[:, 2:].gather(1, (at - last - 1).clamp(0, left.shape[1] - 3).long())
+        blocks = self.tables.index_select(0, slots).gather(1, (at // size).long())
+        for row, value in (
+            (tokens, drafts.masked_fill(at <= last, -1)),
+            (positions, at),
+            (places, blocks * size + at % size),
+        ):
+            row.copy_(torch.where(is_own.flatten(), value.flatten(), row))
+        drawn = draws.view(torch.int64)[:, 1]
+        drawn.copy_(torch.where(is_own.flatten(), at.flatten() + 1, drawn))
+
     def _draft(self, key: _Key, drafting: CapturedRounds, drafts: Tensor) -> None:
         """Write the drafts and the bits of their confidences to `drafts` [2, size, rounds]."""
-        _, _, fields = _parts(key, self.steps[key])
-        slots, contexts, num_drafts, limits = fields[0], fields[1], fields[2], fields[8]
+        _, (given, _, _), fields = _parts(key, self.steps[key])
+        slots, contexts, num_drafts, limits, wanted = *fields[:3], *fields[8:10]
         answers = self._answers[key].view(key.size, key.num_answers)
-        states, accepted = answers[:, key.width], torch.zeros_like(contexts)
+        is_drawn, accepted = answers[:, key.width] == DrawState.DRAWN, torch.zeros_like(contexts)
+        lasts = self.state.last_tokens(slots)
+        # A sequence that follows a step which made no drafts for it has rows that were not read.
+        is_behind = (fields[10] > 0) & (self.state.drafted.index_select(0, slots)[:, 1] == 0)
+        # Where nothing can be drawn, no number is an id, and the accepted draft is the last token.
+        ends = torch.zeros_like(lasts)
         if key.width > 1:
             accepted = answers[:, -1] - (key.width - 1 - num_drafts)
-        step = DrawnStep(
-            key.width,
-            contexts - 1 - num_drafts,
-            accepted,
-            self.state.last_tokens(slots),
-            limits.masked_fill(states != DrawState.DRAWN, 0),
-            self.tables.index_select(0, slots),
-        )
-        drafting.launch(step, drafts[0], drafts[1].view(torch.float32))
+            ends = given.view(key.size, key.width).gather(1, answers[:, -1:].long())[:, 0]
+        lasts = torch.where(is_drawn, lasts, ends.clamp(min=0))
+        self.state.keep(slots, lasts)
+        starts = contexts - 1 - num_drafts
+        limits = limits.masked_fill(is_behind | ~is_drawn, 0)
+        tables = self.tables.index_select(0, slots)
+        confidences = drafts[1].view(torch.float32)
+        step = DrawnStep(key.width, starts, accepted, lasts, limits, tables)
+        drafting.launch(step, drafts[0], confidences)
+        last = starts + accepted + is_drawn
+        room = torch.minimum(wanted, (limits - last).clamp(min=0))
+        made = torch.minimum(room, confidences.isfinite().sum(1, dtype=torch.int32))
+        left = torch.cat((last[:, None], made[:, None], drafts[0]), 1)
+        self.state.drafted[:, : left.shape[1]].index_copy_(0, slots.long(), left)
+
+
+# By sequence id: the position of the last token, and the number of drafts behind it.
+_After = dict[int, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class _DecodeTicket:
+    """A step without drafts; `after` is what the steps collected so far have left."""
+
     sequences: Sequence[ScheduledSequence]
     width: int
     wait: Callable[[], None]
     received: Ints
+    after: _After
 
     def collect(self) -> ModelOutput:
         self.wait()
@@ -619,7 +678,11 @@ class _DecodeTicket:
             if self.width == 1 and not answer[1]:  # `DRAWN`; most steps are of these
                 sampled[sequence.seq_id] = (Draw(answer[0]),)
                 continue
-            tokens, state = run_of(answer, self.width, sequence.num_drafts)
+            num_drafts = sequence.num_drafts
+            if sequence.limit:
+                last, made = self.after.get(sequence.seq_id, (sequence.start, 0))  # or it failed
+                num_drafts = max(0, min(made, sequence.limit - last - 1))
+            tokens, state = run_of(answer, self.width, num_drafts)
             if tokens:
                 sampled[sequence.seq_id] = tuple(map(Draw, tokens))
             else:
@@ -644,6 +707,9 @@ class _DraftedTicket:
         values = (self.fetched[0].tolist(), self.fetched[1].view(np.float32).tolist())
         found: dict[int, Drafts] = {}
         starts: dict[int, int] = {}
+        after = self.step.after
+        ended = after.copy()
+        after.clear()
         # Tuples: a slice of a whole tuple is that tuple.
         rows = (zip(*[iter(every)] * self.drafts.rounds, strict=True) for every in values)
         for sequence, limit, drafts, confidences in zip(
@@ -651,15 +717,22 @@ class _DraftedTicket:
         ):
             seq_id = sequence.seq_id
             draws = output.sampled.get(seq_id)
-            if not limit or draws is None:
+            if draws is None:
                 continue
-            last = sequence.start + len(draws)
+            start = sequence.start
+            if sequence.limit and seq_id in ended:
+                start, _ = ended[seq_id]
+            last = start + len(draws)
+            after[seq_id] = last, 0
+            if not limit:
+                continue
             count = min(sequence.num_to_draft, limit - last)
             # They are nan from the first row on whose logits are not numbers.
             while count > 0 and isnan(confidences[count - 1]):
                 count -= 1
             if count > 0:
                 found[seq_id] = Drafts(last + 1, drafts[:count], confidences[:count])
-                starts[seq_id] = last
+                starts[seq_id], after[seq_id] = last, (last, count)
         self.drafter.drafted(starts)
-        return ModelOutput(output.sampled, {}, output.failed, found, self.seconds())
+        drafts = (found, self.seconds())
+        return ModelOutput(output.sampled, {}, output.failed, *drafts, may_be_followed=True)

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from worker.types import Adapter, ModelOutput, ScheduledSequence, SchedulerOutput
+from worker.types import Adapter, Drafts, Draw, ModelOutput, ScheduledSequence, SchedulerOutput
 
 
 class Ticket(Protocol):
@@ -26,7 +26,8 @@ class Executor(Protocol):
 
     def submit(self, step: SchedulerOutput) -> Ticket:
         """Hand a step to the device, from one thread at a time; it need not have run on return. At
-        most one submitted step may be uncollected, and none if that step has or makes drafts.
+        most one submitted step may be uncollected, and none if that step has or makes drafts and
+        this one does not follow it.
 
         If a sequence `takes_pending`, its token is the one that the previous step drew for it; if
         there is none, its result is ignored.
@@ -114,23 +115,45 @@ class HostExecutor(Executor):
 
     def submit(self, step: SchedulerOutput) -> Ticket:
         """Run the step, without sequences whose pending token was not drawn."""
-        known = _with_tokens(step, self._previous)
+        known = with_tokens(step, self._previous)
         moves = known.block_copies or known.kv_loads or known.kv_saves
         is_empty = not (known.sequences or moves)
         self._previous = ModelOutput({}) if is_empty else self.execute(known)
         return Finished(self._previous)
 
 
-def _with_tokens(step: SchedulerOutput, previous: ModelOutput) -> SchedulerOutput:
+def with_tokens(step: SchedulerOutput, previous: ModelOutput) -> SchedulerOutput:
+    """Return the step with the tokens that the previous one drew, and the drafts that it made."""
     if not any(sequence.takes_pending for sequence in step.sequences):
         return step
     sequences = []
     for sequence in step.sequences:
         if not sequence.takes_pending:
             sequences.append(sequence)
-        elif drawn := previous.sampled.get(sequence.seq_id):
+        elif not (drawn := previous.sampled.get(sequence.seq_id)):
+            continue
+        elif sequence.limit:
+            sequences.append(_settled(sequence, drawn, previous.drafts.get(sequence.seq_id)))
+        else:
             sequences.append(with_token(sequence, drawn[0].token_id))
     return replace(step, sequences=tuple(sequences))
+
+
+def _settled(
+    sequence: ScheduledSequence, drawn: Sequence[Draw], made: Drafts | None
+) -> ScheduledSequence:
+    accepted = len(drawn) - 1
+    start = sequence.start + accepted
+    drafts = () if made is None else made.token_ids[: max(0, sequence.limit - start - 1)]
+    return replace(
+        sequence,
+        token_ids=[drawn[-1].token_id, *drafts],
+        start=start,
+        samples=tuple(replace(s, position=s.position + accepted) for s in sequence.samples),
+        takes_pending=False,
+        num_drafts=len(drafts),
+        limit=0,
+    )
 
 
 def with_token(sequence: ScheduledSequence, token_id: int) -> ScheduledSequence:

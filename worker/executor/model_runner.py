@@ -7,6 +7,7 @@ holds one (a tied head, a fused layer) need not know.
 import dataclasses
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, fields, is_dataclass
@@ -32,7 +33,7 @@ from worker.executor.answers import PendingAnswers, Verification
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.interface import draft_requests
 from worker.executor.graphs import DecodeGraphs
-from worker.executor.interface import Finished, Ticket, with_history
+from worker.executor.interface import Finished, Ticket, with_history, with_tokens
 from worker.executor.memory import give_back
 from worker.executor.state import DeviceState
 from worker.executor.step_batch import StepBatch
@@ -75,14 +76,42 @@ class ModelRunner:
         self._saver = kv_cache.BlockSaver()
         self._adapters = adapters
         self._graphs = graphs
-        room = None if graphs is None else graphs.room
-        self._state = DeviceState(self._cache.shape[4], model.device, room)
+        self.device = model.device
+        room, most_drafts = (None, 0) if graphs is None else (graphs.room, graphs.most_drafts)
+        self._state = DeviceState(self._cache.shape[4], model.device, room, most_drafts)
+        self._deferred: deque[_Deferred] = deque()
+        self.last_output = ModelOutput({})
         self._is_shut_down = False
         self._capture()
 
-    @torch.inference_mode()
     def submit(self, step: SchedulerOutput) -> Ticket:
-        """Launch all of a step except its drafting."""
+        """Launch all of a step except its drafting. A step that follows one whose drafts were not
+        made by a graph is launched when that has been collected, and so are those behind it.
+        """
+        graphs = self._graphs
+        must_defer = step.follows and (graphs is None or not graphs.can_follow(step.sequences))
+        if self._deferred or must_defer:
+            self._deferred.append(_Deferred(self, step))
+            return self._deferred[-1]
+        return self._submit(step)
+
+    @property
+    def drafts_in_graphs(self) -> bool:
+        drafts = None if self._drafter is None else self._drafter.captured()
+        return self._graphs is not None and drafts is not None
+
+    def collect_deferred(self) -> ModelOutput:
+        """Run the oldest deferred step, now that the one before it has been collected. Steps that
+        follow would be deferred as well until the engine waits once.
+        """
+        try:
+            step = with_tokens(self._deferred[0].step, self.last_output)
+            return dataclasses.replace(self._submit(step).collect(), may_be_followed=False)
+        finally:
+            self._deferred.popleft()
+
+    @torch.inference_mode()
+    def _submit(self, step: SchedulerOutput) -> Ticket:
         model, cache = self._awake()
         # First: copies and loads may overwrite the evicted blocks that are saved.
         self._saver.save(cache, step.kv_saves, model.native is not None)
@@ -118,7 +147,8 @@ class ModelRunner:
             replayed = self._graphs.submit(step.sequences, *shared)
             if replayed is not None:
                 ticket, has_drafted = replayed
-                return _ModelTicket(step, ticket, None if has_drafted else drafter, model.device)
+                left = None if has_drafted else drafter
+                return _ModelTicket(step, ticket, left, self)
         sequences = [self._with_history(sequence) for sequence in step.sequences]
         adapted = None if self._adapters is None else self._adapters.plan(sequences)
         batch = StepBatch(sequences, self._state, adapters=adapted)
@@ -134,7 +164,7 @@ class ModelRunner:
             batch, hidden, model.logits, verification, self._sampler, normed=model.normed
         )
         answers.store(self._state)
-        return _ModelTicket(step, answers, drafter, model.device)
+        return _ModelTicket(step, answers, drafter, self)
 
     @property
     def kv_shape(self) -> tuple[str, int, int, int]:
@@ -246,10 +276,14 @@ class _ModelTicket:
     step: SchedulerOutput
     answers: Ticket
     drafter: CachedDrafter | None
-    device: torch.device
+    runner: ModelRunner
+
+    def collect(self) -> ModelOutput:
+        self.runner.last_output = self._drafted()
+        return self.runner.last_output
 
     @torch.inference_mode()
-    def collect(self) -> ModelOutput:
+    def _drafted(self) -> ModelOutput:
         """Return the step's result, with the requested drafts. Both the draws and the drafts are
         waited for: the device is idle before and after drafting, so the clock measures all of it.
         """
@@ -266,6 +300,7 @@ class _ModelTicket:
             drafts=drafted.drafts,
             drafting_seconds=seconds - reading,
             catch_up_seconds=reading,
+            may_be_followed=len(drafted.drafts) == len(requests) and self.runner.drafts_in_graphs,
         )
 
     def _answered(self) -> ModelOutput:
@@ -273,8 +308,17 @@ class _ModelTicket:
             return self.answers.collect()
         except torch.OutOfMemoryError as error:
             reason = str(error)
-        give_back(self.device)
+        give_back(self.runner.device)
         raise DeviceMemoryError(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _Deferred:
+    runner: ModelRunner
+    step: SchedulerOutput
+
+    def collect(self) -> ModelOutput:
+        return self.runner.collect_deferred()
 
 
 class OffloadedWeights:

@@ -17,7 +17,9 @@ _FIRST_SLOTS, _FIRST_BLOCKS = 64, 32
 
 
 class DeviceState:
-    """Sole owner of a slot for each recent sequence: its blocks, and the token it drew last.
+    """Sole owner of a slot for each recent sequence: its blocks, the token it drew last, and, in
+    `drafted` [slots, 2 + `most_drafts`] int32 on the device, that token's position, the number of
+    drafts behind it, and the drafts.
 
     Only differences from the previous step are sent to the device. A sequence that was in neither
     of the last two steps may lose its slot; if it returns, all its blocks are written again. Slot 0
@@ -25,7 +27,11 @@ class DeviceState:
     """
 
     def __init__(
-        self, block_size: int, device: torch.device, room: tuple[int, int] | None = None
+        self,
+        block_size: int,
+        device: torch.device,
+        room: tuple[int, int] | None = None,
+        most_drafts: int = 0,
     ) -> None:
         self.block_size = block_size
         self.device = device
@@ -41,6 +47,7 @@ class DeviceState:
         self._tables: Ints = np.zeros((num_slots, width), np.int32)
         self.device_tables = self._sent(self._tables)
         self._last_tokens = torch.zeros(num_slots, dtype=torch.int32, device=device)
+        self.drafted = self._last_tokens.new_zeros(num_slots, 2 + most_drafts)
 
     def enter(self, sequences: Sequence[ScheduledSequence]) -> Ints:
         """Begin a step; return the sequences' slots [S], with the tables of the step."""
@@ -161,8 +168,9 @@ class DeviceState:
 
     def _grow(self, num_slots: int) -> None:
         tables = self._grown(num_slots, self._tables.shape[1])
-        more = self._last_tokens.new_zeros(num_slots - len(self._last_tokens))
-        last_tokens, there = torch.cat([self._last_tokens, more]), self._sent(tables)
+        more = self.drafted.new_zeros(num_slots - len(self.drafted), self.drafted.shape[1])
+        self.drafted = torch.cat([self.drafted, more])
+        last_tokens, there = torch.cat([self._last_tokens, more[:, 0]]), self._sent(tables)
         self._last_tokens, self.device_tables, self._tables = last_tokens, there, tables
 
     def _sent(self, tables: Ints) -> Tensor:

@@ -57,6 +57,7 @@ class PagedExecutor(HostExecutor):
         self._block_size = block_size
         self.truth: Callable[[int], Sequence[int]] | None = None
         self.make_drafts: Callable[[list[int], SampleSpec, int], Guesses] | None = None
+        self.may_be_followed = False
         self._slots: dict[tuple[int, int], tuple[int, int]] = {}  # (block, slot) → token, position
         self.steps: list[SchedulerOutput] = []
         self.asleep = 0
@@ -68,7 +69,7 @@ class PagedExecutor(HostExecutor):
             assert not sequence.takes_pending
             for position, token in enumerate(sequence.token_ids, sequence.start):
                 self._slots[self._slot(sequence.block_table, position)] = (token, position)
-        result = ModelOutput({})
+        result = ModelOutput({}, may_be_followed=self.may_be_followed)
         for sequence in step.sequences:
             self._answer(sequence, result)
         self.steps.append(step)

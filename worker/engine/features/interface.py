@@ -85,7 +85,7 @@ class Feature:
         return False
 
     def plan(self, plan: StepPlan) -> None:
-        """Add to a plan that has all its sequences; no step is in flight."""
+        """Add to a plan that has all its sequences; no step is in flight, except one to follow."""
 
     def adapter_puts(self) -> tuple[tuple[int, Any], ...]:
         """Return adapters to put into slots before the step that is being built."""

@@ -12,7 +12,10 @@ Drafting never delays a running or admissible sequence. Drafts get the rest of t
 a block only while one stays free for each running sequence. Beyond a sequence's next block they use
 only blocks that cache nothing; the next block itself may evict a cached one, since stopping at
 each block's end costs a tenth to a third of the tokens a step (measured, blocks of 16). Nothing is
-scheduled before the results of a step with drafts, nor ahead of one in which drafts may pay.
+scheduled ahead of a step in which drafts may pay, nor before the results of a step with drafts,
+unless it *follows* that step: it verifies all drafts which that makes, at positions that only the
+executor knows. It has the same sequences, and reserves room as if all their drafts were accepted.
+An executor runs such a step at any time, but gains only behind results that `may_be_followed`.
 """
 
 import logging
@@ -27,7 +30,7 @@ from worker.engine.features.interface import EngineState, Feature
 from worker.engine.lengths.acceptance import DraftTally, Offer
 from worker.engine.lengths.costs import StepCosts
 from worker.engine.lengths.goodput import DraftLengths
-from worker.engine.sequences.planning import Guess, StepInFlight, StepPlan
+from worker.engine.sequences.planning import Guess, StepInFlight, StepPlan, StepShare
 from worker.engine.sequences.sequence import Sequence, SequenceState
 from worker.errors import IntegrityError
 from worker.types import Drafts, ModelOutput, SpeculationStats
@@ -77,20 +80,26 @@ class Speculation(Feature):
         self._num_failures = 0
         self._num_per_sequence = 0.0
         self._last_ended_seconds = -math.inf
+        self._may_be_followed = False  # the step behind the last one that ended
+        self._followed = 0  # the last step that another one follows
 
     def attach(self, state: EngineState) -> None:
         self._live, self._kv = state.live, state.kv
+        self._limits = state.limits
         self._max_tokens = state.limits.max_num_batched_tokens  # of a step
 
     # ---- planning ---------------------------------------------------------------------------
 
     def must_wait(self, step: StepInFlight) -> bool:
         if step.looks_ahead:
-            return True
+            return not self._may_follow(step)
         decoding = [s for s in self._live.running if _will_decode(s)]
         return len(decoding) < self._max_tokens and self.may_draft(decoding)
 
     def plan(self, plan: StepPlan) -> None:
+        if plan.followed is not None:
+            self._plan_following(plan, plan.followed)
+            return
         ends = [(s, n) for s, n in plan.planned if s.num_computed + n == len(s.token_ids)]
         ends = [(s, n) for s, n in ends if s.search is None]
         drawing = [s for s, _ in ends if not s.branches]
@@ -105,7 +114,43 @@ class Speculation(Feature):
         wanted = self.to_draft(drawing, num_other, room)
         for sequence in drawing:
             if sequence.seq_id in wanted:
-                self._draft(plan, sequence, wanted[sequence.seq_id])
+                end = len(sequence.token_ids) + plan.num_drafts(sequence) + 1
+                self._draft(plan, sequence, wanted[sequence.seq_id], end)
+
+    def _may_follow(self, step: StepInFlight) -> bool:
+        """True if the next step can be scheduled before `step` has verified its drafts: it has the
+        same sequences, no draw depends on what is verified, and all of them get drafts, up to their
+        last tokens.
+        """
+        if not self._may_be_followed or not any(share.num_to_draft for share in step.shares):
+            return False
+        if self._live.waiting and self._live.num_running < self._limits.max_num_seqs:
+            return False
+        ready = sum(_can_be_followed(share) for share in step.shares)
+        return ready == len(step.shares) and {s.seq_id for s in self._live.running} <= {
+            share.sequence.seq_id for share in step.shares
+        }
+
+    def _plan_following(self, plan: StepPlan, step: StepInFlight) -> None:
+        self._followed = step.step
+        shares = {share.sequence.seq_id: share for share in step.shares}
+        sequences = [sequence for sequence, _ in plan.planned]
+        wanted = self.to_draft(sequences, 0, self._room_ahead(plan))
+        for sequence in sequences:
+            share = shares[sequence.seq_id]
+            # As if all drafts were accepted.
+            known = share.end + share.num_drafts + 1
+            if not self._kv.grow(sequence, known):
+                plan.drop(sequence)
+                continue
+            room = min(plan.budget, self._reach(sequence) - known)
+            num_drafts = max(0, min(share.num_to_draft, room))
+            if not self._kv.grow(sequence, known + num_drafts):
+                num_drafts = 0
+            limit = min(known + num_drafts, sequence.max_tokens_total - 1)
+            plan.follow(sequence, limit, num_drafts)
+            if sequence.seq_id in wanted and share.num_to_draft:
+                self._draft(plan, sequence, wanted[sequence.seq_id], known + num_drafts + 1)
 
     def may_draft(self, decoding: Seq[Sequence]) -> bool:
         """True if drafts may be verified or made in a step in which these sequences decode."""
@@ -173,6 +218,11 @@ class Speculation(Feature):
                     continue
                 if drafts.position == len(sequence.token_ids):
                     self._unused[sequence.seq_id] = self._checked(sequence, drafts, self._most)
+        self._may_be_followed = result.may_be_followed
+        if step.step == self._followed:  # all of these drafts are being verified
+            alive = self._live.of(share.sequence.seq_id for share in step.shares)
+            made = [Offer(s.seq_id, self._drafts_of(s, math.inf).confidences) for s in alive]
+            self._lengths.to_verify(made, 0)
         seconds = now - max(step.scheduled_seconds, self._last_ended_seconds)
         self._last_ended_seconds = now
         num_decoding = sum(share.is_decode for share in step.shares)
@@ -218,9 +268,9 @@ class Speculation(Feature):
         remembered = {*self._unused, *self._given_up, *self._faulted}
         if remembered - {sequence.seq_id for sequence in self._live}:
             raise IntegrityError("drafts are remembered for a sequence that has ended")
-        looking_ahead = [step.looks_ahead for step in in_flight]
-        if any(looking_ahead):
-            if len(looking_ahead) > 1:
+        steps = [*in_flight]
+        if any(step.looks_ahead for step in steps):
+            if not all(step.follows for step in steps[1:]):
                 raise IntegrityError("a step was scheduled before its drafts were verified")
             return
         for sequence in self._live.running:
@@ -248,11 +298,10 @@ class Speculation(Feature):
         if fitting is not None and self._kv.grow(sequence, known + most):
             plan.verify(sequence, fitting)
 
-    def _draft(self, plan: StepPlan, sequence: Sequence, num_tokens: int) -> None:
-        """Reserve room for new drafts even if all verified ones are accepted; one token is drawn
-        after those, and one more would follow the new drafts.
+    def _draft(self, plan: StepPlan, sequence: Sequence, num_tokens: int, end: int) -> None:
+        """Reserve room for new drafts from `end` on, which is behind the token that is drawn after
+        all verified drafts; one more token would follow the new drafts.
         """
-        end = len(sequence.token_ids) + plan.num_drafts(sequence) + 1
         most = min(num_tokens, sequence.max_tokens_total - end - 1, self._reach(sequence) - end)
         if most > 0 and self._kv.grow(sequence, end + most):
             plan.draft(sequence, most)
@@ -361,6 +410,23 @@ def _allowed(sequence: Sequence, drafts: Drafts) -> Drafts:
     outputs = sequence.token_ids[sequence.num_prompt :]
     length = sequence.matcher.num_allowed(outputs, drafts.token_ids)
     return Drafts(drafts.position, drafts.token_ids[:length], drafts.confidences[:length])
+
+
+def _can_be_followed(share: StepShare) -> bool:
+    """True if the sequence's next draw depends on its earlier tokens through the model alone, and
+    its drafts are where the executor can verify them: all that were asked for have been made.
+    """
+    sequence, params = share.sequence, share.sequence.params
+    has_drafts = share.num_to_draft > 0 and (share.guess is not None or not share.limit)
+    ends = sequence.max_tokens_total <= share.end + share.num_drafts + 2
+    if not share.is_decode or not (has_drafts or ends):
+        return False
+    adjusts = params.needs_history or params.logit_bias or params.allowed_token_ids is not None
+    return (
+        not (sequence.waits_for_draw or adjusts or params.logprob_token_ids)
+        and params.logprobs is None
+        and sequence.num_outputs >= params.min_tokens
+    )
 
 
 def _will_decode(sequence: Sequence) -> bool:

@@ -42,7 +42,7 @@ class Results:
                 continue
             outputs += self._take_in(share, result, now)
             # The room of rejected drafts is back before any other sequence is scheduled.
-            if share.looks_ahead and self._has_blocks(share):
+            if share.looks_ahead and self._has_blocks(share) and not sequence.num_pending:
                 self._kv.shrink(sequence)
         return outputs
 
@@ -212,8 +212,8 @@ class Results:
             reason, stop_token = self._append(sequence, draws[num_taken], now)
             num_taken += 1
         if self._has_blocks(share):
-            sequence.num_computed = min(share.end + num_accepted, len(sequence.token_ids))
-            self._kv.written(sequence, sequence.num_computed)
+            sequence.num_computed = min(sequence.num_computed + num_accepted, sequence.num_tokens)
+            self._kv.written(sequence, min(share.end + num_accepted, len(sequence.token_ids)))
         offer = None if reason is None else self._end_well(sequence)
         return sequence.output(draws[:num_taken], reason, stop_token, kv_offer=offer)
 

@@ -234,12 +234,15 @@ class Scheduler:
             feature.before_step()
         if self.pause_state is PauseState.PAUSED_ALL or self._must_wait():
             return None
-        plan = StepPlan(self._limits, len(self._live), self._ceiling)
+        followed = self._in_flight[-1] if self._in_flight else None
+        if followed is not None and not followed.looks_ahead:
+            followed = None
+        plan = StepPlan(self._limits, len(self._live), self._ceiling, followed)
         self._plan_running(plan)
-        if not plan.preempted:
+        if not plan.preempted and followed is None:
             self._admission.admit(plan, now, self.pause_state is PauseState.PAUSED_NEW)
         # A sequence whose last token is still being drawn has no drafts.
-        if not self._in_flight:
+        if not self._in_flight or followed is not None:
             for feature in self.features:
                 feature.plan(plan)
         sequences, shares = plan.commit(self.blocks.table_copy)
@@ -247,7 +250,7 @@ class Scheduler:
             return self.schedule(now) if self._give_way_held() else None
         self._counters.num_steps += 1
         step = self._counters.num_steps
-        self._in_flight.append(StepInFlight(step, shares, now))
+        self._in_flight.append(StepInFlight(step, shares, now, followed is not None))
         puts = tuple(put for feature in self.features for put in feature.adapter_puts())
         # Saves come last: they must not take the host slots that this step loads.
         copies, loads = self.blocks.take_copies(), self._kv.take_loads()
@@ -265,6 +268,8 @@ class Scheduler:
         ended = self._in_flight.popleft()
         self._ceiling.passed()
         outputs = self._results.apply(ended, result, now)
+        for following in self._in_flight:
+            following.settle(result)
         for feature in self.features:
             feature.after_step(ended, result, now)
         return outputs

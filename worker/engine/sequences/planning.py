@@ -10,7 +10,7 @@ from worker.config import SchedulerConfig
 from worker.engine import policies
 from worker.engine.lengths.acceptance import Offer
 from worker.engine.sequences.sequence import Sequence
-from worker.types import ScheduledSequence
+from worker.types import ModelOutput, ScheduledSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,15 @@ class Guess:
         return Guess(self.token_ids[:num_tokens], self.offer) if num_tokens > 0 else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepShare:
     """The share of one sequence in a step.
 
     `end` is the position after its last token. `answers` are the indices of the request's answers
     that get a token, in the order of the draws. `num_preemptions` is the sequence's count at
     planning: it is higher once the sequence has lost the blocks that the step writes. `guess` are
-    drafts verified after `end`. For `num_to_draft` and `num_pooled` see `ScheduledSequence`.
+    drafts verified after `end`. For `num_to_draft`, `num_pooled` and `limit` see
+    `ScheduledSequence`.
     """
 
     sequence: Sequence
@@ -43,6 +44,7 @@ class StepShare:
     guess: Guess | None = None
     num_to_draft: int = 0
     num_pooled: int = 0
+    limit: int = 0
 
     @property
     def num_drafts(self) -> int:
@@ -55,19 +57,41 @@ class StepShare:
 
     @property
     def looks_ahead(self) -> bool:
-        """True if it has room for drafts: nothing can be scheduled before its results."""
-        return self.guess is not None or self.num_to_draft > 0
+        """True if it has room for drafts: only a step that follows can be scheduled before its
+        results.
+        """
+        return self.guess is not None or self.num_to_draft > 0 or self.limit > 0
+
+    def settle(self, result: ModelOutput) -> None:
+        """Move to its positions, with its drafts, by the result of the step before."""
+        seq_id = self.sequence.seq_id
+        drawn, drafts = result.sampled.get(seq_id), result.drafts.get(seq_id)
+        if self.limit and drawn:
+            self.start += len(drawn) - 1
+            self.end += len(drawn) - 1
+            if drafts is not None:
+                offer = Offer(seq_id, drafts.confidences)
+                self.guess = Guess(drafts.token_ids, offer).cut(self.limit - self.end)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepInFlight:
+    """`follows` until it is known how many drafts the step before has accepted."""
+
     step: int
     shares: tuple[StepShare, ...]
     scheduled_seconds: float
+    follows: bool = False
 
     @property
     def looks_ahead(self) -> bool:
         return any(share.looks_ahead for share in self.shares)
+
+    def settle(self, result: ModelOutput) -> None:
+        if self.follows:
+            self.follows = False
+            for share in self.shares:
+                share.settle(result)
 
 
 NO_MEMORY = (
@@ -114,9 +138,17 @@ class StepPlan:
     """The sequences of the next step and the number of tokens of each, under one budget.
 
     No sequence changes until `commit`, so that one that is preempted can be dropped again.
+    `followed` is the step in flight if drafts of it are not verified yet, and none waits for that.
     """
 
-    def __init__(self, limits: SchedulerConfig, num_eligible: int, ceiling: StepCeiling) -> None:
+    def __init__(
+        self,
+        limits: SchedulerConfig,
+        num_eligible: int,
+        ceiling: StepCeiling,
+        followed: StepInFlight | None = None,
+    ) -> None:
+        self.followed = followed
         self.budget = ceiling.num_tokens
         self.max_num_seqs = ceiling.num_seqs
         self.preempted = False
@@ -128,6 +160,7 @@ class StepPlan:
         self._sequences: list[Sequence] = []
         self._guesses: dict[int, Guess] = {}
         self._num_to_draft: dict[int, int] = {}
+        self._limits: dict[int, int] = {}
 
     @property
     def planned(self) -> list[tuple[Sequence, int]]:
@@ -162,6 +195,11 @@ class StepPlan:
         self._guesses[sequence.seq_id] = guess
         self.budget -= len(guess.token_ids)
 
+    def follow(self, sequence: Sequence, limit: int, num_drafts: int) -> None:
+        """Verify the up to `num_drafts` drafts that the step in flight makes, below `limit`."""
+        self._limits[sequence.seq_id] = limit
+        self.budget -= num_drafts
+
     def draft(self, sequence: Sequence, num_tokens: int) -> None:
         self._num_to_draft[sequence.seq_id] = num_tokens
 
@@ -185,6 +223,7 @@ class StepPlan:
                 self._guesses.get(sequence.seq_id),
                 self._num_to_draft.get(sequence.seq_id, 0),
                 sequence.pool_rows(start, end),
+                self._limits.get(sequence.seq_id, 0),
             )
             shares.append(share)
             scheduled.append(_scheduled(share, table_of(sequence.seq_id)))
@@ -215,4 +254,5 @@ def _scheduled(share: StepShare, block_table: Seq[int]) -> ScheduledSequence:
         num_to_draft=share.num_to_draft,
         adapter_slot=sequence.adapter_slot,
         num_pooled=share.num_pooled,
+        limit=share.limit,
     )

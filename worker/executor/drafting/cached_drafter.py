@@ -188,7 +188,8 @@ class CachedDrafter:
     ) -> list[int] | None:
         """Note a step whose rows a graph records. Return for each sequence the position where its
         room for drafts ends, 0 if it gets none; None: `propose` has to draft. Sequences in `moved`,
-        by their index, have other blocks than before.
+        by their index, have other blocks than before. The rows of those that follow are synced if
+        the step before has made drafts.
         """
         network, _ = self._awake()
         synced, self._synced, self._ahead = self._synced, {}, {}
@@ -197,7 +198,9 @@ class CachedDrafter:
         for index, sequence in enumerate(sequences):
             if not sequence.num_to_draft:
                 limits.append(0)
-            elif synced.get(sequence.seq_id) == sequence.start and index not in moved:
+            elif sequence.limit or (
+                synced.get(sequence.seq_id) == sequence.start and index not in moved
+            ):
                 room = len(sequence.block_table) * size
                 limits.append(room if room < most else most)
             else:

@@ -590,14 +590,18 @@ class Bench:
         config: SpeculativeConfig,
         manner: Manner,
         kind: type[Scheduler] = Scheduler,
+        follows: bool = False,
     ) -> None:
+        """With `follows` the device makes no more drafts than it is asked for."""
         self.on_device = config.method == "eagle"
         self.drafter = None if self.on_device else ScriptedDrafter(manner)
+        self._follows = follows
         speculation = Speculation(config, self.drafter, self.on_device, VOCABULARY)
         self.scheduler = kind(scene.cache, scene.limits, (walks.END,), [speculation])
         self.executor = PagedExecutor(scene.cache.block_size)
         self.executor.truth = self._truth
         self.executor.make_drafts = self._make_drafts
+        self.executor.may_be_followed = follows
         self._manner = manner
         if self.drafter is not None:
             self.drafter.answer_of = self._answer
@@ -613,6 +617,8 @@ class Bench:
         self, context: list[int], sample: SampleSpec, most: int
     ) -> tuple[tuple[int, ...], tuple[float, ...]]:
         guess = tuple(self._manner.guess(context, sample, most))
+        if self._follows:
+            guess = guess[:most]
         return guess, (0.5,) * len(guess)
 
 
