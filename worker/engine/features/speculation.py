@@ -13,9 +13,9 @@ a block only while one stays free for each running sequence. Beyond a sequence's
 only blocks that cache nothing; the next block itself may evict a cached one, since stopping at
 each block's end costs a tenth to a third of the tokens a step (measured, blocks of 16). Nothing is
 scheduled ahead of a step in which drafts may pay, nor before the results of a step with drafts,
-unless it *follows* that step: it verifies all drafts which that makes, at positions that only the
-executor knows. It has the same sequences, and reserves room as if all their drafts were accepted.
-An executor runs such a step at any time, but gains only behind results that `may_be_followed`.
+unless it *follows* that step: then it verifies all drafts that the step makes, at positions that
+only the executor knows, has the same sequences, and reserves room as if all drafts were accepted.
+Executors run such steps at any time, but gain by them only if results say `may_be_followed`.
 """
 
 import logging
@@ -80,7 +80,7 @@ class Speculation(Feature):
         self._num_failures = 0
         self._num_per_sequence = 0.0
         self._last_ended_seconds = -math.inf
-        self._may_be_followed = False  # the step behind the last one that ended
+        self._may_be_followed = False  # the step after the last one that ended
         self._followed = 0  # the last step that another one follows
 
     def attach(self, state: EngineState) -> None:
