@@ -254,7 +254,8 @@ class DecodeGraphs:
 
     def can_follow(self, sequences: Sequence[ScheduledSequence]) -> bool:
         """True if these may follow the last step: a graph has made the drafts of all of them."""
-        return all(sequence.seq_id in self._drafting for sequence in sequences)
+        is_left = all(sequence.seq_id in self._drafting for sequence in sequences)
+        return is_left and self._key(sequences) is not None
 
     def submit(
         self,
@@ -287,14 +288,7 @@ class DecodeGraphs:
         self._turn = 1 - self._turn
         buffers = self._buffers[key][self._turn]
         buffers.pack(sequences, places, state, captured.scratch)
-        unset = 0 if draws is None else count
-        if unset < key.size:
-            buffers.draws[unset:] = 0
-        if draws is not None:
-            buffers.draws.view(_DRAW)[:count] = draws[:, None]
-            # Rows before the first real row may have any draw parameters.
-            buffers.draws["position"][:count] = buffers.positions[:count] + 1
-            buffers.fields[6, :count] = places
+        buffers.pack_draws(draws, places)
         buffers.fields[3:6, : changes.shape[1]] = changes
         if owners is not None:
             buffers.fields[7] = -1
@@ -416,6 +410,17 @@ class _Buffers:
         self.slots[:count] = np.where(own, blocks * size + offsets, scratch)
         self.fields[1, :count] = ends + 1
         self.fields[2, :count] = drafts
+
+    def pack_draws(self, draws: npt.NDArray[np.void] | None, slots: Ints) -> None:
+        """Write the parameters of draws, behind positions; None: the graph's draws do not count."""
+        count = 0 if draws is None else len(draws)
+        if count < len(self.draws):
+            self.draws[count:] = 0
+        if draws is not None:
+            self.draws.view(_DRAW)[:count] = draws[:, None]
+            # Rows before the first real row may have any draw parameters.
+            self.draws["position"][:count] = self.positions[:count] + 1
+            self.fields[6, :count] = slots
 
 
 def _parts(key: _Key, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
