@@ -615,11 +615,11 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     if args.check:
-        check_toy(choose_backend("triton", device, torch.bfloat16, 16), device)
+        check_toy(choose_backend("triton", device), device)
         return
     if device.type != "cuda":
         raise SystemExit("torch finds no GPU: --check is all that can be done here")
-    backend = choose_backend("triton", device, torch.bfloat16, 16)
+    backend = choose_backend("triton", device)
     bandwidth, peak = limits(device)
     print(f"{torch.cuda.get_device_name()}: copies {bandwidth / 1e12:.2f} TB/s,", end=" ")
     print(f"products {peak / 1e12:.0f} TFLOP/s")

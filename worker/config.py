@@ -191,7 +191,7 @@ class EngineConfig:
     """The configuration of the engine process, which receives it as msgpack over a pipe.
 
     `engine` is "torch" or "sim", `device` "auto", "cpu" or "cuda", `attention_backend` "auto",
-    "torch", "triton" or "flash-attn". `dtype` is "auto", "float32", "bfloat16" or "float16";
+    "torch" or "triton". `dtype` is "auto", "float32", "bfloat16" or "float16";
     `kv_cache_dtype` is "auto" (the dtype of activations), "float32", "bfloat16", "fp8" or its
     synonym "fp8_e4m3"; `quantization` is "none", "q8_0" or "q4_1". `num_blocks_override` None:
     sized from memory (torch) or the default of the simulator.

@@ -107,10 +107,9 @@ engine
 --tensor-parallel-size N[1..]
                               processes that share the model, each with a GPU or its part of the CPU
                               threads
---attention-backend auto|torch|triton|flash-attn
+--attention-backend auto|torch|triton
                               kernels of attention, norms and activations; auto is triton on a GPU,
-                              native kernels (else torch) on a CPU; flash-attn, attention alone,
-                              needs that package and --block-size 256
+                              native kernels (else torch) on a CPU
 --[no-]enforce-eager          on a GPU, launch every step anew, without graphs
 --cuda-graph-sizes N,N        sequences in decode steps captured as graphs on a GPU; smaller steps
                               are padded (default: 1,2,4,8,16,24 and so on up to --max-num-seqs)

@@ -35,11 +35,9 @@ from worker.models.checkpoints import open_checkpoint
 from worker.models.config import ModelConfig
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
-from worker.ops import flash_attention
 from worker.ops.backends import TORCH, Backend
 from worker.ops.cpu.native import CpuKernels, open_kernels
 from worker.ops.draft import PROBABILISTIC
-from worker.ops.flash_attention import FlashBackend
 from worker.ops.linear import can_pack, supported_dtype
 from worker.ops.lora import AdapterStore, LinearAdapters
 from worker.ops.parallel import WHOLE, Shard
@@ -87,13 +85,12 @@ def build_shard(
     device = choose_device(config.device, shard)
     dtype = choose_dtype(config.dtype, device, can_pack(torch.bfloat16))
     kernels = choose_kernels(config, device, dtype)
-    backend = choose_backend(config.attention_backend, device, dtype, config.block_size)
+    backend = choose_backend(config.attention_backend, device)
     kv_dtype = choose_kv_dtype(config.kv_cache_dtype, device, dtype, backend)
     memory = CudaMemory(device) if device.type == "cuda" else None
 
     def check(shape: ModelConfig) -> None:
         # Refuse a model that is too large before loading takes minutes.
-        _check_heads(backend, shape)
         if shard.rank == 0:
             choose_num_blocks(config, shape, kv_dtype, device, room_bytes(config, memory))
         if meet is not None:
@@ -252,23 +249,13 @@ def choose_device(name: str, shard: Shard = WHOLE) -> torch.device:
     return torch.device("cuda", shard.rank)
 
 
-def choose_backend(name: str, device: torch.device, dtype: torch.dtype, block_size: int) -> Backend:
-    """Choose a backend. "auto" is Triton on a GPU, if it is installed, else flash-attn where it
-    works, else torch. Raises `ConfigError` for a backend that cannot work.
+def choose_backend(name: str, device: torch.device) -> Backend:
+    """Choose a backend; "auto" is Triton on a GPU, if it is installed, else torch. Raises
+    `ConfigError` for a backend that cannot work.
     """
     has_triton = find_spec("triton") is not None
-    if name == "auto":
-        name = "triton" if device.type == "cuda" and has_triton else "torch"
-        if device.type == "cuda" and not has_triton and not _no_flash(device, dtype, block_size):
-            name = "flash-attn"
-    if name == "torch":
+    if name == "torch" or (name == "auto" and not (device.type == "cuda" and has_triton)):
         return TORCH
-    if name == "flash-attn":
-        reason = _no_flash(device, dtype, block_size)
-        if reason:
-            raise ConfigError(f"--attention-backend flash-attn {reason}")
-        base = _triton(device) if has_triton else TORCH
-        return FlashBackend(base, importlib.import_module("flash_attn").flash_attn_varlen_func)
     if not has_triton:
         raise ConfigError("--attention-backend triton needs the package triton, not installed here")
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
@@ -276,36 +263,8 @@ def choose_backend(name: str, device: torch.device, dtype: torch.dtype, block_si
             "--attention-backend triton takes a GPU, or TRITON_INTERPRET=1 for a slow check without"
             " one: leave the flag out"
         )
-    return _triton(device)
-
-
-def _check_heads(backend: Backend, shape: ModelConfig) -> None:
-    if backend.name == "flash-attn" and shape.head_dim not in flash_attention.HEAD_DIMS:
-        raise ConfigError(
-            "--attention-backend flash-attn takes heads of a multiple of 8 numbers up to 256; the"
-            f" model's have {shape.head_dim}: choose another backend"
-        )
-
-
-def _triton(device: torch.device) -> Backend:
     module = importlib.import_module("worker.ops.triton.backend")
     return cast("Backend", module.TritonBackend(device))
-
-
-def _no_flash(device: torch.device, dtype: torch.dtype, block_size: int) -> str | None:
-    """Return why flash-attn cannot serve here, with a remedy; None if it can."""
-    capability = flash_attention.CAPABILITY
-    if device.type != "cuda":
-        return "takes a GPU: leave the flag out"
-    if torch.cuda.get_device_capability(device) < capability:
-        return "takes a GPU of compute capability 8.0 or higher (Ampere): leave the flag out"
-    if dtype not in flash_attention.DTYPES:
-        return "takes --dtype bfloat16 or float16"
-    if block_size % flash_attention.BLOCK_TOKENS:
-        return f"takes blocks of a multiple of 256 tokens: set --block-size 256, not {block_size}"
-    if find_spec("flash_attn") is None:
-        return "needs the package flash-attn, which is not installed here: leave the flag out"
-    return None
 
 
 def choose_graphs(

@@ -10,7 +10,7 @@ import torch
 from worker.cli.flags import build_parser, resolve
 from worker.config import EngineConfig, SpeculativeConfig
 from worker.errors import ConfigError
-from worker.executor.start import choose_backend, choose_dtype, choose_kernels, choose_kv_dtype
+from worker.executor.start import choose_dtype, choose_kernels, choose_kv_dtype
 from worker.ops.backends import TORCH
 from worker.tokenizer.checkpoint import Checkpoint
 
@@ -34,10 +34,6 @@ def kv_dtype(name: str, dtype: torch.dtype) -> Callable[[], object]:
     return lambda: choose_kv_dtype(name, CPU, dtype, TORCH)
 
 
-def flash(dtype: torch.dtype, block_size: int) -> Callable[[], object]:
-    return lambda: choose_backend("flash-attn", CUDA, dtype, block_size)
-
-
 def offloading(*flags: str) -> Callable[[], object]:
     given = build_parser().parse_args(["--kv-offloading-size", "1", *flags])
     tiny = Checkpoint(Path("/models/tiny.gguf"), "tiny", 2048, 61, (2,), None, "", "")
@@ -51,14 +47,10 @@ REFUSED: dict[tuple[str, str], Callable[[], object]] = {
     ("`--quantization`", "`--speculative-config`, method `eagle` or `eagle3`"): kernels(
         CPU, speculative=SpeculativeConfig("eagle3", 3, "m")
     ),
-    ("`--kv-cache-dtype fp8`", "`--attention-backend torch` or `flash-attn`"): kv_dtype(
-        "fp8", torch.bfloat16
-    ),
+    ("`--kv-cache-dtype fp8`", "`--attention-backend torch`"): kv_dtype("fp8", torch.bfloat16),
     ("`--kv-cache-dtype bfloat16` or `float16`", "another `--dtype`"): kv_dtype(
         "bfloat16", torch.float16
     ),
-    ("`--attention-backend flash-attn`", "`--block-size 16`"): flash(torch.bfloat16, 16),
-    ("`--attention-backend flash-attn`", "`--dtype float32`"): flash(torch.float32, 256),
     ("`--kv-offloading-size`", "`--engine sim`"): offloading("--engine", "sim"),
     ("`--kv-offloading-size`", "`--no-enable-prefix-caching`"): offloading(
         "--no-enable-prefix-caching"
