@@ -19,7 +19,7 @@ from worker.executor.state import DeviceState, Ints
 from worker.executor.step_batch import AnsweredRows, StepBatch
 from worker.ops.drafted import DraftBatch
 from worker.ops.logprobs import LogprobQuery, token_logprobs
-from worker.ops.rejection import STANDARD, Sums, verify_batch, verify_coupled
+from worker.ops.rejection import STANDARD, verify_batch, verify_coupled
 from worker.ops.sample import (
     NOT_NUMBERS,
     TORCH_SAMPLER,
@@ -44,7 +44,6 @@ class Verification:
 
     proposals: Mapping[int, Tensor] = field(default_factory=dict)
     method: str = STANDARD
-    sums: Sums | None = None
 
 
 class PendingAnswers:
@@ -351,7 +350,6 @@ def _judge(logits: Tensor, members: Sequence[DraftedRows], verification: Verific
         [spec.params.seed for spec in specs],
         [spec.position for spec in specs],
         verification.method,
-        verification.sums,
     )
     tokens = iter(
         verdict.token_ids[:-1]

@@ -39,7 +39,7 @@ from worker.executor.state import DeviceState
 from worker.executor.step_batch import StepBatch
 from worker.models.llama import LlamaModel
 from worker.ops.cpu.native import NativeDraws
-from worker.ops.rejection import STANDARD, Sums
+from worker.ops.rejection import STANDARD
 from worker.ops.sample import TORCH_SAMPLER, Sampler, draw_rows
 from worker.types import Adapter, ModelOutput, ScheduledSequence, SchedulerOutput
 
@@ -48,7 +48,7 @@ class ModelRunner:
     """Owns the model, the KV cache and the device's state; implements `Executor`.
 
     `load` loads the model again after it was dropped; `allocate_cache` returns a cache of zeros.
-    Drawn drafts are verified by `rejection_method` with `sums` (None: those of the device).
+    Drawn drafts are verified by `rejection_method`.
     `graphs` need one more block in the cache, and in that of the drafter.
     """
 
@@ -59,7 +59,6 @@ class ModelRunner:
         allocate_cache: Callable[[], Tensor],
         drafter: CachedDrafter | None = None,
         rejection_method: str = STANDARD,
-        sums: Sums | None = None,
         graphs: DecodeGraphs | None = None,
         adapters: DeviceAdapters | None = None,
     ) -> None:
@@ -69,7 +68,6 @@ class ModelRunner:
         self._offloaded: OffloadedWeights | None = None
         self._drafter = drafter
         self._rejection_method = rejection_method
-        self._sums = sums
         self._sampler = _sampler(model)
         with torch.inference_mode():
             self._cache: Tensor | None = allocate_cache()
@@ -141,7 +139,7 @@ class ModelRunner:
         verification = None
         if drafter is not None:
             proposals = drafter.proposals(step.sequences)
-            verification = Verification(proposals, self._rejection_method, self._sums)
+            verification = Verification(proposals, self._rejection_method)
         if self._graphs is not None:
             shared = (self._sampler, self._with_history, verification)
             replayed = self._graphs.submit(step.sequences, *shared)

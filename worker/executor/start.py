@@ -37,11 +37,9 @@ from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
 from worker.ops.backends import TORCH, Backend
 from worker.ops.cpu.native import CpuKernels, open_kernels
-from worker.ops.draft import PROBABILISTIC
 from worker.ops.linear import can_pack, supported_dtype
 from worker.ops.lora import AdapterStore, LinearAdapters
 from worker.ops.parallel import WHOLE, Shard
-from worker.ops.rejection import choose_sums
 from worker.types import ModelOutput
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -127,9 +125,7 @@ def build_shard(
         chosen, drafter = config.speculative, make_drafter(num_held)
         if chosen is None or drafter is None:
             return make(), num_blocks
-        is_drawn = chosen.draft_sample_method == PROBABILISTIC
-        sums = choose_sums(device) if is_drawn else None
-        return make(drafter, chosen.rejection_sample_method, sums), num_blocks
+        return make(drafter, chosen.rejection_sample_method), num_blocks
 
 
 def _network_loader(config: EngineConfig, path: str, shard: Shard) -> LoadNetwork | None:

@@ -24,23 +24,20 @@ random number that took part in the outcome of an earlier step must not be used 
 of a run belong to the position where the run starts, the noise of drafts to the position and the
 index in the run, and a recovered token has separate noise.
 
-Sums over the vocabulary, and the choice of the last token, come from `rejection_torch` on a CPU and
-from `rejection_triton` on a GPU. All decisions from them are made here.
+Sums over the vocabulary, and the choice of the last token, are in `rejection_torch`.
 """
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from worker.ops import rejection_torch
 from worker.ops.drafted import AcceptedPrefixes, DraftBatch, Thresholds
 from worker.ops.noise import Purpose, gumbel_noise, uniforms
+from worker.ops.rejection_torch import excess, last_tokens, log_normalizers
 from worker.ops.sample import DrawState
 
 STANDARD, BLOCK = "standard", "block"
@@ -56,20 +53,6 @@ class DraftVerdict:
     @property
     def num_accepted(self) -> int:
         return len(self.token_ids) - 1
-
-
-class Sums(Protocol):
-    def log_normalizers(self, scores: Tensor) -> Tensor:
-        """Return log Σ exp of each row of scores [B, N, V] float32: [B, N] float64."""
-
-    def excess(self, batch: DraftBatch, normalizers: Tensor, log_weights: Tensor) -> Tensor:
-        """Return Σ max(w p - q, 0) at each drafted position: [B, K] float64."""
-
-    def last_tokens(self, batch: DraftBatch, acceptance: AcceptedPrefixes, noise: Tensor) -> Tensor:
-        """Return the token [B] int64 after the accepted drafts, by Gumbel noise [B, V]: from the
-        residual after a rejection (from p if rounding leaves the residual empty), else from the row
-        after the drafts.
-        """
 
 
 class CoupledRuns(NamedTuple):
@@ -103,19 +86,14 @@ def verify_coupled(
 
 
 def verify_batch(
-    batch: DraftBatch,
-    seeds: Sequence[int],
-    positions: Sequence[int],
-    method: str,
-    sums: Sums | None = None,
+    batch: DraftBatch, seeds: Sequence[int], positions: Sequence[int], method: str
 ) -> list[DraftVerdict]:
     """Verify many sequences, each with the result of the sequence alone, bit for bit (on a CPU)."""
-    sums = sums or rejection_torch
     size = batch.drafts.shape[1]
     draws = np.stack(
         [uniforms(s, p, Purpose.ACCEPT, size) for s, p in zip(seeds, positions, strict=True)]
     )
-    acceptance = accept(batch, torch.from_numpy(draws), method, sums)
+    acceptance = accept(batch, torch.from_numpy(draws), method)
     accepted: list[int] = acceptance.num_accepted.tolist()
     vocab_size = batch.scores.shape[-1]
     noise = [
@@ -130,7 +108,7 @@ def verify_batch(
         )
     ]
     stacked = torch.stack(noise).to(batch.scores.device)
-    lasts = sums.last_tokens(batch, acceptance, stacked).tolist()
+    lasts = last_tokens(batch, acceptance, stacked).tolist()
     drafts = batch.drafts.tolist()
     return [
         DraftVerdict((*own[:count], last))
@@ -144,11 +122,9 @@ def certain(drafts: Tensor, vocab_size: int) -> Tensor:
     return proposals.scatter_(-1, drafts.unsqueeze(-1), 1.0)
 
 
-def accept(
-    batch: DraftBatch, draws: Tensor, method: str, sums: Sums = rejection_torch
-) -> AcceptedPrefixes:
+def accept(batch: DraftBatch, draws: Tensor, method: str) -> AcceptedPrefixes:
     """Count each sequence's accepted drafts, given uniform draws [B, K] float64 in [0, 1)."""
-    limits = thresholds(batch, method, sums)
+    limits = thresholds(batch, method)
     counts = torch.arange(1, draws.shape[1] + 1, device=batch.drafts.device)
     passed = (draws.to(counts.device) < limits.values) & (counts <= batch.num_drafts[:, None])
     if method == STANDARD:
@@ -159,11 +135,11 @@ def accept(
     return AcceptedPrefixes(num_accepted, log_weights)
 
 
-def thresholds(batch: DraftBatch, method: str, sums: Sums = rejection_torch) -> Thresholds:
+def thresholds(batch: DraftBatch, method: str) -> Thresholds:
     """Compute the thresholds of the uniform numbers. Columns without a draft are undefined."""
     if method not in METHODS:
         raise ValueError(f"unknown method to verify drafts: {method!r}")
-    normalizers = sums.log_normalizers(batch.scores[:, :-1])
+    normalizers = log_normalizers(batch.scores[:, :-1])
     picked = batch.drafts[..., None]
     targets = batch.scores[:, :-1].gather(-1, picked)[..., 0].double() - normalizers
     proposed = batch.proposals.gather(-1, picked)[..., 0].double()
@@ -177,13 +153,11 @@ def thresholds(batch: DraftBatch, method: str, sums: Sums = rejection_torch) -> 
     for ratio in ratios.unbind(1):
         weights.append((weights[-1] + ratio).clamp(max=0.0))
     log_weights = torch.stack(weights, 1)
-    return Thresholds(_block_thresholds(batch, sums, normalizers, log_weights), log_weights)
+    return Thresholds(_block_thresholds(batch, normalizers, log_weights), log_weights)
 
 
-def _block_thresholds(
-    batch: DraftBatch, sums: Sums, normalizers: Tensor, log_weights: Tensor
-) -> Tensor:
-    masses = sums.excess(batch, normalizers, log_weights[:, :-1])
+def _block_thresholds(batch: DraftBatch, normalizers: Tensor, log_weights: Tensor) -> Tensor:
+    masses = excess(batch, normalizers, log_weights[:, :-1])
     # Column i is the mass at the position after i drafts; after all of them it is zero.
     after = torch.cat((masses[:, 1:], masses.new_zeros(len(masses), 1)), 1)
     own = log_weights[:, 1:]
@@ -192,41 +166,3 @@ def _block_thresholds(
     inside = torch.where(missing + after > 0, after / (after + missing), 1.0)
     counts = torch.arange(1, own.shape[1] + 1, device=own.device)
     return torch.where(counts == batch.num_drafts[:, None], own.exp(), inside)
-
-
-logger = logging.getLogger(__name__)
-
-
-def choose_sums(device: torch.device) -> Sums:
-    """Choose the sums that verify drafts on `device`: kernels on a GPU if they work, else torch."""
-    return rejection_torch if device.type == "cpu" else working_sums(_kernels, device)
-
-
-def working_sums(load: Callable[[], Sums], device: torch.device) -> Sums:
-    """Return the result of `load` if it can verify a small batch on `device`; otherwise log a line
-    and return the torch twin, which gives the same answers more slowly.
-    """
-    try:
-        sums = load()
-        # Triton looks for a C compiler at its first launch, which must not be a request's.
-        _try_out(sums, device)
-    except Exception:
-        logger.warning(
-            "Triton does not work here (it takes `pip install '.[gpu]'` and a C compiler):"
-            " drafts are verified with torch",
-            exc_info=True,
-        )
-        return rejection_torch
-    return sums
-
-
-def _kernels() -> Sums:
-    return cast(Sums, import_module("worker.ops.rejection_triton"))
-
-
-def _try_out(sums: Sums, device: torch.device) -> None:
-    """Verify two drafts by the "block" method, which uses all sums, and wait for the result."""
-    drafts = torch.tensor([[1, 2]], device=device)
-    scores = torch.zeros(1, 3, 4, device=device)
-    batch = DraftBatch(drafts, scores, certain(drafts, 4), torch.tensor([2], device=device))
-    verify_batch(batch, [0], [0], BLOCK, sums)

@@ -1,7 +1,7 @@
 """The functions over the vocabulary of verification by rejection, in torch.
 
 They compute in float64, and a row's results do not depend on its neighbours: sums run in the order
-of the ids, or inside one row's log-softmax. Twin: `rejection_triton`.
+of the ids, or inside one row's log-softmax.
 """
 
 import torch

@@ -298,17 +298,3 @@ def test_a_bad_row_ends_a_verified_run_before_it(method: str) -> None:
 def test_proposals_of_other_drafts_are_refused() -> None:
     with pytest.raises(ValueError, match="1 proposals"):
         verified(logits(3), drafted(1, [1, 2]), proposals={1: torch.full((1, SMALL), 1 / SMALL)})
-
-
-def test_verification_uses_the_sums_it_is_given() -> None:
-    """The sums that were found to work take precedence over the device's default."""
-
-    class Broken:
-        def log_normalizers(self, scores: torch.Tensor) -> torch.Tensor:
-            raise LookupError("these sums were asked")
-
-    sequence = drafted(1, [3, 4], temperature=1.0)
-    proposals = {1: torch.full((2, SMALL), 1 / SMALL)}
-    broken: Any = Broken()
-    with pytest.raises(LookupError):
-        verified(logits(3), sequence, proposals=proposals, sums=broken)

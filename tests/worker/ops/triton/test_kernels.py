@@ -21,7 +21,7 @@ ALL_RUNS = [
     (["parity_draws.py"], ""),
     (["parity_dense.py"], ""),
     (["parity_experts.py", "parity_fused.py"], ""),
-    (["parity_lora.py", "parity_rejection.py"], ""),
+    (["parity_lora.py"], ""),
     (["parity_models.py"], ""),
     *(
         (["parity_engine.py"], ways)
@@ -33,7 +33,7 @@ ALL_RUNS = [
 # Models and engines run the same kernels again.
 KERNELS = [
     f"parity_{name}.py"
-    for name in ("dense", "draws", "experts", "fused", "lora", "planes", "quantized", "rejection")
+    for name in ("dense", "draws", "experts", "fused", "lora", "planes", "quantized")
 ]
 RUNS = by_depth([(["parity_attention.py"], ""), (KERNELS, "")], ALL_RUNS)
 

@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.depth import some
 from tests.support.model.block_weights import random_blocks
 from worker.models.config import ModelConfig
-from worker.ops.drafted import AcceptedPrefixes, DraftBatch
 from worker.ops.linear import DenseLinear
 from worker.ops.lora import Product
 from worker.ops.rope import RopeTable
@@ -441,23 +440,4 @@ def test_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = DrawColumns.of(ints(4, DRAW_WORDS))
     draws.draw(torch.empty(4, 152_064), columns)
     draws.mask_rows(torch.empty(4, 152_064), ints(3), ints(3, 4752))
-    assert set(compiled) == kernels
-
-
-@pytest.mark.usefixtures("fake_tensors")
-def test_verification_of_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from worker.ops import rejection_triton
-
-    compiled, kernels = compiling(rejection_triton, AMPERE, monkeypatch)
-    scores = torch.empty(2, 4, 5000)
-    normalizers = rejection_triton.log_normalizers(scores)
-    batch = DraftBatch(
-        torch.zeros(2, 3, dtype=torch.int64),
-        scores,
-        torch.empty(2, 3, 5000),
-        torch.zeros(2, dtype=torch.int64),
-    )
-    rejection_triton.excess(batch, normalizers[:, :-1], normalizers[:, :-1])
-    accepted = AcceptedPrefixes(torch.zeros(2, dtype=torch.int64), normalizers[:, 0])
-    rejection_triton.last_tokens(batch, accepted, torch.empty(2, 5000))
     assert set(compiled) == kernels
