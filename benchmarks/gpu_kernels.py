@@ -2,13 +2,17 @@
 operands, and the bytes that it has to move.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+sys.path.append(str(Path(__file__).parents[1]))
 
 from tests.support.model.block_weights import random_blocks
 from worker.models.llama import LlamaModel

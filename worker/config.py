@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 HASH_ALGOS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
+# By name: the core must not import the shelf. Only `--engine sim` has no checkpoint.
+SIM_TOKENIZER = "worker.sim.tokenizer"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,19 @@ import msgspec
 
 from base.flags import Parser, add_flags, configured
 from base.shelves import load_shelf
-from worker.api.generate.text import SIM_TOKENIZER
 from worker.catalog import DEFAULT_FILE
 from worker.cli.kv import kv_events_config, kv_offloading_config, kv_transfer_config
 from worker.cli.server import api_config, read_chat_template, tls_config
 from worker.cli.speculation import speculative_config
 from worker.cli.table import DIALECT, FLAGS
-from worker.config import EngineConfig, LoraConfig, LoraModule, SchedulerConfig, ServeConfig
+from worker.config import (
+    SIM_TOKENIZER,
+    EngineConfig,
+    LoraConfig,
+    LoraModule,
+    SchedulerConfig,
+    ServeConfig,
+)
 from worker.errors import ConfigError
 from worker.logits_processors import load
 from worker.tokenizer.checkpoint import Checkpoint, read_checkpoint

@@ -11,12 +11,11 @@ import msgspec
 
 from base.flags import configured
 from base.shelves import load_shelf
-from worker.api.generate.text import SIM_TOKENIZER
 from worker.api.schema.params import ModelLimits, SamplingContext, sampling_params
 from worker.api.schema.requests import SamplingFields
 from worker.catalog import catalog_sampling
 from worker.cli.objects import converted, decoded, refuse_unknown
-from worker.config import ApiConfig, PoolerConfig, TlsConfig
+from worker.config import SIM_TOKENIZER, ApiConfig, PoolerConfig, TlsConfig
 from worker.errors import ConfigError, RequestError
 from worker.tokenizer.checkpoint import Checkpoint
 

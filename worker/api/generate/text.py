@@ -13,16 +13,13 @@ from worker.api.schema.conversation import template_messages
 from worker.api.schema.params import ModelLimits
 from worker.api.schema.requests import MAX_DOCUMENTS, ChatMessage, ChatRequest, TokenizeRequest
 from worker.api.schema.tools import template_tools
-from worker.config import ServeConfig
+from worker.config import SIM_TOKENIZER, ServeConfig
 from worker.engine.messages import Vocabulary
 from worker.engine.sequences.grammar import GrammarCompiler, Grammars
 from worker.errors import RequestError
 from worker.tokenizer.chat import ChatTemplate, chat_template_of
 from worker.tokenizer.checkpoint import Checkpoint
 from worker.tokenizer.tokenizer import Tokenizer, build_tokenizer
-
-# By name: the core must not import the shelf. Only `--engine sim` has no checkpoint.
-SIM_TOKENIZER = "worker.sim.tokenizer"
 
 
 class Encode(Protocol):
