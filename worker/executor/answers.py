@@ -235,7 +235,7 @@ class _Runs:
     def of(answers: Tensor, members: Sequence[DraftedRows]) -> _Runs:
         width = 1 + max((member.sequence.num_drafts for member in members), default=0)
         if width == 1:
-            return _Runs(width, answers.T, answers[0])
+            return _Runs(width, answers.T, drawn_tokens(*answers))
         places, drafts, counts, place = [], [], [], 0
         for member in members:
             own = [*member.sequence.drafts]
@@ -258,7 +258,15 @@ def run_answers(
 ) -> tuple[Tensor, Tensor]:
     """Return the runs of n sequences, for `run_of` to read, and their last draws on the device."""
     runs = verify_coupled(tokens, states, drafts, num_drafts)
-    return torch.cat((tokens, runs.states[:, None], runs.ends[:, None]), 1), runs.lasts
+    made = torch.cat((tokens, runs.states[:, None], runs.ends[:, None]), 1)
+    return made, drawn_tokens(runs.lasts, runs.states)
+
+
+def drawn_tokens(tokens: Tensor, states: Tensor) -> Tensor:
+    """Return the tokens of draws, and token 0 for others: the next step may run them in vain, and
+    what cannot be drawn need not be an id.
+    """
+    return tokens.masked_fill(states != DrawState.DRAWN, 0)
 
 
 def run_of(answer: list[int], width: int, num_drafts: int) -> tuple[list[int], int]:

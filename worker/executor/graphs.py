@@ -31,7 +31,14 @@ import torch
 from torch import Tensor
 
 from worker.executor.adapters import owners_of
-from worker.executor.answers import TILE_ROWS, PendingAnswers, Verification, run_answers, run_of
+from worker.executor.answers import (
+    TILE_ROWS,
+    PendingAnswers,
+    Verification,
+    drawn_tokens,
+    run_answers,
+    run_of,
+)
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.captured import CapturedRounds, DrawnStep
 from worker.executor.interface import Ticket
@@ -599,7 +606,7 @@ class _Captured:
             self.drafter.record_rows(step, hidden, inputs)
         logits.copy_(self.model.logits(hidden))
         drawn = self.model.backend.draw(logits, DrawColumns.of(table))
-        answers, lasts = drawn.T, drawn[0]
+        answers, lasts = drawn.T, drawn_tokens(*drawn)
         if key.width > 1:
             tokens, states = drawn.view(2, key.size, key.width)
             drafts = given.view(key.size, key.width)[:, 1:]
@@ -640,7 +647,7 @@ class _Captured:
         lasts = self.state.last_tokens(slots)
         # A sequence that follows a step which made no drafts for it has rows that were not read.
         is_behind = (fields[10] > 0) & (self.state.drafted.index_select(0, slots)[:, 1] == 0)
-        # Where nothing can be drawn, no number is an id, and the accepted draft is the last token.
+        # Where nothing can be drawn, the accepted draft before that is the last token.
         ends = torch.zeros_like(lasts)
         if key.width > 1:
             accepted = answers[:, -1] - (key.width - 1 - num_drafts)

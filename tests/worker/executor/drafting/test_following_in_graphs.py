@@ -120,7 +120,7 @@ def long_requests(count: int) -> list[AddRequest]:
     return [
         AddRequest(
             str(index),
-            [2 + index, 3, 5],
+            [2 + index % 50, 3, 5],
             SamplingParams(40 + index % 5, seed=index, ignore_eos=True, **wishes[index % 2]),
             0.0,
         )
@@ -206,3 +206,22 @@ def test_a_step_that_follows_drafts_of_the_eager_path_runs_when_they_are_known()
     assert execute(twin, decode([5] * 2, 1, [[]] * 2)).drafts == before.drafts
     expected = execute(twin, with_tokens(following(2, 99), before))
     assert (after.sampled, after.drafts) == (expected.sampled, expected.drafts)
+
+
+def test_a_step_behind_logits_that_are_not_numbers_runs_a_token_that_exists() -> None:
+    device = PoisonedGraphs()
+    target = FailingModel(**{one.name: getattr(TARGET, one.name) for one in fields(TARGET)})
+    bench = make_bench(target, NETWORKS["target"], device=device)
+    failing = 0
+    for last in range(TINY.vocab_size):
+        asked = decode([last], 0, [[]]).sequences[0]
+        plain = replace(asked, num_to_draft=0, block_table=(0, 1))
+        params = SamplingParams(max_tokens=9, temperature=0.9, top_p=0.8, seed=last)
+        plain = replace(plain, samples=(replace(plain.samples[0], params=params),))
+        spec = replace(plain.samples[0], position=2)
+        ahead = replace(plain, token_ids=(), start=1, takes_pending=True, samples=(spec,))
+        ticket = bench.runner.submit(SchedulerOutput(0, (plain,)))
+        behind = bench.runner.submit(SchedulerOutput(0, (ahead,)))
+        failing += bool(ticket.collect().failed)
+        behind.collect()
+    assert failing > 0
