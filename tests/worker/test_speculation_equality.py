@@ -157,7 +157,7 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 512
 EOS = 2
-NUM_GREEDY, NUM_MIXED, NUM_ADAPTIVE, NUM_FEW = by_depth((21, 18, 16, 8), (120, 90, 90, 40))
+NUM_GREEDY, NUM_MIXED, NUM_ADAPTIVE, NUM_FEW = by_depth((21, 18, 16, 8), (80, 70, 70, 40))
 # With fewer events the equality would prove little.
 MIN_DRAFTS, MIN_EVENTS, MIN_FAILURES = by_depth((2, 1, 2), (12, 8, 10))
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0)

@@ -107,7 +107,7 @@ def answers(
 @pytest.mark.parametrize("num_blocks", [20, 38])
 @pytest.mark.parametrize("kind", by_depth(["head", "target"], [*NETWORKS]))
 def test_answers_are_those_of_plain_steps(kind: str, num_blocks: int) -> None:
-    asked = requests(by_depth(24, 60), [{"temperature": 0.7, "repetition_penalty": 1.3}])
+    asked = requests(by_depth(24, 36), [{"temperature": 0.7, "repetition_penalty": 1.3}])
     expected, _, _ = answers(asked, None, num_blocks, 1)
     found, counts, stats = answers(asked, kind, num_blocks, 1)
     assert found == expected
@@ -149,7 +149,7 @@ class FailingModel(LlamaModel):
 
 def test_a_run_that_ends_at_logits_that_are_not_numbers_ends_there() -> None:
     target = FailingModel(**{one.name: getattr(TARGET, one.name) for one in fields(TARGET)})
-    asked = long_requests(by_depth(30, 60))
+    asked = long_requests(by_depth(30, 40))
     expected, _, _ = answers(asked, None, 38, 3, target)
     found, counts, stats = answers(asked, "target", 38, 3, target)
     assert found == expected

@@ -92,11 +92,14 @@ def test_the_torch_twin(kind: str, inputs: int, rows: int, dtype: torch.dtype) -
     torch.testing.assert_close(found.float(), wanted, rtol=0, atol=allowed)
 
 
-@pytest.mark.parametrize(
-    ("kind", "inputs", "rows", "dtype"),
-    [(*size, rows, torch.float32) for size in SIZES for rows in (1, 3, 17)]
-    + [(*size, 70, torch.float16) for size in SIZES],
-)
+# A kind meets one number of rows, and every other kind the larger tiles.
+PAIRS = [
+    *((*size, (1, 3, 17)[i % 3], torch.float32) for i, size in enumerate(SIZES)),
+    *((*size, 70, torch.float16) for size in SIZES[::2]),
+]
+
+
+@pytest.mark.parametrize(("kind", "inputs", "rows", "dtype"), PAIRS)
 def test_a_pair_takes_the_outputs_of_its_expert(
     kind: str, inputs: int, rows: int, dtype: torch.dtype
 ) -> None:
