@@ -432,11 +432,12 @@ def test_fused_kernels(capability: int, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("fake_tensors")
-def test_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("capability", some([HOPPER, AMPERE]))
+def test_draws(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from worker.ops.sample import DRAW_WORDS, DrawColumns
     from worker.ops.triton import draws
 
-    compiled, kernels = compiling(draws, HOPPER, monkeypatch)
+    compiled, kernels = compiling(draws, capability, monkeypatch)
     columns = DrawColumns.of(ints(4, DRAW_WORDS))
     draws.draw(torch.empty(4, 152_064), columns)
     draws.mask_rows(torch.empty(4, 152_064), ints(3), ints(3, 4752))
